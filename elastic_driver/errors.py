@@ -1,0 +1,91 @@
+"""Every exception class of the package, for the driver's side and for the worker's.
+
+Messages start with "cannot …" or name what failed, and say host, slot, round, limit and what to do where there is one.
+"""
+
+from __future__ import annotations
+
+
+class ElasticError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class SettingsError(ElasticError, ValueError):
+    """What the user asked for cannot be: a flag, a config key, a combination of them."""
+
+
+class DiscoveryError(ElasticError):
+    """The host-discovery script failed, hung, or printed something that is not a list of hosts."""
+
+
+class LaunchError(ElasticError):
+    """A worker process could not be started."""
+
+
+class RendezvousError(ElasticError):
+    """A request to the driver's rendezvous server did not succeed."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """The driver did not answer, or a key did not appear, in the time allowed."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The job is over: the driver answers no more rounds."""
+
+
+class StaleRoundError(RendezvousError):
+    """The request belongs to a round that has passed (or has not begun).
+
+    Attributes:
+        round_id: the round named in the request.
+        current_round_id: the round that the driver is in.
+    """
+
+    def __init__(self, round_id: int, current_round_id: int) -> None:
+        super().__init__(f"round {round_id} is not the current round {current_round_id}")
+        self.round_id = round_id
+        self.current_round_id = current_round_id
+
+
+class RendezvousProtocolError(RendezvousError):
+    """The other side said something that is not of the protocol (also: a wrong token)."""
+
+
+class HorovodInternalError(ElasticError, RuntimeError):
+    """A collective failed, because a peer is gone or the driver ended the round.
+
+    Inside a function under ``elastic.run`` it means: restore the last commit and join the next round. The name is
+    Horovod's, which users' code knows.
+    """
+
+
+class NotInitializedError(ElasticError, ValueError):
+    """The library was used before ``init()``. Horovod raises ValueError here, so this is one."""
+
+
+class HostsUpdatedInterrupt(BaseException):  # noqa: N818 - Horovod's name
+    """A request to leave the round at this commit, because hosts were added or removed. Not an error.
+
+    It derives from BaseException so that a user's ``except Exception`` cannot swallow it.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class WorkerRemovedError(ElasticError):
+    """The driver has no place for this worker in the next round; the process is to end with exit code 0."""
+
+
+class JobFailedError(ElasticError):
+    """The job ended without success.
+
+    Attributes:
+        exit_code: what ``elasticrun`` exits with (see ``elastic_driver.membership.ExitCode``).
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

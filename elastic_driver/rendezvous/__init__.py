@@ -1,0 +1,1 @@
+"""Rendezvous: how workers learn their round and find each other, over HTTP."""

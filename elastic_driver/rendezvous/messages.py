@@ -1,0 +1,343 @@
+"""The words of the wire: every request and reply between workers and driver, as values with a JSON form.
+
+Owns shapes and validation, both directions. Opens no socket. The paths are in docs/design.md, "Wire".
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
+
+API = "/v1"
+
+# Environment of a worker process, set by the driver. The HOROVOD_* names beside them are in docs/design.md.
+ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
+ENV_TOKEN = "ELASTIC_DRIVER_TOKEN"  # the job's token, sent as "Authorization: Bearer TOKEN"
+ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
+ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
+ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
+
+
+class ReadyCause(StrEnum):
+    """Why a worker asks for the next round."""
+
+    START = "start"  # first init() of this process
+    HOSTS_UPDATED = "hosts_updated"  # interrupted at a commit, by the driver's notice
+    INTERNAL_ERROR = "internal_error"  # a collective failed
+    REINIT = "reinit"  # the user's code called shutdown() and init() again
+
+
+class Backend(StrEnum):
+    """What carries the collectives of a round. All members of a round use one."""
+
+    NATIVE = "native"  # elastic_driver._native
+    TORCH = "torch"  # torch.distributed's own Gloo over our key-value store
+
+
+class NoticeKind(StrEnum):
+    """What the driver tells the members of a round through their watch request."""
+
+    NONE = "none"
+    HOSTS_UPDATED = "hosts_updated"  # leave the round at the next commit, together
+    ABORT = "abort"  # the round is broken: end blocked collectives now
+    JOB_OVER = "job_over"  # the job ends; the process is about to be stopped
+
+
+def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    value = data.get(name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise RendezvousProtocolError(f"cannot read message: field {name!r} is missing or of the wrong type")
+    return value
+
+
+def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    values = _get(data, name, list)
+    if not all(type(value) is int for value in values):
+        raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of integers")
+    return tuple(values)
+
+
+def _worker(data: Mapping[str, Any]) -> WorkerId:
+    try:
+        return WorkerId.parse(_get(data, "worker", str))
+    except SettingsError as error:
+        raise RendezvousProtocolError(str(error)) from None
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """A JSON object from bytes.
+
+    Raises:
+        RendezvousProtocolError: it is not JSON, or not an object.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RendezvousProtocolError(f"cannot read message: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise RendezvousProtocolError("cannot read message: not a JSON object")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class NextRoundRequest:
+    """``POST /v1/next-round``: the worker is READY and asks for its place in the next round.
+
+    Asking again (the connection broke, the long poll ran out) is harmless: it says the same level.
+    """
+
+    worker: WorkerId
+    after_round: int  # the last round this process was in; 0 for none
+    commits: int  # commits of its state, as of its last restore point; 0 for a blank process
+    cause: ReadyCause
+    detail: str  # for the log: the error's text
+    backends: tuple[Backend, ...]  # what this process can use, best first
+    pid: int
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps(
+            {
+                "worker": self.worker.key,
+                "after_round": self.after_round,
+                "commits": self.commits,
+                "cause": self.cause,
+                "detail": self.detail,
+                "backends": list(self.backends),
+                "pid": self.pid,
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        try:
+            cause = ReadyCause(_get(data, "cause", str))
+            backends = tuple(Backend(name) for name in _get(data, "backends", list))
+        except ValueError as error:
+            raise RendezvousProtocolError(f"cannot read message: {error}") from None
+        after_round, commits = _get(data, "after_round", int), _get(data, "commits", int)
+        if after_round < 0 or commits < 0:
+            raise RendezvousProtocolError("cannot read message: a round or a number of commits is below 0")
+        return cls(
+            worker=_worker(data),
+            after_round=after_round,
+            commits=commits,
+            cause=cause,
+            detail=_get(data, "detail", str)[:2000],
+            backends=backends,
+            pid=_get(data, "pid", int),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAssignment:
+    """The answer to a READY worker that has a place: everything it needs to know of the round."""
+
+    round_id: int
+    slot: SlotInfo
+    local_members: tuple[int, ...]  # global ranks on this host, by local rank
+    cross_members: tuple[int, ...]  # global ranks that have this local rank, by cross rank
+    sync: bool  # whether members broadcast rank 0's state first; the same for all of them
+    commits: int  # commits of the state this round goes on from (rank 0's)
+    backend: Backend
+    cause: str  # for the log: what made this round
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        slot = self.slot
+        return json.dumps(
+            {
+                "kind": "round",
+                "round_id": self.round_id,
+                "slot": [
+                    slot.rank,
+                    slot.size,
+                    slot.local_rank,
+                    slot.local_size,
+                    slot.cross_rank,
+                    slot.cross_size,
+                ],
+                "local_members": list(self.local_members),
+                "cross_members": list(self.cross_members),
+                "sync": self.sync,
+                "commits": self.commits,
+                "backend": self.backend,
+                "cause": self.cause,
+            }
+        ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The answer to a READY worker that has no place any more: it ends with exit code 0."""
+
+    reason: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"kind": "removed", "reason": self.reason}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The answer to a READY worker when the job has ended."""
+
+    reason: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"kind": "job_over", "reason": self.reason}).encode()
+
+
+NextRoundReply = RoundAssignment | Removed | JobOver
+
+
+def parse_next_round_reply(body: bytes) -> NextRoundReply:
+    """Reads the answer to ``POST /v1/next-round``.
+
+    Raises:
+        RendezvousProtocolError: it is none of the three kinds.
+    """
+    data = parse_json(body)
+    match data.get("kind"):
+        case "round":
+            numbers = _ints(data, "slot")
+            if len(numbers) != 6:
+                raise RendezvousProtocolError("cannot read message: a slot has six numbers")
+            try:
+                backend = Backend(_get(data, "backend", str))
+            except ValueError as error:
+                raise RendezvousProtocolError(f"cannot read message: {error}") from None
+            return RoundAssignment(
+                round_id=_get(data, "round_id", int),
+                slot=SlotInfo(*numbers),
+                local_members=_ints(data, "local_members"),
+                cross_members=_ints(data, "cross_members"),
+                sync=_get(data, "sync", bool),
+                commits=_get(data, "commits", int),
+                backend=backend,
+                cause=_get(data, "cause", str),
+            )
+        case "removed":
+            return Removed(_get(data, "reason", str))
+        case "job_over":
+            return JobOver(_get(data, "reason", str))
+        case kind:
+            raise RendezvousProtocolError(f"cannot read message: unknown kind {kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """``POST /v1/watch``: long poll of a member for the next notice newer than ``version``."""
+
+    worker: WorkerId
+    round_id: int
+    version: int  # of the last notice seen; 0 for none
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps(
+            {"worker": self.worker.key, "round_id": self.round_id, "version": self.version}
+        ).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_worker(data), _get(data, "round_id", int), _get(data, "version", int))
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the members of a round are to know now. A level, not an edge: a later one replaces it whole."""
+
+    version: int  # grows with every change, over all rounds
+    round_id: int
+    kind: NoticeKind
+    reason: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps(
+            {"version": self.version, "round_id": self.round_id, "kind": self.kind, "reason": self.reason}
+        ).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        try:
+            kind = NoticeKind(_get(data, "kind", str))
+        except ValueError as error:
+            raise RendezvousProtocolError(f"cannot read message: {error}") from None
+        return cls(_get(data, "version", int), _get(data, "round_id", int), kind, _get(data, "reason", str))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningReport:
+    """``POST /v1/running``: the worker's contexts stand and its state is in step; it goes on training."""
+
+    worker: WorkerId
+    round_id: int
+    commits: int
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps(
+            {"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits}
+        ).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_worker(data), _get(data, "round_id", int), _get(data, "commits", int))
+
+
+def pack_entries(entries: Sequence[tuple[str, bytes]]) -> bytes:
+    """Keys and values as one body: ``u32 count``, then for each ``u16 key length, key, u32 value length, value``.
+
+    Little-endian; keys are UTF-8 and at most 65,535 bytes.
+    """
+    parts = [struct.pack("<I", len(entries))]
+    for key, value in entries:
+        name = key.encode()
+        parts += (struct.pack("<H", len(name)), name, struct.pack("<I", len(value)), value)
+    return b"".join(parts)
+
+
+def unpack_entries(body: bytes) -> list[tuple[str, bytes]]:
+    """The inverse of :func:`pack_entries`.
+
+    Raises:
+        RendezvousProtocolError: the body is cut short, or longer than it says.
+    """
+    entries: list[tuple[str, bytes]] = []
+    try:
+        (count,) = struct.unpack_from("<I", body)
+        offset = 4
+        for _ in range(count):
+            (length,) = struct.unpack_from("<H", body, offset)
+            offset += 2
+            key = body[offset : offset + length].decode()
+            offset += length
+            (length,) = struct.unpack_from("<I", body, offset)
+            offset += 4
+            if offset + length > len(body):
+                raise RendezvousProtocolError("cannot read entries: cut short")
+            entries.append((key, body[offset : offset + length]))
+            offset += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RendezvousProtocolError(f"cannot read entries: {error}") from None
+    if offset != len(body):
+        raise RendezvousProtocolError("cannot read entries: bytes left over")
+    return entries

@@ -1,0 +1,1 @@
+"""The library inside the training process. Imports nothing of the driver's side."""
