@@ -64,7 +64,7 @@ class NotInitializedError(ElasticError, ValueError):
     """The library was used before ``init()``. Horovod raises ValueError here, so this is one."""
 
 
-class HostsUpdatedInterrupt(BaseException):  # noqa: N818 - Horovod's name
+class HostsUpdatedInterrupt(BaseException):
     """A request to leave the round at this commit, because hosts were added or removed. Not an error.
 
     It derives from BaseException so that a user's ``except Exception`` cannot swallow it.

@@ -90,9 +90,7 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
         name, colon, slots_text = text.partition(":")
         has_slots = bool(colon)
         if ":" in slots_text:
-            raise SettingsError(
-                f"cannot read {text!r} as a host: write an IPv6 address in brackets, as [::1]:2"
-            )
+            raise SettingsError(f"cannot read {text!r} as a host: write an IPv6 address in brackets, as [::1]:2")
         if not _NAME.match(name):
             raise SettingsError(f"cannot read {text!r} as a host: expected host or host:slots")
     if not has_slots:

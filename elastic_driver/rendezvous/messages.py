@@ -245,9 +245,7 @@ class WatchRequest:
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
-        return json.dumps(
-            {"worker": self.worker.key, "round_id": self.round_id, "version": self.version}
-        ).encode()
+        return json.dumps({"worker": self.worker.key, "round_id": self.round_id, "version": self.version}).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
@@ -292,9 +290,7 @@ class RunningReport:
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
-        return json.dumps(
-            {"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits}
-        ).encode()
+        return json.dumps({"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits}).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
