@@ -1,0 +1,87 @@
+"""Who gets which rank. Pure: places and processes in, SlotInfo out.
+
+Owns the order of hosts and the arithmetic of rank, local_rank and cross_rank (Horovod's meaning of the six numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A worker and its place in a round."""
+
+    worker: WorkerId
+    slot: SlotInfo
+
+
+def order_hosts(known: Sequence[str], hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Puts hosts that were known before first, in their old order, and new ones behind, in the order given.
+
+    So that a script whose order wanders does not move ranks, and a newcomer never takes a low rank from a survivor.
+    """
+    by_name = {host.name: host for host in hosts}
+    old = [by_name[name] for name in known if name in by_name]
+    known_names = frozenset(known)
+    return (*old, *(host for host in hosts if host.name not in known_names))
+
+
+def assign_ranks(
+    workers: Sequence[WorkerId], *, host_order: Sequence[str], root: WorkerId | None
+) -> tuple[Placed, ...]:
+    """Ranks run over host by host, within a host by slot; the root's host comes first and the root has rank 0.
+
+    local_rank follows the slots of the host, also where the root is not the lowest of them: processes choose their
+    device by local_rank, so a choice of root must not move it.
+
+    Args:
+        workers: the members of the round, each once, in any order.
+        host_order: names of at least all their hosts, in rank order.
+        root: the member whose state the round goes on from; None leaves the order as it is.
+
+    Returns:
+        The members by rank: element r has rank r.
+    """
+    position = {name: index for index, name in enumerate(host_order)}
+    members = sorted(workers, key=lambda worker: (position[worker.hostname], worker.slot, worker.attempt))
+    by_host: dict[str, list[WorkerId]] = {}
+    for worker in members:
+        by_host.setdefault(worker.hostname, []).append(worker)
+    local_rank = {worker: index for group in by_host.values() for index, worker in enumerate(group)}
+    if root is not None:
+        members.sort(
+            key=lambda worker: (worker.hostname != root.hostname, worker != root and worker.hostname == root.hostname)
+        )
+    hosts = list(dict.fromkeys(worker.hostname for worker in members))
+    return tuple(
+        Placed(
+            worker,
+            SlotInfo(
+                rank=rank,
+                size=len(members),
+                local_rank=local_rank[worker],
+                local_size=len(by_host[worker.hostname]),
+                cross_rank=sum(
+                    len(by_host[name]) > local_rank[worker] for name in hosts[: hosts.index(worker.hostname)]
+                ),
+                cross_size=sum(len(by_host[name]) > local_rank[worker] for name in hosts),
+            ),
+        )
+        for rank, worker in enumerate(members)
+    )
+
+
+def local_members(placed: Sequence[Placed], of: Placed) -> tuple[int, ...]:
+    """Ranks of the workers on the same host as ``of``, by local rank."""
+    same = [other for other in placed if other.worker.hostname == of.worker.hostname]
+    return tuple(other.slot.rank for other in sorted(same, key=lambda other: other.slot.local_rank))
+
+
+def cross_members(placed: Sequence[Placed], of: Placed) -> tuple[int, ...]:
+    """Ranks of the workers that have the same local rank as ``of``, by cross rank."""
+    same = [other for other in placed if other.slot.local_rank == of.slot.local_rank]
+    return tuple(other.slot.rank for other in sorted(same, key=lambda other: other.slot.cross_rank))

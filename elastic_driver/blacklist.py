@@ -1,0 +1,92 @@
+"""Which hosts get no workers, and until when. Pure: the time and the random draw are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class BlacklistEntry:
+    """One host that has failed.
+
+    Attributes:
+        hostname: as discovery names it.
+        failures: how often it has failed in this job.
+        until: when it may be used again (the clock of ``now``, seconds); None for never.
+        active: False once its time ran out, or once it left the list of hosts; the count of failures stays.
+    """
+
+    hostname: str
+    failures: int
+    until: float | None
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Blacklist:
+    """The failed hosts.
+
+    Attributes:
+        cooldown_range_s: shortest and longest time a host stays out; None keeps it out for ever (Horovod's default).
+        entries: one for each host that has failed, in order of first failure.
+    """
+
+    cooldown_range_s: tuple[float, float] | None = None
+    entries: tuple[BlacklistEntry, ...] = ()
+
+    def _entry(self, hostname: str) -> BlacklistEntry | None:
+        return next((entry for entry in self.entries if entry.hostname == hostname), None)
+
+    def _with(self, entry: BlacklistEntry) -> Blacklist:
+        kept = tuple(other for other in self.entries if other.hostname != entry.hostname)
+        return replace(self, entries=(*kept, entry))
+
+    def fail(self, hostname: str, *, now: float, draw: float) -> Blacklist:
+        """Counts a failure of the host and keeps it out from now on.
+
+        The k-th failure keeps it out for ``low * 2**(k-1)`` seconds, at most ``high``; from the second failure on,
+        up to ``low`` more at random, so that hosts that failed together do not all come back at once.
+
+        Args:
+            hostname: the host.
+            now: the present, seconds.
+            draw: a random number from 0 to 1.
+        """
+        old = self._entry(hostname)
+        failures = (old.failures if old else 0) + 1
+        if self.cooldown_range_s is None:
+            return self._with(BlacklistEntry(hostname, failures, None, active=True))
+        low, high = self.cooldown_range_s
+        # 2**60 seconds is beyond every upper bound; the cap keeps the power from overflowing.
+        delay = low * 2.0 ** min(failures - 1, 60) + (draw * low if failures > 1 else 0.0)
+        return self._with(BlacklistEntry(hostname, failures, now + min(delay, high), active=True))
+
+    def is_blacklisted(self, hostname: str) -> bool:
+        """Whether the host gets no new workers, as of the last :meth:`expire`."""
+        entry = self._entry(hostname)
+        return entry is not None and entry.active
+
+    def expire(self, now: float) -> Blacklist:
+        """Lets hosts off whose time has run out. Their failures stay counted."""
+        entries = tuple(
+            replace(entry, active=False) if entry.until is not None and entry.until <= now else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def forgive_absent(self, listed: Iterable[str]) -> Blacklist:
+        """Lets hosts off that are on no list any more: what comes back under the name is taken as a new machine.
+
+        Their failures stay counted, so that with a cooldown range the next one keeps them out for longer.
+        """
+        names = frozenset(listed)
+        entries = tuple(
+            replace(entry, active=False) if entry.active and entry.hostname not in names else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def next_expiry(self) -> float | None:
+        """When the next cooldown ends; None when none runs."""
+        return min((entry.until for entry in self.entries if entry.active and entry.until is not None), default=None)

@@ -1,0 +1,208 @@
+"""What happens to a job (events, facts in the past tense) and what is to be done about it (commands).
+
+Values only. :mod:`elastic_driver.membership` turns events into commands; the driver turns the world into events and
+commands into I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from elastic_driver.assignment import Placed
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+
+
+class ExitCode(IntEnum):
+    """What ``elasticrun`` exits with. Interruptions add 128 + signal number to these."""
+
+    SUCCESS = 0
+    USER_CODE_FAILED = 1
+    BAD_USAGE = 2  # argparse's, too
+    TOO_FEW_SLOTS = 3
+    RESET_LIMIT = 4
+    INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostsDiscovered:
+    """Discovery answered: these are all hosts now."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """Discovery gave no answer. The hosts known so far stay."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker asks for the round after ``after_round``."""
+
+    worker: WorkerId
+    after_round: int
+    commits: int
+    cause: ReadyCause
+    detail: str
+    backends: tuple[Backend, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRunning:
+    """A member has built its contexts and synced its state."""
+
+    worker: WorkerId
+    round_id: int
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker's process has ended.
+
+    Attributes:
+        worker: whose.
+        returncode: exit code; negative for a signal.
+        how: in words, "killed by SIGKILL".
+        draw: a random number from 0 to 1, for the host's cooldown.
+    """
+
+    worker: WorkerId
+    returncode: int
+    how: str
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNotStarted:
+    """A worker's process could not be started."""
+
+    worker: WorkerId
+    message: str
+    draw: float
+    bad_command: bool  # the command itself is at fault, on whatever host
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user (or a signal) asks for the end of the job."""
+
+    signal: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerExpired:
+    """The time of next_deadline has come."""
+
+
+Event = (
+    HostsDiscovered
+    | DiscoveryFailed
+    | WorkerReady
+    | WorkerRunning
+    | WorkerExited
+    | WorkerNotStarted
+    | StopRequested
+    | TimerExpired
+)
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process. ``planned`` is the place it would have if the round were formed now."""
+
+    worker: WorkerId
+    planned: SlotInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """TERM to the process tree, grace, KILL."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """Answer the worker's open request with Removed: it ends by itself, with exit code 0."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRound:
+    """Fence the past, and answer the members' open requests with their places.
+
+    Attributes:
+        round_id: the new round.
+        placed: its members by rank.
+        sync: whether the members broadcast rank 0's state first.
+        commits: commits of rank 0's state.
+        backend: what carries its collectives.
+        cause: what made it, in words.
+        old_size: members of the round before (0 for the first round).
+    """
+
+    round_id: int
+    placed: tuple[Placed, ...]
+    sync: bool
+    commits: int
+    backend: Backend
+    cause: str
+    old_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetNotice:
+    """Tell the members of the round, through their watch requests."""
+
+    version: int
+    round_id: int
+    kind: NoticeKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResumed:
+    """All members of the round train again.
+
+    Attributes:
+        round_id: the round.
+        commits: what it went on from.
+        took_s: seconds from the change (death seen, or first member at the commit) until now.
+    """
+
+    round_id: int
+    commits: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something a user wants to read at once."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Stop every worker and exit."""
+
+    exit_code: int
+    message: str
+
+
+Command = StartWorker | StopWorker | DismissWorker | PublishRound | SetNotice | ReportResumed | Report | EndJob
