@@ -1,0 +1,80 @@
+"""The environment of a worker's process: the driver's own, less what would mislead, plus the worker's place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_JOB, ENV_RENDEZVOUS, ENV_TOKEN, ENV_WORKER
+
+# Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
+# ours or of torchrun said of itself - a worker of this job must not take it for its own.
+_NOT_INHERITED = re.compile(
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|WORKER|JOB|ADDRESS)"
+    r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
+    r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobAddress:
+    """What every worker of the job is told.
+
+    Attributes:
+        url: the driver's HTTP server.
+        token: goes with each request.
+        job_id: marks the job's processes.
+        address: where workers listen for each other.
+    """
+
+    url: str
+    token: str
+    job_id: str
+    address: str
+
+
+def worker_env(
+    inherited: Mapping[str, str],
+    *,
+    job: JobAddress,
+    exported: Mapping[str, str],
+    worker: WorkerId,
+    planned: SlotInfo,
+    cores: int,
+) -> dict[str, str]:
+    """The whole environment for one worker.
+
+    Args:
+        inherited: the driver's environment.
+        job: where the driver is.
+        exported: variables of the tuning flags.
+        worker: whose environment it is.
+        planned: its place if the round were formed now. Scripts that read HOROVOD_RANK and the like before ``init()``
+            see this; the truth is ``hvd.rank()``.
+        cores: processors the driver may use; shared out to OpenMP threads when the user set none, because workers
+            with as many threads each as the machine has cores slow each other down many times over.
+    """
+    env = {name: value for name, value in inherited.items() if not _NOT_INHERITED.match(name)}
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
+    env |= exported
+    env |= {
+        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": worker.hostname,
+        "HOROVOD_RANK": str(planned.rank),
+        "HOROVOD_SIZE": str(planned.size),
+        "HOROVOD_LOCAL_RANK": str(planned.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(planned.local_size),
+        "HOROVOD_CROSS_RANK": str(planned.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(planned.cross_size),
+        ENV_RENDEZVOUS: job.url,
+        ENV_TOKEN: job.token,
+        ENV_WORKER: worker.key,
+        ENV_JOB: job.job_id,
+        ENV_ADDRESS: job.address,
+    }
+    return env
