@@ -1,1 +1,4 @@
-"""The library inside the training process. Imports nothing of the driver's side."""
+"""The library inside the training process: its place in the round, its collectives, its state.
+
+Never imports the driver's side.
+"""

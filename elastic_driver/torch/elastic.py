@@ -1,0 +1,10 @@
+"""``hvd.elastic`` of the PyTorch API."""
+
+from __future__ import annotations
+
+from elastic_driver.torch.sampler import ElasticSampler
+from elastic_driver.torch.state import TorchState
+from elastic_driver.worker.run import run
+from elastic_driver.worker.state import ObjectState, State
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

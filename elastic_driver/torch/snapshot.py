@@ -1,0 +1,217 @@
+"""Nested states as a skeleton and its tensors: copied to the host without new memory, sent in few large messages.
+
+A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Slot in the place of each tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastic_driver.torch.ops import tensor_bytes
+from elastic_driver.worker.context import Context
+from elastic_driver.worker.objects import broadcast_array, broadcast_object
+
+# Tensors are packed into messages of this size, in bytes: large enough that latency does not count, small enough
+# that a large model does not need its size again as a buffer.
+CHUNK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for a tensor in a skeleton."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached)."""
+    tensors: list[torch.Tensor] = []
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, torch.Tensor):
+            tensors.append(node.detach())
+            return Slot(len(tensors) - 1, tuple(node.shape), node.dtype, str(node.device))
+        if type(node) in (dict, list, tuple):
+            if isinstance(node, dict):
+                return {key: walk(value) for key, value in node.items()}
+            return type(node)(walk(value) for value in node)
+        if isinstance(node, dict):  # OrderedDict and the like, which load_state_dict takes as dicts
+            return {key: walk(value) for key, value in node.items()}
+        return node
+
+    return walk(tree), tensors
+
+
+def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The tree; values that are no tensors are copies."""
+    if isinstance(skeleton, Slot):
+        return tensors[skeleton.index]
+    if type(skeleton) is dict:
+        return {key: unflatten(value, tensors) for key, value in skeleton.items()}
+    if type(skeleton) in (list, tuple):
+        return type(skeleton)(unflatten(value, tensors) for value in skeleton)
+    return copy.deepcopy(skeleton)
+
+
+class HostCopy:
+    """A tree's copy in host memory, which is used again as long as the tensors keep their shapes."""
+
+    def __init__(self) -> None:
+        self._skeleton: Any = None
+        self._tensors: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def save(self, tree: Any) -> None:
+        """Takes a copy."""
+        skeleton, tensors = flatten(tree)
+        kept: list[torch.Tensor] = []
+        for index, tensor in enumerate(tensors):
+            old = self._tensors[index] if index < len(self._tensors) else None
+            if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
+                kept.append(old)
+            else:
+                kept.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        copy_all(kept, tensors)
+        self._skeleton = copy.deepcopy(skeleton)
+        self._tensors = kept
+
+    def tree(self) -> Any:
+        """The copy. Its tensors are this object's own: to be copied from, not to be kept."""
+        return unflatten(self._skeleton, self._tensors)
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies tensors into tensors of the same shapes."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    chunks: list[list[torch.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size == 0:
+            continue
+        if not chunks or size > room:
+            chunks.append([])
+            room = CHUNK_BYTES
+        chunks[-1].append(tensor)
+        room -= size
+    return chunks
+
+
+@torch.no_grad()
+def broadcast_tensors(context: Context, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
+    """Overwrites tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks."""
+    if context.slot.size == 1:
+        return
+    is_root = context.slot.rank == root_rank
+    for chunk in _chunks(tensors):
+        sizes = [tensor.numel() * tensor.element_size() for tensor in chunk]
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8)
+        parts = list(buffer.split(sizes))  # type: ignore[no-untyped-call]
+        if is_root:
+            for part, tensor in zip(parts, chunk, strict=True):
+                part.copy_(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8))
+        broadcast_array(context, tensor_bytes(buffer), root_rank)
+        if is_root:
+            continue
+        for part, tensor in zip(parts, chunk, strict=True):
+            # Through a copy of its own: a part may start where the dtype must not.
+            tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
+
+
+def broadcast_tree(context: Context, skeleton: Any, tensors: Sequence[torch.Tensor], root_rank: int) -> Any:
+    """The root's tree, on every rank; elsewhere than on the root its tensors are new ones, on the CPU."""
+    skeleton = broadcast_object(skeleton, root_rank)
+    if context.slot.rank != root_rank:
+        slots: list[Slot] = []
+
+        def collect(node: Any) -> None:
+            if isinstance(node, Slot):
+                slots.append(node)
+            elif isinstance(node, dict):
+                for value in node.values():
+                    collect(value)
+            elif type(node) in (list, tuple):
+                for value in node:
+                    collect(value)
+
+        collect(skeleton)
+        slots.sort(key=lambda slot: slot.index)
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+    broadcast_tensors(context, tensors, root_rank)
+    return unflatten(skeleton, tensors)
+
+
+def optimizer_tree(optimizer: torch.optim.Optimizer) -> Any:
+    """The optimizer's state and options, with parameters named by their number. Its own tensors, not copies."""
+    return optimizer.state_dict()
+
+
+@torch.no_grad()
+def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
+    """Makes an optimizer's state and options those of a tree, bitwise.
+
+    Not by ``load_state_dict``, which keeps the tensors it is given (so that the next step would change the saved
+    copy) and casts them to the dtype of their parameter (so that they would not be the same bits). An optimizer
+    class with its own ``load_state_dict`` gets its way, with copies.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        optimizer.load_state_dict(copy.deepcopy(tree))
+        return
+    groups, saved_groups = optimizer.param_groups, tree["param_groups"]
+    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved_groups]:
+        raise ValueError("cannot set the optimizer's state: its parameter groups are not those of the saved state")
+    params = {
+        number: param
+        for group, saved in zip(groups, saved_groups, strict=True)
+        for number, param in zip(saved["params"], group["params"], strict=True)
+    }
+    for group, saved in zip(groups, saved_groups, strict=True):
+        for name, value in saved.items():
+            if name != "params":
+                group[name] = _placed(value, group.get(name), device="cpu")
+        for name in [name for name in group if name not in saved]:
+            del group[name]
+    gone = [param for number, param in params.items() if number not in tree["state"] and param in optimizer.state]
+    for param in gone:
+        del optimizer.state[param]
+    for number, saved_state in tree["state"].items():
+        if number not in params:  # what an optimizer keeps for itself, under a name of its own
+            optimizer.state[number] = copy.deepcopy(saved_state)
+            continue
+        param = params[number]
+        live = optimizer.state[param]
+        if not isinstance(saved_state, dict):
+            optimizer.state[param] = copy.deepcopy(saved_state)
+            continue
+        for name in [name for name in live if name not in saved_state]:
+            del live[name]
+        for name, value in saved_state.items():
+            # Adam's step lives on the CPU whatever the parameter's device (unless it is capturable).
+            device = "cpu" if name == "step" and not _capturable(groups) else str(param.device)
+            live[name] = _placed(value, live.get(name), device=device)
+
+
+def _capturable(groups: Sequence[dict[str, Any]]) -> bool:
+    return any(group.get("capturable") or group.get("fused") for group in groups)
+
+
+def _placed(value: Any, live: Any, *, device: str) -> Any:
+    """The value for a live place: into its tensor if that fits, else a copy."""
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    if isinstance(live, torch.Tensor) and live.shape == value.shape and live.dtype == value.dtype:
+        return live.copy_(value)
+    return value.detach().clone().to(device)

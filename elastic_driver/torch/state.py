@@ -1,0 +1,194 @@
+"""The state of a PyTorch training: models, optimizers, schedulers, samplers, plain attributes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+import torch
+
+from elastic_driver.torch.sampler import ElasticSampler
+from elastic_driver.torch.snapshot import (
+    HostCopy,
+    broadcast_tree,
+    copy_all,
+    flatten,
+    optimizer_tree,
+    set_optimizer,
+)
+from elastic_driver.worker.runtime import current
+from elastic_driver.worker.state import ObjectState
+
+
+class Handler(Protocol):
+    """How one kind of value is read and written."""
+
+    def tree(self) -> Any:
+        """What there is to keep; tensors in it are the live ones."""
+
+    def set(self, tree: Any) -> None:
+        """Makes the value that of a tree, whose tensors stay the caller's."""
+
+    def restored(self) -> None:
+        """After a failed step."""
+
+    def reset(self) -> None:
+        """In a new round."""
+
+
+class _Handler:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree(self) -> Any:
+        return self.value.state_dict()
+
+    def set(self, tree: Any) -> None:
+        self.value.load_state_dict(copy.deepcopy(tree))
+
+    def restored(self) -> None:
+        """Nothing to do."""
+
+    def reset(self) -> None:
+        """Nothing to do."""
+
+
+class _ModelHandler(_Handler):
+    @torch.no_grad()
+    def set(self, tree: Any) -> None:
+        live = self.value.state_dict()
+        fits = live.keys() == tree.keys() and all(
+            isinstance(live[name], torch.Tensor)
+            and isinstance(saved, torch.Tensor)
+            and live[name].shape == saved.shape
+            and live[name].dtype == saved.dtype
+            for name, saved in tree.items()
+        )
+        if fits:
+            copy_all([live[name].detach() for name in tree], list(tree.values()))
+        else:  # extra state of a module, or another shape: the module's own way
+            self.value.load_state_dict(tree)
+
+
+class _OptimizerHandler(_Handler):
+    def tree(self) -> Any:
+        return optimizer_tree(self.value)
+
+    def set(self, tree: Any) -> None:
+        set_optimizer(self.value, tree)
+
+    def restored(self) -> None:
+        # A failed step leaves gradients behind, in part reduced. They are of no commit.
+        for group in self.value.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+
+class _SamplerHandler(_Handler):
+    def reset(self) -> None:
+        self.value.reset()
+
+
+def _handler_of(value: Any) -> Handler | None:
+    if isinstance(value, torch.nn.Module):
+        return _ModelHandler(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _OptimizerHandler(value)
+    if isinstance(value, ElasticSampler):
+        return _SamplerHandler(value)
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return _Handler(value)
+    return None
+
+
+class TorchState(ObjectState):
+    """State of a training: ``TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)``.
+
+    Values that are modules, optimizers, samplers, or have ``state_dict`` and ``load_state_dict`` (LR schedulers,
+    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers that
+    are used again, ``restore`` and ``sync`` are bitwise, tensors on other devices go through the CPU.
+
+    Args:
+        model: a module, if any.
+        optimizer: an optimizer, if any.
+        **kwargs: further values, by the names they have on the state.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._copy = HostCopy()
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        plain: dict[str, Any] = {}
+        for name, value in (given | kwargs).items():
+            handler = _handler_of(value)
+            if handler is None:
+                plain[name] = value
+            else:
+                self._handlers[name] = handler
+        super().__init__(**plain)
+        for name in self._handlers:
+            object.__setattr__(self, name, (given | kwargs)[name])
+        self._copy.save(self._trees())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handlers = self.__dict__.get("_handlers", {})
+        if name in handlers:
+            handler = _handler_of(value)
+            if handler is None:
+                raise TypeError(f"cannot replace state.{name} by a {type(value).__name__}: it has no state of its kind")
+            handlers[name] = handler
+        super().__setattr__(name, value)
+
+    def _trees(self) -> dict[str, Any]:
+        return {name: handler.tree() for name, handler in self._handlers.items()}
+
+    def save(self) -> None:
+        """See State."""
+        self._copy.save(self._trees())
+        super().save()
+
+    def restore(self) -> None:
+        """See State."""
+        saved = self._copy.tree()
+        for name, handler in self._handlers.items():
+            handler.set(saved[name])
+            handler.restored()
+        super().restore()
+
+    def sync(self) -> None:
+        """See State. One object, then the tensors of all values in few messages."""
+        context = current()
+        if context.slot.size > 1:
+            skeleton, tensors = flatten(self._trees())
+            commits, values, trees = broadcast_tree(
+                context, (self._commits, _Opaque(self._values()), skeleton), tensors, 0
+            )
+            if context.slot.rank != 0:
+                for name, handler in self._handlers.items():
+                    handler.set(trees[name])
+                self._take(values.value)
+        else:
+            commits = self._commits
+        self.reset()  # a sampler made before init() knows its rank only now
+        self.save()
+        self._commits = commits
+
+    def reset(self) -> None:
+        """See State."""
+        for handler in self._handlers.values():
+            handler.reset()
+
+
+class _Opaque:
+    """Plain attributes on their way: their tensors are pickled with them, and they are not copied again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> _Opaque:
+        return self

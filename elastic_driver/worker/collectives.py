@@ -1,0 +1,166 @@
+"""What a backend offers: four collectives on flat buffers of three groups, and their end by force.
+
+Owns the words (operations, dtypes, groups), the protocol that backends fulfil, and the backend of a job of one
+process. Knows nothing of rounds, threads or the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+GLOBAL, LOCAL, CROSS = "global", "local", "cross"
+CONTEXT_SCOPE = "contexts"  # where members exchange their addresses
+
+# Element types that every backend carries. Others are converted, or refused, by the layer above.
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+"""(nbytes,) uint8, C-contiguous: the memory of an array or tensor, whatever its dtype."""
+
+
+class ReduceOp(IntEnum):
+    """How an allreduce combines the ranks' values. The numbers are Horovod's (2 is its Adasum)."""
+
+    AVERAGE = 0
+    SUM = 1
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some members of the round, in an order that all of them agree on.
+
+    Attributes:
+        name: "global", "local" or "cross".
+        members: global ranks.
+        index: this process's place among them.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    index: int
+
+
+class Exchange(Protocol):
+    """Puts this member's value into a scope and returns the values of all, in order of their keys. Blocks."""
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]: ...
+
+
+class Collectives(Protocol):
+    """One round's collectives of one process.
+
+    One thread calls the collectives, one at a time, in the same order on all members. ``abort`` may come from any
+    other thread at any time and ends the call that blocks. Every failure is a ``HorovodInternalError``.
+    Reductions are SUM, MIN, MAX or PRODUCT: averaging is the caller's.
+    """
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up."""
+
+    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+        """Combines ``data``, in place, over the group; elements are of the named dtype."""
+
+    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+        """Overwrites ``data`` with that of the member with this index in the group."""
+
+    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        """Fills ``output`` with the members' data, end to end; counts are their bytes."""
+
+    def barrier(self, group: str, *, timeout_s: float) -> None:
+        """Blocks until all members of the group are here."""
+
+    def abort(self, reason: str) -> None:
+        """Makes this and every later call fail. Never blocks long."""
+
+    def close(self) -> None:
+        """Frees sockets and threads. Called once, by the thread that calls the collectives."""
+
+
+class SoloCollectives:
+    """The collectives of a job of one process: the answer is the question."""
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """Nobody to connect to."""
+
+    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+        """Leaves data as it is."""
+
+    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+        """Leaves data as it is."""
+
+    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        """Copies data."""
+        output[:] = data
+
+    def barrier(self, group: str, *, timeout_s: float) -> None:
+        """Returns at once."""
+
+    def abort(self, reason: str) -> None:
+        """Nothing blocks."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The reduction that a caller of Horovod's API asked for; the default is Average.
+
+    Raises:
+        ValueError: both ways of saying it were used.
+        TypeError: op is not one of this module's.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("cannot take both average and op: average is the older spelling of op=Average or op=Sum")
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"cannot reduce with {op!r}: op is one of Average, Sum, Min, Max, Product")
+    return op
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The memory of a C-contiguous array, as bytes, without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def scale_inplace(array: npt.NDArray[Any], factor: float) -> None:
+    """Multiplies by a factor. Integers are rounded toward zero, as a C cast does."""
+    if factor == 1.0:
+        return
+    if array.dtype.kind == "f":
+        array *= array.dtype.type(factor)
+    else:
+        array[...] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+
+
+def divide_inplace(array: npt.NDArray[Any], divisor: int) -> None:
+    """Divides by a number of ranks. Integers are divided exactly (int64 beyond 2**53 too) and rounded toward zero."""
+    if divisor == 1:
+        return
+    if array.dtype.kind == "f":
+        array /= array.dtype.type(divisor)
+        return
+    quotient = array // divisor
+    quotient += (array < 0) & (quotient * divisor != array)
+    array[...] = quotient
+
+
+Task: TypeAlias = Callable[[Collectives], Any]

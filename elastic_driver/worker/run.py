@@ -1,0 +1,66 @@
+"""``elastic.run``: calls a training function again and again, in one round after another, until it returns."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
+from elastic_driver.rendezvous.messages import ReadyCause
+from elastic_driver.worker.runtime import Runtime, runtime
+from elastic_driver.worker.state import State
+
+_log = logging.getLogger("elastic_driver.worker")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=State)
+
+
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Decorates a training function, whose first argument is its state, so that it survives changes of membership.
+
+    The state is made equal on all ranks and the function called. When a collective fails, the state goes back to its
+    last commit; when hosts came or went, it stays as it is. Either way this process then joins the next round, and
+    the function is called again, from its top: it must go on from what the state says.
+
+    The decorated function raises what the function raises, and also:
+        NotInitializedError: ``init()`` was not called.
+        SystemExit: with code 0, when the driver has no place for this process any more.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        process = runtime()
+        process.note_exception(raised=True)
+        again = False
+        while True:
+            try:
+                if again:
+                    state.on_reset()
+                _enter(process, state)
+                result = func(state, *args, **kwargs)
+                process.note_exception(raised=False)
+                return result
+            except HorovodInternalError as error:
+                _log.warning("round %d: %s", process.context.assignment.round_id, error)
+                cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
+            except HostsUpdatedInterrupt as interrupt:
+                cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason
+            # Outside the handlers, so that the old round's frames, and the buffers in them, are free by now.
+            if cause is ReadyCause.INTERNAL_ERROR:
+                process.context.abort(detail)
+                state.restore()
+            process.reset(cause, commits=state.commits, detail=detail)
+            again = True
+
+    return cast(Callable[Concatenate[S, P], R], wrapper)
+
+
+def _enter(process: Runtime, state: State) -> None:
+    """Brings the state in step with the round and tells the driver."""
+    if process.context.assignment.sync:
+        state.sync()
+    process.report_running(state.commits)

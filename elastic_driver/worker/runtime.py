@@ -1,0 +1,346 @@
+"""This process's place in the job: joining rounds, leaving them, and who am I.
+
+Owns the one ``Runtime`` of the process, its rendezvous client and its present context, and what happens to them at
+fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its environment) is a
+job of one: rank 0 of size 1, no network.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from elastic_driver.errors import (
+    HorovodInternalError,
+    NotInitializedError,
+    RendezvousClosedError,
+    SettingsError,
+    StaleRoundError,
+)
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.messages import (
+    ENV_ADDRESS,
+    ENV_RENDEZVOUS,
+    ENV_TOKEN,
+    ENV_WORKER,
+    Backend,
+    JobOver,
+    NextRoundReply,
+    NextRoundRequest,
+    ReadyCause,
+    Removed,
+    RoundAssignment,
+    RunningReport,
+)
+from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
+
+_log = logging.getLogger("elastic_driver.worker")
+
+# How long a process that leaves waits for its peers to finish the same last collective. They are done within
+# milliseconds of each other; a rank that leaves alone is kept for this long, no longer.
+LINGER_S = 2.0
+# Teardown of contexts at exit: measured in tens of milliseconds. The interpreter must never hang in it.
+_JOIN_S = 5.0
+
+
+class DriverClient(RoundClient, Protocol):
+    """What this module needs of a rendezvous client."""
+
+    def next_round(self, request: NextRoundRequest, *, timeout_s: float | None = None) -> NextRoundReply:
+        """Says READY and blocks until the driver answers."""
+
+    def running(self, report: RunningReport) -> None:
+        """Says that training goes on."""
+
+
+class Resettable(Protocol):
+    """What wants to know that the process is in another round."""
+
+    def on_round_changed(self) -> None:
+        """The old round's collectives are dead; ranks and size may be others."""
+
+
+def _connect(url: str, token: str) -> DriverClient:
+    from elastic_driver.rendezvous.client import RendezvousClient
+
+    return RendezvousClient(url, token)
+
+
+make_client: Callable[[str, str], DriverClient] = _connect  # tests put their own here
+
+
+class Runtime:
+    """The process as a member of the job. All methods are called by the thread that trains."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None
+        self._client: DriverClient | None = None
+        self._worker: WorkerId | None = None
+        self._backends: tuple[Backend, ...] = ()
+        self._after_round = 0
+        self._retired: list[Context] = []
+        self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._left_by_exception = False
+        self._environ = os.environ
+
+    @property
+    def context(self) -> Context:
+        """The present round.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+        """
+        if self._context is None:
+            raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
+        return self._context
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is a round."""
+        return self._context is not None
+
+    def listen(self, listener: Resettable) -> None:
+        """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
+        self._listeners.add(listener)
+
+    def note_exception(self, *, raised: bool) -> None:
+        """Whether the training function was left by an exception: then nobody waits for peers at exit."""
+        self._left_by_exception = raised
+
+    def init(self) -> None:
+        """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
+        if self._context is not None:
+            return
+        _install_exit()
+        cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
+        self._join_round(cause, commits=0, detail="")
+
+    def shutdown(self) -> None:
+        """Leaves the round and frees all it held. ``init()`` may follow."""
+        context = self._context
+        if context is None:
+            return
+        if not self._left_by_exception:
+            context.linger(LINGER_S)
+        self._context = None
+        self._retire(context)
+        for retired in self._retired:
+            if not retired.join(_JOIN_S):
+                _log.warning("round %d: its threads did not end in time", retired.assignment.round_id)
+        self._retired.clear()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def reset(self, cause: ReadyCause, *, commits: int, detail: str) -> None:
+        """Leaves the present round and joins the next.
+
+        Raises:
+            SystemExit: the driver has no place for this process any more, or the job is over.
+        """
+        old = self.context
+        if cause is ReadyCause.INTERNAL_ERROR:
+            old.abort(detail)
+        self._join_round(cause, commits=commits, detail=detail)
+
+    def report_running(self, commits: int) -> None:
+        """Tells the driver that this process trains.
+
+        Raises:
+            HorovodInternalError: the round has passed.
+        """
+        if self._client is None or self._worker is None:
+            return
+        round_id = self.context.assignment.round_id
+        try:
+            self._client.running(RunningReport(self._worker, round_id, commits))
+        except StaleRoundError as error:
+            raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
+
+    def abandon(self) -> None:
+        """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
+        for thing in (self._context, self._client, *self._retired):
+            if thing is not None:
+                # Never to be destroyed here: destructors of the native parts would wait for threads that are only
+                # in the parent.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        self.__init__()  # type: ignore[misc]
+
+    def _retire(self, context: Context) -> None:
+        context.close()
+        self._retired.append(context)
+
+    def _join_round(self, cause: ReadyCause, *, commits: int, detail: str) -> None:
+        limits = Limits.from_environ(self._environ)
+        while True:
+            assignment = self._ask(cause, commits=commits, detail=detail)
+            old, self._context = self._context, None
+            if old is not None:
+                # Only now: all members have left it (the driver has answered), so that closing connections cannot
+                # hit a peer in its last collective. The old communication thread does the work meanwhile.
+                self._retire(old)
+            self._retired = [retired for retired in self._retired if not retired.join(0)]
+            context = self._open(assignment, limits)
+            self._after_round = assignment.round_id
+            self._context = context
+            try:
+                context.open()
+                break
+            except HorovodInternalError as error:
+                _log.warning("round %d: %s", assignment.round_id, error)
+                cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
+                context.abort(detail)
+            except BaseException:
+                self._context = None
+                self._retire(context)
+                raise
+        for listener in list(self._listeners):
+            listener.on_round_changed()
+
+    def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
+        # A client of its own: closing it ends what the round's threads wait for, and nothing else.
+        client = None if self._worker is None else self._new_client()
+        address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
+        return Context(assignment, worker=self._worker, address=address, limits=limits, client=client)
+
+    def _new_client(self) -> DriverClient:
+        return make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
+
+    def _ask(self, cause: ReadyCause, *, commits: int, detail: str) -> RoundAssignment:
+        if not self._environ.get(ENV_RENDEZVOUS):
+            return RoundAssignment(
+                round_id=self._after_round + 1,
+                slot=SlotInfo(0, 1, 0, 1, 0, 1),
+                local_members=(0,),
+                cross_members=(0,),
+                sync=True,
+                commits=commits,
+                backend=Backend.NATIVE,
+                cause="not started by elasticrun",
+            )
+        if self._worker is None:
+            key = self._environ.get(ENV_WORKER)
+            if key is None:
+                raise SettingsError(f"cannot join the job: {ENV_RENDEZVOUS} is set but {ENV_WORKER} is not")
+            self._worker = WorkerId.parse(key)
+        if self._client is None:
+            self._client = self._new_client()
+            self._backends = usable_backends()
+        request = NextRoundRequest(
+            worker=self._worker,
+            after_round=self._after_round,
+            commits=commits,
+            cause=cause,
+            detail=detail[:2000],
+            backends=self._backends,
+            pid=os.getpid(),
+        )
+        try:
+            reply = self._client.next_round(request)
+        except RendezvousClosedError as error:
+            reply = JobOver(str(error))
+        match reply:
+            case RoundAssignment():
+                return reply
+            case Removed():
+                text = f"has no place in the next round ({reply.reason}); it ends with exit code 0"
+            case JobOver():
+                text = f"ends: the job is over ({reply.reason})"
+        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
+        self.note_exception(raised=True)
+        raise SystemExit(0)
+
+
+_runtime = Runtime()
+_exit_pid = 0
+
+
+def runtime() -> Runtime:
+    """The process's one Runtime."""
+    return _runtime
+
+
+def current() -> Context:
+    """The present round. Raises NotInitializedError when there is none."""
+    return _runtime.context
+
+
+def _install_exit() -> None:
+    global _exit_pid
+    if _exit_pid == 0:
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_runtime.abandon)
+    _exit_pid = os.getpid()
+
+
+def _at_exit() -> None:
+    if os.getpid() != _exit_pid:
+        return
+    if getattr(sys, "last_value", None) is not None:
+        _runtime.note_exception(raised=True)
+    with contextlib.suppress(Exception):
+        _runtime.shutdown()
+
+
+def init(comm: object = None, process_sets: object = None) -> None:
+    """Joins the job. Blocks until the driver has formed a round with this process in it.
+
+    Args:
+        comm: only None; subsets of the processes are not supported.
+        process_sets: only None, likewise.
+
+    Raises:
+        SettingsError: one of the arguments was given, or the environment is not one of elasticrun's.
+        RendezvousError: the driver cannot be reached.
+        SystemExit: the driver has no place for this process, or the job is over.
+    """
+    if comm is not None or process_sets is not None:
+        raise SettingsError("cannot init with comm or process_sets: only the whole job is supported")
+    _runtime.init()
+
+
+def shutdown() -> None:
+    """Leaves the job and frees what the library holds. Does nothing before ``init()``."""
+    _runtime.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called and ``shutdown()`` was not."""
+    return _runtime.initialized
+
+
+def rank() -> int:
+    """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
+    return current().slot.rank
+
+
+def size() -> int:
+    """Processes in the job. Raises NotInitializedError before ``init()``."""
+    return current().slot.size
+
+
+def local_rank() -> int:
+    """This process's number on its host. Raises NotInitializedError before ``init()``."""
+    return current().slot.local_rank
+
+
+def local_size() -> int:
+    """The job's processes on this host. Raises NotInitializedError before ``init()``."""
+    return current().slot.local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return current().slot.cross_rank
+
+
+def cross_size() -> int:
+    """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return current().slot.cross_size

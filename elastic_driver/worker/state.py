@@ -1,0 +1,153 @@
+"""What training must not lose: states that can be saved, restored, and made equal on all ranks.
+
+Owns the counting of commits and the agreement to leave a round. The PyTorch state is in elastic_driver.torch.state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from elastic_driver.errors import HostsUpdatedInterrupt
+from elastic_driver.worker.collectives import GLOBAL, ReduceOp, as_bytes
+from elastic_driver.worker.objects import broadcast_object
+from elastic_driver.worker.runtime import runtime
+
+
+class State:
+    """Base of all states. A subclass gives save, restore and sync; reset too where it needs one.
+
+    Attributes:
+        commits: commits of the state so far, the same on all ranks after a sync. The rank with the most is the one
+            whose state the next round goes on from.
+    """
+
+    def __init__(self) -> None:
+        self._commits = 0
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def commits(self) -> int:
+        """Commits of this state so far; as of the restore point."""
+        return self._commits
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
+        """Has functions called after each reset, when ranks and size are the new ones, before the state is synced.
+
+        Usual work there: the learning rate for the new size.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Called by ``elastic.run`` in the new round."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = 0) -> None:
+        """For Horovod's interface. The driver's notice is a level that the watch thread keeps, so nothing is queued."""
+
+    def commit(self) -> None:
+        """Saves the state, then looks for host updates.
+
+        Raises:
+            HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit.
+            HorovodInternalError: a peer is gone. The state is saved nevertheless.
+        """
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Leaves the round when the driver asked for it. All ranks must call it at the same step.
+
+        Blocks for one allreduce of one integer (none in a job of one process).
+
+        Raises:
+            HostsUpdatedInterrupt: hosts came or went; on all ranks.
+            HorovodInternalError: a peer is gone.
+        """
+        process = runtime()
+        if not process.initialized:
+            return
+        context = process.context
+        context.check()
+        flag = np.array([int(context.hosts_updated)], np.int64)
+        if context.slot.size > 1:
+            limit_s = context.limits.collective_s
+            context.run(
+                lambda collectives: collectives.allreduce(
+                    GLOBAL, as_bytes(flag), "int64", ReduceOp.MAX, timeout_s=limit_s
+                )
+            )
+        if flag[0]:
+            raise HostsUpdatedInterrupt(context.update_reason)
+
+    def save(self) -> None:
+        """Copies the state to host memory: the new restore point."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the restore point, bit for bit."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Makes the state that of rank 0, on all ranks, and that the restore point. Counts no commit."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapts to other ranks and another size. Called in the new round, before sync."""
+
+
+class ObjectState(State):
+    """A state of plain Python attributes: ``ObjectState(epoch=0, batch=0)``, then ``state.epoch``.
+
+    Values are copied with ``copy.deepcopy`` and sent with cloudpickle.
+
+    Args:
+        bcast_object: what sends an object from rank 0 (Horovod's parameter); by default this package's.
+        get_rank: for Horovod's interface.
+        **kwargs: the attributes and their first values.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[[Any], Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        taken = sorted(name for name in kwargs if hasattr(type(self), name) or name.startswith("_"))
+        if taken:
+            raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state has these names itself")
+        self._bcast_object = bcast_object or broadcast_object
+        self._names = list(kwargs)
+        self._saved: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved = copy.deepcopy(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def _take(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        """See State."""
+        self._saved = copy.deepcopy(self._values())
+
+    def restore(self) -> None:
+        """See State."""
+        self._take(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """See State. Blocks for two broadcasts."""
+        commits, values = self._bcast_object((self._commits, self._values()))
+        self._take(values)
+        self.save()
+        self._commits = commits
