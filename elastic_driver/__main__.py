@@ -1,0 +1,9 @@
+"""``python -m elastic_driver`` is ``elasticrun``."""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_driver.cli import main
+
+sys.exit(main())

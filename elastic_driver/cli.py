@@ -1,0 +1,373 @@
+"""``elasticrun``: the command line. Collects values from flags, config file and environment, and hands Settings on.
+
+Flags, defaults and variables are those of horovodrun 0.28.1, with a few more. Owns nothing but the collecting: whether
+values can be is checked in :mod:`elastic_driver.settings`. Heavy imports come late, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from elastic_driver import __version__
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.settings import LOG_LEVELS, Settings
+
+_MB = 1 << 20
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:
+    """A switch that says nothing when it is not given; ``off`` is its negation and that one's help."""
+    destination = name.removeprefix("--").replace("-", "_")
+    group.add_argument(name, dest=destination, action="store_const", const=True, default=None, help=text)
+    if off is not None:
+        group.add_argument(off[0], dest=destination, action="store_const", const=False, default=None, help=off[1])
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags. Those that are not given are None, so that config file and environment can fill them."""
+    parser = _Parser(
+        prog="elasticrun",
+        usage="elasticrun [flags] command ...",
+        description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
+        "first word that is no flag is the command.",
+        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots in time, 4 reset limit, "
+        "70 internal error, 130 and 143 interrupted.",
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
+    add("-cb", "--check-build", action="store_true", help="print what this installation can use, and exit")
+    add(
+        "-np",
+        "--num-proc",
+        type=int,
+        metavar="N",
+        help="slots needed before the start; fixed jobs run this many workers",
+    )
+    add("--config-file", metavar="YAML", help="file with values for the tuning flags; flags given here win")
+    add("--disable-cache", action="store_true", help="accepted for compatibility; nothing is cached")
+    _elastic_flags(parser)
+    _host_flags(parser)
+    _output_flags(parser)
+    _tuning_flags(parser)
+    add("command", nargs=argparse.REMAINDER, help="training command, for instance: python train.py")
+    return parser
+
+
+def _elastic_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("elastic").add_argument
+    add(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=int,
+        metavar="N",
+        help="fewest workers to go on with (default -np)",
+    )
+    add("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="most workers (default: no bound)")
+    add(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="prints a line 'host' or 'host:slots' for each host there is; run each second",
+    )
+    add("--slots-per-host", type=int, metavar="N", help="slots of hosts that the script lists without any")
+    add("--slots", dest="slots_per_host", type=int, metavar="N", help="same as --slots-per-host")
+    add("--discovery-interval", type=float, metavar="S", help="seconds between two runs of the script (default 1)")
+    add("--discovery-timeout", type=float, metavar="S", help="seconds one run of the script may take (default 10)")
+    add("--elastic-timeout", type=float, metavar="S", help="seconds to wait when there are too few slots (default 600)")
+    add(
+        "--start-timeout",
+        type=float,
+        metavar="S",
+        help="seconds a worker may take from its start to hvd.init(), and from the break of a round to asking for the "
+        "next (default 300; Horovod's bounds its network probe, 30)",
+    )
+    add("--reset-limit", type=int, metavar="N", help="end the job after this many unplanned resets (default: no limit)")
+    add(
+        "--blacklist-cooldown-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
+    )
+    add("--rendezvous-port", type=int, metavar="PORT", help="port of the driver's HTTP server (default 0: any)")
+    add(
+        "--grace-time",
+        type=float,
+        metavar="S",
+        help="seconds between TERM and KILL when a worker is stopped (default 5)",
+    )
+
+
+def _host_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("hosts and ssh")
+    hosts = group.add_mutually_exclusive_group().add_argument
+    hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
+    hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
+    add = group.add_argument
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="for remote hosts, which are not yet supported")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="for remote hosts, which are not yet supported")
+    add("--network-interfaces", metavar="NAME,...", help="accepted and kept; local workers use the loopback interface")
+    add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
+    add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")
+    add("--mpi", action="store_true", help="refused: there is no MPI here")
+    add("--jsrun", action="store_true", help="refused: there is no jsrun here")
+    add("--mpi-args", metavar="TEXT", help="accepted without effect")
+    add("--binding-args", metavar="TEXT", help="accepted without effect")
+
+
+def _output_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output and logging")
+    add = group.add_argument
+    add("--output-filename", metavar="DIR", help="also append workers' output to DIR/rank.R/stdout and stderr")
+    stamps = group.add_mutually_exclusive_group()
+    stamps.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="prefix_timestamp",
+        action="store_true",
+        help="begin each forwarded line with the time",
+    )
+    for name, value, text in (
+        ("--log-with-timestamp", True, "workers' library log lines have the time"),
+        ("--log-without-timestamp", False, "they have not"),
+        ("--no-log-hide-timestamp", True, "deprecated: --log-with-timestamp"),
+        ("--log-hide-timestamp", False, "deprecated: --log-without-timestamp"),
+    ):
+        stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, default=None, help=text)
+    add("--verbose", action="store_true", help="tell more")
+    add(
+        "--log-level",
+        type=str.upper,
+        choices=LOG_LEVELS,
+        help="of driver and workers' library (default: INFO, WARNING)",
+    )
+    add("--event-log", metavar="FILE", help="append what happens to the job as JSON lines")
+
+
+def _tuning_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tuning (exported to the workers)")
+    add = group.add_argument
+    add("--gloo-timeout-seconds", type=int, metavar="S", help="for workers to connect to each other (default 30)")
+    add("--fusion-threshold-mb", type=int, metavar="MB", help="most bytes of tensors that are sent as one")
+    add("--cycle-time-ms", type=float, metavar="MS", help="between two looks for tensors to send")
+    add("--cache-capacity", type=int, metavar="N", help="tensors whose negotiation is remembered")
+    for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
+        _flag(group, f"--{name}", f"use {name.replace('-', ' ')}", off=(f"--no-{name}", "do not"))
+    _flag(group, "--autotune", "let the library tune itself", off=("--no-autotune", "do not"))
+    add("--autotune-log-file", metavar="FILE", help="log of the tuning")
+    add("--autotune-warmup-samples", type=int, metavar="N", help="samples thrown away first")
+    add("--autotune-steps-per-sample", type=int, metavar="N", help="steps of a sample")
+    add("--autotune-bayes-opt-max-samples", type=int, metavar="N", help="most samples")
+    add("--autotune-gaussian-process-noise", type=float, metavar="X", help="0 to 1")
+    add("--timeline-filename", metavar="FILE", help="Chrome trace of the collectives")
+    _flag(group, "--timeline-mark-cycles", "with its cycles", off=("--no-timeline-mark-cycles", "without"))
+    _flag(group, "--stall-check", "warn of stalled collectives (default)", off=("--no-stall-check", "do not"))
+    add("--stall-check-warning-time-seconds", type=int, metavar="S", help="before the warning")
+    add("--stall-check-shutdown-time-seconds", type=int, metavar="S", help="before the job fails; 0 never")
+    _flag(group, "--mpi-threads-disable", "no MPI threads", off=("--no-mpi-threads-disable", "MPI threads"))
+    add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
+    add("--num-nccl-streams", type=int, metavar="N", help="NCCL streams")
+    add("--thread-affinity", type=int, metavar="N", help="core of the first worker's background thread")
+
+
+def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Makes Settings of what was given: a flag wins over the config file, that over the environment.
+
+    Raises:
+        SettingsError: something cannot be; one line for the user.
+    """
+    values: dict[str, Any] = vars(arguments)
+    if arguments.config_file:
+        from elastic_driver.config_file import read_config_file
+
+        for name, value in read_config_file(Path(arguments.config_file)).items():
+            if name == "controller":
+                values["mpi"] = values["mpi"] or value == "mpi"
+            elif values.get(name) is None:
+                values[name] = value
+    if values["mpi"] or values["jsrun"]:
+        raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
+    if arguments.num_proc is None:
+        raise SettingsError("-np is missing: how many slots does the job need to start?")
+    hosts = _fixed_hosts(arguments)
+    min_np = arguments.min_np if arguments.min_np is not None else arguments.num_proc
+    elastic = arguments.host_discovery_script is not None or arguments.min_np is not None
+    max_np = arguments.max_np
+    if max_np is None and not elastic:
+        max_np = arguments.num_proc
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    interfaces = [*(arguments.network_interface or []), *(arguments.network_interfaces or "").split(",")]
+    cooldown = arguments.blacklist_cooldown_range
+    return Settings(
+        command=tuple(command),
+        num_proc=arguments.num_proc,
+        min_num_proc=min_np,
+        max_num_proc=max_np,
+        slots_per_host=arguments.slots_per_host,
+        elastic=elastic,
+        elastic_timeout_s=_seconds(arguments.elastic_timeout, environ, "HOROVOD_ELASTIC_TIMEOUT", 600.0),
+        start_timeout_s=_seconds(arguments.start_timeout, environ, "HOROVOD_START_TIMEOUT", 300.0),
+        reset_limit=arguments.reset_limit,
+        cooldown_range_s=(cooldown[0], cooldown[1]) if cooldown else None,
+        hosts=hosts,
+        discovery_script=arguments.host_discovery_script,
+        discovery_interval_s=_or(arguments.discovery_interval, 1.0),
+        discovery_timeout_s=_or(arguments.discovery_timeout, 10.0),
+        rendezvous_port=_or(arguments.rendezvous_port, 0),
+        output_filename=Path(arguments.output_filename) if arguments.output_filename else None,
+        prefix_timestamp=arguments.prefix_timestamp,
+        verbose=arguments.verbose,
+        log_level=(values["log_level"] or "INFO").upper(),
+        grace_s=_or(arguments.grace_time, 5.0),
+        event_log=Path(arguments.event_log) if arguments.event_log else None,
+        gloo_timeout_s=_seconds(values["gloo_timeout_seconds"], environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
+        worker_env=exported(values),
+        network_interfaces=tuple(name for name in interfaces if name),
+        ssh_port=arguments.ssh_port,
+        ssh_identity_file=arguments.ssh_identity_file,
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _seconds(flag: float | None, environ: Mapping[str, str], name: str, default: float) -> float:
+    if flag is not None:
+        return float(flag)
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingsError(f"the variable {name} is {text!r}, not a number of seconds") from None
+
+
+def _fixed_hosts(arguments: argparse.Namespace) -> tuple[Host, ...] | None:
+    if arguments.hosts:
+        return parse_hosts(arguments.hosts.split(","), default_slots=arguments.slots_per_host or 1)
+    if arguments.hostfile:
+        return _read_hostfile(Path(arguments.hostfile), arguments.slots_per_host or 1)
+    if arguments.host_discovery_script is not None:
+        return None
+    return (Host("localhost", arguments.num_proc),) if arguments.num_proc > 0 else ()
+
+
+def _read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
+    """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``)."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the hostfile {path}: {error}") from error
+    plain = []
+    for line in lines:
+        words = line.split("#", 1)[0].split()
+        if len(words) == 2 and words[1].startswith("slots="):
+            plain.append(f"{words[0]}:{words[1].removeprefix('slots=')}")
+        else:
+            plain.append(" ".join(words))
+    try:
+        return parse_hosts(plain, default_slots=default_slots)
+    except SettingsError as error:
+        raise SettingsError(f"cannot read the hostfile {path}: {error}") from None
+
+
+# name of the value -> (variable, how it is written). What is not given sets nothing.
+_VARIABLES: dict[str, str] = {
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
+    "hierarchical_allreduce": "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "hierarchical_allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
+    "torus_allreduce": "HOROVOD_TORUS_ALLREDUCE",
+    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "mpi_threads_disable": "HOROVOD_MPI_THREADS_DISABLE",
+    "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
+    "thread_affinity": "HOROVOD_THREAD_AFFINITY",
+    "gloo_timeout_seconds": "HOROVOD_GLOO_TIMEOUT_SECONDS",
+    "log_level": "HOROVOD_LOG_LEVEL",
+}
+_AUTOTUNE_VARIABLES: dict[str, str] = {
+    "autotune_log_file": "HOROVOD_AUTOTUNE_LOG",
+    "autotune_warmup_samples": "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    "autotune_steps_per_sample": "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    "autotune_bayes_opt_max_samples": "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "autotune_gaussian_process_noise": "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+}
+
+
+def exported(values: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that tuning and logging flags set for the workers.
+
+    Raises:
+        SettingsError: a number is below 0.
+    """
+    env: dict[str, str] = {}
+
+    def put(variable: str, name: str) -> None:
+        value = values.get(name)
+        if value is None:
+            return
+        if isinstance(value, bool):
+            env[variable] = "1" if value else "0"
+            return
+        if isinstance(value, int | float) and value < 0:
+            raise SettingsError(f"--{name.replace('_', '-')} {value} is below 0")
+        env[variable] = str(value)
+
+    for name, variable in _VARIABLES.items():
+        put(variable, name)
+    put("HOROVOD_FUSION_THRESHOLD", "fusion_threshold_mb")
+    if "HOROVOD_FUSION_THRESHOLD" in env:
+        env["HOROVOD_FUSION_THRESHOLD"] = str(values["fusion_threshold_mb"] * _MB)
+    put("HOROVOD_AUTOTUNE", "autotune")
+    if values.get("autotune"):
+        noise = values.get("autotune_gaussian_process_noise")
+        if noise is not None and not 0 <= noise <= 1:
+            raise SettingsError(f"--autotune-gaussian-process-noise {noise} is not within 0 to 1")
+        for name, variable in _AUTOTUNE_VARIABLES.items():
+            put(variable, name)
+    put("HOROVOD_TIMELINE", "timeline_filename")
+    if values.get("timeline_filename"):
+        put("HOROVOD_TIMELINE_MARK_CYCLES", "timeline_mark_cycles")
+    if values.get("stall_check") is not None:
+        env["HOROVOD_STALL_CHECK_DISABLE"] = "0" if values["stall_check"] else "1"
+    if values.get("log_with_timestamp") is not None:
+        env["HOROVOD_LOG_HIDE_TIME"] = "0" if values["log_with_timestamp"] else "1"
+    if values.get("tcp"):
+        env["NCCL_IB_DISABLE"] = "1"
+    return env
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        if arguments.check_build:
+            from elastic_driver.check_build import report
+
+            print(report())
+            return 0
+        settings = settings_from(arguments, os.environ)
+        from elastic_driver.driver import run_job
+
+        return run_job(settings)
+    except SettingsError as error:
+        print(f"elasticrun: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

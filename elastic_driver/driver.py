@@ -1,0 +1,502 @@
+"""ElasticDriver: the one loop that owns the job.
+
+Discovery, processes, HTTP requests, signals and timers become events of the membership core; its commands become I/O.
+Everything here runs on one asyncio loop; nobody else touches the state, so there are no locks. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+import uvloop
+
+from elastic_driver.assignment import Placed, cross_members, local_members
+from elastic_driver.chronicle import Chronicle
+from elastic_driver.console import Console
+from elastic_driver.discovery import FixedHosts, HostDiscovery, ScriptDiscovery, check_local
+from elastic_driver.errors import (
+    DiscoveryError,
+    LaunchError,
+    RendezvousClosedError,
+    SettingsError,
+    StaleRoundError,
+)
+from elastic_driver.event_log import EventLog
+from elastic_driver.events import (
+    Command,
+    DiscoveryFailed,
+    DismissWorker,
+    EndJob,
+    Event,
+    ExitCode,
+    HostsDiscovered,
+    PublishRound,
+    Report,
+    ReportResumed,
+    SetNotice,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    TimerExpired,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkerRunning,
+)
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.job_state import JobPhase, WorkerPhase, record_of
+from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, LocalLauncher, WorkerProcess
+from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
+from elastic_driver.rendezvous.messages import (
+    JobOver,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    NoticeKind,
+    Removed,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.rendezvous.server import RendezvousServer
+from elastic_driver.settings import Settings
+from elastic_driver.worker_env import JobAddress, worker_env
+
+# How many events are kept for the report of an internal error.
+_HISTORY = 1000
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The core's limits, from the settings."""
+    return Policy(
+        num_proc=settings.num_proc,
+        min_num_proc=settings.min_num_proc,
+        max_num_proc=settings.max_num_proc,
+        elastic_timeout_s=settings.elastic_timeout_s,
+        start_timeout_s=settings.start_timeout_s,
+        reset_limit=settings.reset_limit,
+        cooldown_range_s=settings.cooldown_range_s,
+    )
+
+
+class ElasticDriver:
+    """Runs one job to its end.
+
+    Args:
+        settings: what the user asked for.
+        discovery: tells the hosts there are.
+        launcher: starts processes.
+        chronicle: tells the user, and the event log, what happens.
+        environ: what workers inherit.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        discovery: HostDiscovery,
+        launcher: Launcher,
+        chronicle: Chronicle,
+        environ: Mapping[str, str],
+        job_id: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._discovery = discovery
+        self._launcher = launcher
+        self._chronicle = chronicle
+        self._environ = environ
+        self._clock = clock
+        self._state = new_state(policy_of(settings), clock())
+        self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
+        token = secrets.token_hex(32)
+        self._server = RendezvousServer(self, token=token, on_error=self._crash)
+        self._job = JobAddress("", token, job_id, settings.rendezvous_address)
+        self._processes: dict[WorkerId, WorkerProcess] = {}
+        self._starting: set[WorkerId] = set()
+        self._stop_when_started: set[WorkerId] = set()
+        self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
+        self._placed: dict[WorkerId, RoundAssignment] = {}
+        self._notice = Notice(0, 0, NoticeKind.NONE, "")
+        self._ended: asyncio.Future[EndJob] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- the job's life --------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Runs the job and ends everything it started. Blocks until then.
+
+        Returns:
+            The exit code of ``elasticrun``.
+
+        Raises:
+            SettingsError: the rendezvous port cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        address = self._settings.rendezvous_address
+        port = await self._server.start(address, self._settings.rendezvous_port)
+        host = f"[{address}]" if ":" in address else address
+        self._job = replace(self._job, url=f"http://{host}:{port}")
+        self._chronicle.started(self._job.url, self._job.job_id)
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in handled:
+            loop.add_signal_handler(number, self._interrupted, number)
+        discovering = loop.create_task(self._discover())
+        self._set_timer()
+        try:
+            end = await self._ended
+            discovering.cancel()
+            await self._finish(end)
+            return end.exit_code
+        finally:
+            discovering.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in tuple(self._tasks):
+                task.cancel()
+            await asyncio.gather(discovering, *self._tasks, return_exceptions=True)
+            await self._launcher.close()
+            await self._server.close()
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    async def _finish(self, end: EndJob) -> None:
+        """Stops what is left, then closes the book. The workers' last words come before ours."""
+        self._notice = Notice(self._notice.version + 1, self._state.round_id, NoticeKind.JOB_OVER, end.message)
+        self._answer_watchers()
+        for future in self._parked.values():
+            if not future.done():
+                future.set_result(JobOver(end.message))
+        while self._starting or self._processes:
+            stops = [process.stop(self._settings.grace_s) for process in self._processes.values()]
+            await asyncio.gather(*stops, return_exceptions=True)
+            if self._starting:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                break
+        self._chronicle.ended(end.exit_code, end.message)
+
+    def _interrupted(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._state.phase is JobPhase.ENDED:
+            self._chronicle.warning(f"{name} again: killing all workers now")
+            for process in self._processes.values():
+                process.kill()
+            return
+        self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
+        self._post(StopRequested(number, name))
+
+    async def _discover(self) -> None:
+        last: tuple[Host, ...] | None = None
+        while True:
+            try:
+                hosts = await self._discovery.find_hosts()
+            except DiscoveryError as error:
+                last = None
+                self._post(DiscoveryFailed(str(error)))
+            except Exception as error:
+                self._crash(error)
+                return
+            else:
+                if hosts != last:
+                    self._chronicle.hosts(hosts)
+                    self._post(HostsDiscovered(hosts))
+                last = hosts
+            await asyncio.sleep(self._settings.discovery_interval_s)
+
+    # --- events in, commands out -----------------------------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        """Feeds one event to the core and carries out what it says. Never blocks."""
+        now = self._clock()
+        self._history.append((now, event))
+        before = self._state.phase
+        try:
+            self._state, commands = step(self._state, event, now)
+            for command in commands:
+                self._carry_out(command)
+        except Exception as error:
+            self._crash(error)
+            return
+        self._set_timer()
+        if before is not self._state.phase or commands:
+            self._chronicle.status(explain(self._state, now), self._state.round_id, self._member_count())
+
+    def _member_count(self) -> int:
+        return sum(1 for record in self._state.workers if record.phase is WorkerPhase.MEMBER)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = next_deadline(self._state)
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._post, TimerExpired())
+
+    def _crash(self, error: BaseException) -> None:
+        """An error of ours: the events that led to it are the bug report, and the job ends."""
+        if self._ended is None or self._ended.done():
+            return
+        self._chronicle.internal_error(error, list(self._history))
+        self._ended.set_result(EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}"))
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                self._starting.add(command.worker)
+                self._spawn(self._start(command))
+            case StopWorker():
+                self._stop(command)
+            case DismissWorker():
+                self._chronicle.worker_dismissed(command.worker, command.reason)
+                self._reply(command.worker, Removed(command.reason))
+            case PublishRound():
+                self._publish(command)
+            case SetNotice():
+                self._notice = Notice(command.version, command.round_id, command.kind, command.reason)
+                self._chronicle.notice(command)
+                self._answer_watchers()
+            case ReportResumed():
+                self._chronicle.round_resumed(command)
+            case Report():
+                self._chronicle.report(command)
+            case EndJob():
+                if self._ended is not None and not self._ended.done():
+                    self._ended.set_result(command)
+                    failure = self._state.first_failure
+                    if command.exit_code and failure is not None:
+                        self._chronicle.first_failure(failure)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    async def _start(self, command: StartWorker) -> None:
+        worker, planned = command.worker, command.planned
+        env = worker_env(
+            self._environ,
+            job=self._job,
+            exported=self._settings.worker_env,
+            worker=worker,
+            planned=planned,
+            cores=len(os.sched_getaffinity(0)),
+        )
+        try:
+            process = await self._launcher.start(
+                worker, self._settings.command, env, label=str(planned.rank), rank_at_launch=planned.rank
+            )
+        except LaunchError as error:
+            self._starting.discard(worker)
+            bad_command = isinstance(error, CommandNotFoundError)
+            self._post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+            return
+        self._starting.discard(worker)
+        self._processes[worker] = process
+        self._chronicle.worker_started(worker, process.pid)
+        process.exited.add_done_callback(lambda future: self._exited(worker, future))
+        if worker in self._stop_when_started or self._state.phase is JobPhase.ENDED:
+            self._stop_when_started.discard(worker)
+            await process.stop(self._settings.grace_s)
+
+    def _exited(self, worker: WorkerId, future: asyncio.Future[ExitStatus]) -> None:
+        if future.cancelled():
+            return
+        status = future.result()
+        process = self._processes.pop(worker)
+        record = record_of(self._state, worker)
+        expected = record is None or record.phase is WorkerPhase.LEAVING or self._state.phase is JobPhase.ENDED
+        self._chronicle.worker_exited(worker, process, status, expected=expected)
+        self._parked.pop(worker, None)
+        self._watching.pop(worker, None)
+        self._placed.pop(worker, None)
+        self._spawn(self._drain(process))
+        self._post(WorkerExited(worker, status.returncode, str(status), random.random()))
+
+    async def _drain(self, process: WorkerProcess) -> None:
+        await process.wait()
+
+    def _stop(self, command: StopWorker) -> None:
+        self._chronicle.worker_stopped(command.worker, command.reason)
+        process = self._processes.get(command.worker)
+        if process is not None:
+            self._spawn(self._stop_process(process))
+        elif command.worker in self._starting:
+            self._stop_when_started.add(command.worker)
+
+    async def _stop_process(self, process: WorkerProcess) -> None:
+        await process.stop(self._settings.grace_s)
+
+    # --- rounds (RoundHandler of the rendezvous server) ------------------------------------------------------------
+
+    def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
+        """A worker is READY: parks it until its round is formed, or answers at once what is known."""
+        future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
+        worker = request.worker
+        if self._state.phase is JobPhase.ENDED:
+            future.set_result(JobOver("the job has ended"))
+            return future
+        record = record_of(self._state, worker)
+        if record is None or record.phase is WorkerPhase.LEAVING:
+            future.set_result(Removed(f"worker {worker} has no place in the job any more"))
+            return future
+        assignment = self._placed.get(worker)
+        if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
+            # Its answer was lost on the way: the same again.
+            future.set_result(assignment)
+            return future
+        older = self._parked.get(worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._parked[worker] = future
+        self._post(
+            WorkerReady(
+                worker,
+                request.after_round,
+                request.commits,
+                request.cause,
+                request.detail,
+                request.backends,
+            )
+        )
+        return future
+
+    def watch(self, request: WatchRequest) -> Awaitable[Notice]:
+        """A member asks for the next notice of its round.
+
+        Raises:
+            StaleRoundError: the round has passed.
+            RendezvousClosedError: the worker is none of this job any more.
+        """
+        if request.round_id != self._notice.round_id:
+            raise StaleRoundError(request.round_id, self._notice.round_id)
+        if record_of(self._state, request.worker) is None:
+            raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
+        future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
+        if self._notice.version > request.version:
+            future.set_result(self._notice)
+            return future
+        older = self._watching.get(request.worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._watching[request.worker] = future
+        return future
+
+    def running(self, report: RunningReport) -> None:
+        """A member trains."""
+        self._post(WorkerRunning(report.worker, report.round_id, report.commits))
+
+    def status(self) -> dict[str, object]:
+        """The job as JSON, for ``GET /v1/status``."""
+        state = self._state
+        return {
+            "explain": explain(state, self._clock()),
+            "phase": state.phase,
+            "round_id": state.round_id,
+            "commits": state.commits,
+            "resets": state.resets,
+            "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
+            "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "workers": [
+                {
+                    "worker": record.worker.key,
+                    "phase": record.phase,
+                    "rank": record.rank if record.round_id else None,
+                    "round_id": record.round_id,
+                    "commits": record.commits,
+                    "pid": self._processes[record.worker].pid if record.worker in self._processes else None,
+                }
+                for record in state.workers
+            ],
+        }
+
+    def _publish(self, command: PublishRound) -> None:
+        self._server.begin_round(command.round_id)
+        self._placed = {one.worker: self._assignment(command, one) for one in command.placed}
+        for one in command.placed:
+            process = self._processes.get(one.worker)
+            if process is not None:
+                process.label = str(one.slot.rank)
+            self._reply(one.worker, self._placed[one.worker])
+        pids = {worker: process.pid for worker, process in self._processes.items()}
+        self._chronicle.round_formed(command, pids, self._clock() - self._state.reset_began)
+
+    def _assignment(self, command: PublishRound, one: Placed) -> RoundAssignment:
+        return RoundAssignment(
+            round_id=command.round_id,
+            slot=one.slot,
+            local_members=local_members(command.placed, one),
+            cross_members=cross_members(command.placed, one),
+            sync=command.sync,
+            commits=command.commits,
+            backend=command.backend,
+            cause=command.cause,
+        )
+
+    def _reply(self, worker: WorkerId, reply: NextRoundReply) -> None:
+        future = self._parked.pop(worker, None)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _answer_watchers(self) -> None:
+        watching, self._watching = self._watching, {}
+        for future in watching.values():
+            if not future.done():
+                future.set_result(self._notice)
+
+
+def run_job(settings: Settings) -> int:
+    """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
+
+    Returns:
+        The exit code of ``elasticrun``.
+
+    Raises:
+        SettingsError: the port or the event log cannot be had, or a fixed host is not this machine.
+    """
+    job_id = secrets.token_hex(8)
+    if settings.hosts is not None:
+        try:
+            check_local(settings.hosts)
+        except DiscoveryError as error:
+            raise SettingsError(str(error)) from error
+    with Console(settings) as console, EventLog(settings.event_log, on_warning=console.warning) as event_log:
+        launcher = LocalLauncher(
+            console,
+            output_dir=settings.output_filename,
+            prefix_timestamp=settings.prefix_timestamp,
+            job_id=job_id,
+            width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
+            on_warning=console.warning,
+        )
+        discovery: HostDiscovery = (
+            ScriptDiscovery(settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s)
+            if settings.discovery_script is not None
+            else FixedHosts(settings.hosts or ())
+        )
+        driver = ElasticDriver(
+            settings,
+            discovery=discovery,
+            launcher=launcher,
+            chronicle=Chronicle(console, event_log),
+            environ=os.environ,
+            job_id=job_id,
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(driver.run())

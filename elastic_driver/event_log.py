@@ -1,0 +1,63 @@
+"""The event log: what happened to the job, one JSON object a line, for programs.
+
+A log must never end the job that it tells of: a full disc or a vanished file is said once and then borne.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from elastic_driver.errors import SettingsError
+
+
+class EventLog:
+    """Appends events to a file.
+
+    Args:
+        path: the file; None for no log.
+        on_warning: told once when it cannot be written.
+
+    Raises:
+        SettingsError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
+        self._path = path
+        self._on_warning = on_warning
+        self._file: BinaryIO | None = None
+        if path is not None:
+            try:
+                # Unbuffered: each line is one write, whole or not at all.
+                self._file = path.open("ab", buffering=0)
+            except OSError as error:
+                raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
+
+    def write(self, event: str, **fields: object) -> None:
+        """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text."""
+        if self._file is None:
+            return
+        line = json.dumps({"time": time.time(), "event": event, **fields}, default=str, allow_nan=False)
+        try:
+            self._file.write(line.encode() + b"\n")
+        except OSError as error:
+            self.close()
+            self._on_warning(f"cannot write the event log {self._path}: {error.strerror}; going on without it")
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,197 @@
+"""Settings: everything the user asked for, checked once, before anything starts.
+
+Owns the checks of values against each other. The command line and the config file only collect values.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host, total_slots
+
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+# Horovod's bounds for the cooldown range, seconds.
+_COOLDOWN_BOUNDS_S = (1.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one job is to be. Durations in seconds. Made whole or not at all.
+
+    Attributes:
+        command: the training command; no shell reads it.
+        num_proc: slots needed before the start (-np).
+        min_num_proc: fewest workers of a round (--min-np).
+        max_num_proc: most workers of a round; None for no bound (--max-np).
+        slots_per_host: slots of hosts that name none.
+        elastic: whether membership may change (a discovery script or --min-np was given).
+        elastic_timeout_s: how long the job may lack slots.
+        start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
+        reset_limit: unplanned resets allowed; None for no bound.
+        cooldown_range_s: shortest and longest time a failed host stays out; None for ever.
+        hosts: fixed hosts; None with a discovery script.
+        discovery_script: shell command that prints the hosts; None with fixed hosts.
+        discovery_interval_s: between the end of one run of it and the next.
+        discovery_timeout_s: how long one run may take.
+        rendezvous_port: of the driver's HTTP server; 0 for any.
+        rendezvous_address: where it listens, and where workers listen for each other.
+        output_filename: folder for the workers' output; None for none.
+        prefix_timestamp: whether forwarded lines begin with the time.
+        verbose: whether details are told.
+        log_level: of the driver's lines.
+        grace_s: between TERM and KILL.
+        event_log: JSON-lines file; None for none.
+        gloo_timeout_s: for building the workers' contexts.
+        worker_env: variables of the tuning flags for the workers.
+        network_interfaces, ssh_port, ssh_identity_file: for remote hosts; kept, without effect on local ones.
+
+    Raises:
+        SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
+    """
+
+    command: tuple[str, ...]
+    num_proc: int
+    min_num_proc: int
+    max_num_proc: int | None = None
+    slots_per_host: int | None = None
+    elastic: bool = False
+    elastic_timeout_s: float = 600.0
+    start_timeout_s: float = 300.0
+    reset_limit: int | None = None
+    cooldown_range_s: tuple[float, float] | None = None
+    hosts: tuple[Host, ...] | None = None
+    discovery_script: str | None = None
+    discovery_interval_s: float = 1.0
+    discovery_timeout_s: float = 10.0
+    rendezvous_port: int = 0
+    rendezvous_address: str = "127.0.0.1"
+    output_filename: Path | None = None
+    prefix_timestamp: bool = False
+    verbose: bool = False
+    log_level: str = "INFO"
+    grace_s: float = 5.0
+    event_log: Path | None = None
+    gloo_timeout_s: float = 30.0
+    worker_env: Mapping[str, str] = field(default_factory=dict)
+    network_interfaces: tuple[str, ...] = ()
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_hosts()
+        self._check_files()
+        check_command(self.command)
+
+    def _check_numbers(self) -> None:
+        _at_least("-np", self.num_proc, 1)
+        _at_least("--min-np", self.min_num_proc, 1)
+        if self.min_num_proc > self.num_proc:
+            raise SettingsError(f"--min-np {self.min_num_proc} is above -np {self.num_proc}")
+        if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
+            raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
+        if self.slots_per_host is not None:
+            _at_least("--slots-per-host", self.slots_per_host, 1)
+        if self.reset_limit is not None:
+            _at_least("--reset-limit", self.reset_limit, 0)
+        for flag, value in (
+            ("--elastic-timeout", self.elastic_timeout_s),
+            ("--start-timeout", self.start_timeout_s),
+            ("--discovery-interval", self.discovery_interval_s),
+            ("--discovery-timeout", self.discovery_timeout_s),
+            ("--gloo-timeout-seconds", self.gloo_timeout_s),
+        ):
+            if not 0 < value < 1e9:
+                raise SettingsError(f"{flag} {value:g} is not a number of seconds above 0")
+        if not 0 <= self.grace_s < 1e9:
+            raise SettingsError(f"--grace-time {self.grace_s:g} is not a number of seconds")
+        if not 0 <= self.rendezvous_port <= 65535:
+            raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
+        if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
+            raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
+        if self.log_level not in LOG_LEVELS:
+            raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+        if self.cooldown_range_s is not None:
+            low, high = self.cooldown_range_s
+            least, most = _COOLDOWN_BOUNDS_S
+            if not least <= low <= high <= most:
+                raise SettingsError(
+                    f"--blacklist-cooldown-range {low:g} {high:g} is not a range within {least:g} to {most:g} s, "
+                    "lower bound first"
+                )
+
+    def _check_hosts(self) -> None:
+        if self.discovery_script is not None:
+            if self.hosts is not None:
+                raise SettingsError("give either --host-discovery-script or fixed hosts (-H, --hostfile), not both")
+            _check_script(self.discovery_script)
+            return
+        if not self.hosts:
+            raise SettingsError("no hosts: give -H, --hostfile or --host-discovery-script")
+        slots = total_slots(self.hosts)
+        if slots < self.num_proc:
+            raise SettingsError(
+                f"-np {self.num_proc} is above the {slots} slots of the hosts given "
+                f"({', '.join(str(host) for host in self.hosts)})"
+            )
+
+    def _check_files(self) -> None:
+        if self.output_filename is not None:
+            try:
+                self.output_filename.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SettingsError(
+                    f"cannot make the folder {self.output_filename} (--output-filename): {error.strerror}"
+                ) from error
+            if not os.access(self.output_filename, os.W_OK):
+                raise SettingsError(f"cannot write to the folder {self.output_filename} (--output-filename)")
+        if self.event_log is not None and not self.event_log.parent.is_dir():
+            raise SettingsError(
+                f"cannot write {self.event_log} (--event-log): there is no folder {self.event_log.parent}"
+            )
+
+
+def _at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise SettingsError(f"{flag} {value} is below {least}")
+
+
+def _check_script(script: str) -> None:
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise SettingsError(f"cannot read --host-discovery-script {script!r}: {error}") from error
+    if not words:
+        raise SettingsError("--host-discovery-script is empty")
+    _check_program(words[0], "the host discovery script", hint="chmod +x it")
+
+
+def check_command(command: tuple[str, ...]) -> None:
+    """Raises SettingsError unless there is a command and its program can be executed."""
+    if not command:
+        raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
+    script = command[0]
+    hint = f"run it as: python {script}" if script.endswith(".py") else "chmod +x it"
+    _check_program(script, "the command", hint=hint)
+
+
+def _check_program(program: str, what: str, *, hint: str) -> None:
+    if "/" not in program:
+        if shutil.which(program) is None:
+            near = f"; there is a file of this name here: write ./{program}" if Path(program).is_file() else ""
+            raise SettingsError(f"cannot find {what} {program!r} on the PATH{near}")
+        return
+    path = Path(program)
+    if not path.exists():
+        raise SettingsError(f"cannot find {what} {program!r}: there is no such file")
+    if not path.is_file():
+        raise SettingsError(f"cannot run {what} {program!r}: it is not a file")
+    if not os.access(path, os.X_OK):
+        raise SettingsError(f"cannot run {what} {program!r}: it is not executable; {hint}")
