@@ -171,7 +171,7 @@ class Chronicle:
             "first_failure", worker=failure.worker.key, rank=failure.rank, how=failure.how, last_lines=list(lines)
         )
         if lines:
-            self._console.error(f"last output of worker {failure.worker}, which {failure.how}:")
+            self._console.error(f"last output of worker {failure.worker} ({failure.how}):")
             for line in lines:
                 self._console.error(f"  {line}")
 

@@ -7,13 +7,15 @@ Everything here runs on one asyncio loop; nobody else touches the state, so ther
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -476,14 +478,17 @@ def run_job(settings: Settings) -> int:
             check_local(settings.hosts)
         except DiscoveryError as error:
             raise SettingsError(str(error)) from error
-    with Console(settings) as console, EventLog(settings.event_log, on_warning=console.warning) as event_log:
+    with (
+        Console(settings) as console,
+        _logging_to(console),
+        EventLog(settings.event_log, on_warning=console.warning) as event_log,
+    ):
         launcher = LocalLauncher(
             console,
             output_dir=settings.output_filename,
             prefix_timestamp=settings.prefix_timestamp,
             job_id=job_id,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
-            on_warning=console.warning,
         )
         discovery: HostDiscovery = (
             ScriptDiscovery(settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s)
@@ -500,3 +505,21 @@ def run_job(settings: Settings) -> int:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(driver.run())
+
+
+@contextlib.contextmanager
+def _logging_to(console: Console) -> Iterator[None]:
+    """Warnings that the package logs (an output file that cannot be written, a guard that died) reach the user."""
+
+    class ToConsole(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            console.warning(record.getMessage())
+
+    logger, handler = logging.getLogger("elastic_driver"), ToConsole(logging.WARNING)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
