@@ -157,11 +157,11 @@ class TorchCollectives:
             candidate = _duplicate(descriptor, inode)
             if candidate is None:
                 continue
-            if _is_listening(candidate):
-                self._adopt(candidate)
-                port: int = candidate.getsockname()[1]
-                return port
-            candidate.close()
+            # Never shut down: torch's Gloo ends the process when accept() fails on its listener.
+            with candidate:
+                if _is_listening(candidate):
+                    port: int = candidate.getsockname()[1]
+                    return port
         raise HorovodInternalError("cannot find the listening socket of torch's Gloo device")
 
     def _adopt_connections(self, before: set[int], port: int, peer_ports: set[int]) -> None:
