@@ -174,8 +174,10 @@ class TorchCollectives:
             if candidate is None:
                 continue
             try:
-                ours = candidate.family in (socket.AF_INET, socket.AF_INET6) and (
-                    candidate.getsockname()[1] == port or candidate.getpeername()[1] in peer_ports
+                ours = (
+                    candidate.family in (socket.AF_INET, socket.AF_INET6)
+                    and not _is_listening(candidate)
+                    and (candidate.getsockname()[1] == port or candidate.getpeername()[1] in peer_ports)
                 )
             except OSError:
                 ours = False  # not connected
