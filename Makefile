@@ -1,0 +1,28 @@
+# PYTHON=/path/to/python picks the interpreter (3.11 or later).
+export PYTHON
+
+.PHONY: help setup demo test check clean
+
+help:
+	@echo "make demo    set everything up and watch a training go on while workers come, go and are killed"
+	@echo "make test    set everything up and run all checks and tests"
+	@echo "make setup   set everything up: system packages (as root), .venv, native extension"
+	@echo "make check   all checks and tests, without the set-up; scripts/check --fast is quicker"
+	@echo "make clean   remove everything that was built, the virtual environment too"
+
+setup:
+	@bash scripts/setup
+
+demo: setup
+	@.venv/bin/python examples/demo.py
+
+test: setup
+	@bash scripts/check
+
+check:
+	@bash scripts/check
+
+clean:
+	rm -rf .venv build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f elastic_driver/_native*.so
+	find . -name __pycache__ -prune -exec rm -rf {} +
