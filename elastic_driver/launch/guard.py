@@ -1,34 +1,181 @@
-"""The guard: a small process that outlives the driver by a moment, to end the workers of a driver that was killed.
+"""Finds and ends all processes of a job, and, run as a program, does so when the driver is dead.
 
-Reads its standard input: a line with a number is the pid of a worker that was started, ``done`` is the regular end.
-When the pipe closes without ``done``, the driver has died: everything of the job is killed.
+A process belongs to a worker when it is the worker's process, in its session, a descendant, or carries the job's marks
+in its environment (a daemon that left both session and parent still does).
 
-    python -m elastic_driver.launch.guard JOB_ID < pipe
+The launcher starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at
+once: it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other
+end only the driver holds. The end of that pipe therefore means that the driver is dead, and also that no half-started
+worker is left: between fork and exec a child holds the pipe as well, and after exec it carries the marks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
 import sys
+import time
+from collections.abc import Iterable, Mapping
 
-from elastic_driver.launch.tree import kill_all
+if __name__ == "__main__":
+    # -S leaves site-packages out; the launcher says where psutil lies.
+    sys.path.append(sys.argv[2])
+
+import psutil
+
+# The same names as in elastic_driver.rendezvous.messages (a test compares them).
+ENV_JOB = "ELASTIC_DRIVER_JOB"
+ENV_WORKER = "ELASTIC_DRIVER_WORKER"
+
+# What the guard allows workers between SIGTERM and SIGKILL: enough for multiprocessing's resource tracker to remove its
+# shared memory, and all is gone within two seconds of the driver's death.
+_GRACE_S = 0.5
+# How long the guard goes on killing: a process in an uninterruptible system call dies only when that returns.
+_GIVE_UP_S = 60.0
+# Between two scans: a process that was being started during the first one shows in the second.
+_SCAN_GAP_S = 0.05
 
 
-def main() -> int:
-    """Waits for the driver's end. The signals of a terminal or a service manager must not end the guard before it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[str, list[psutil.Process]]:
+    """Looks through all processes of the machine. Takes about 0.3 ms for each, so the driver calls it in a thread.
+
+    Args:
+        job_id: the job's mark.
+        leaders: the processes that were started as workers (each leads a session), by worker key.
+
+    Returns:
+        The living processes of the job by worker key; under "" those that carry the job's mark and no worker's. Never
+        the calling process.
+
+    Raises:
+        OSError: no file descriptor is free to look with.
+    """
+    owner_of: dict[int, str] = {}
+    alive: dict[int, psutil.Process] = {}
+    parent_of: dict[int, int] = {}
+    sessions = {leader.pid: key for key, leader in leaders.items()}
+    me = os.getpid()
+    for pid in psutil.pids():
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                parent_of[pid] = process.ppid()
+                if process.status() == psutil.STATUS_ZOMBIE or pid == me:
+                    continue
+            session = os.getsid(pid)
+        except (psutil.Error, ProcessLookupError):
+            continue
+        alive[pid] = process
+        key = sessions.get(session)
+        # A worker's process id stays taken while its session has members. If another process has it now, the worker's
+        # session was empty before, and this is a stranger's.
+        if key is not None and (pid != session or process == leaders[key]):
+            owner_of[pid] = key
+    for key, leader in leaders.items():
+        if leader.pid in alive and alive[leader.pid] != leader:
+            owner_of = {pid: owner for pid, owner in owner_of.items() if owner != key}
+    _add_descendants(owner_of, alive, parent_of)
+    for pid, process in alive.items():
+        if pid not in owner_of:
+            key = _marked_key(process, job_id)
+            if key is not None:
+                owner_of[pid] = key
+    _add_descendants(owner_of, alive, parent_of)
+    found: dict[str, list[psutil.Process]] = {}
+    for pid, key in owner_of.items():
+        found.setdefault(key, []).append(alive[pid])
+    return found
+
+
+def _marked_key(process: psutil.Process, job_id: str) -> str | None:
+    try:
+        environment = process.environ()
+    except psutil.Error:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None  # it is between two programs, or ends
+    return environment.get(ENV_WORKER, "") if environment.get(ENV_JOB) == job_id else None
+
+
+def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: Mapping[int, int]) -> None:
+    for pid in alive:
+        line: list[int] = []
+        ancestor = pid
+        # A pid that is reused during the scan could close a circle.
+        while ancestor not in owner_of and ancestor in parent_of and ancestor not in line:
+            line.append(ancestor)
+            ancestor = parent_of[ancestor]
+        key = owner_of.get(ancestor)
+        if key is not None:
+            owner_of.update((one, key) for one in line if one in alive)
+
+
+def send_signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Signals a process, unless it is gone or its id belongs to another process by now."""
+    with contextlib.suppress(psutil.Error, OSError):
+        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+            # The descriptor fixes who is meant; is_running() then compares the creation time.
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                if process.is_running():
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+        else:
+            process.send_signal(number)
+
+
+def end_job(job_id: str, leaders: Mapping[str, psutil.Process]) -> bool:
+    """SIGTERM to every process of the job, a short grace, SIGKILL until nothing is left. Blocks.
+
+    Returns:
+        Whether nothing is left; False only for processes that even SIGKILL does not end.
+    """
+    first = _flat(find_processes(job_id, leaders))
+    for process in first:
+        send_signal(process, signal.SIGTERM)
+    psutil.wait_procs(first, timeout=_GRACE_S)
+    give_up = time.monotonic() + _GIVE_UP_S
+    clean = 0
+    while clean < 2 and time.monotonic() < give_up:
+        left = _flat(find_processes(job_id, leaders))
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+        clean = 0 if left else clean + 1
+        time.sleep(_SCAN_GAP_S)
+    return clean >= 2
+
+
+def _flat(found: Mapping[str, list[psutil.Process]]) -> list[psutil.Process]:
+    return [process for processes in found.values() for process in processes]
+
+
+def main(job_id: str) -> int:
+    """The guard's life: notes which workers there are until the driver says ``quit`` or dies.
+
+    Lines on standard input: ``+ PID`` a worker was started, ``- PID`` it is gone with all it started, ``quit``.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    job_id = sys.argv[1]
-    leaders: list[int] = []
-    for line in sys.stdin:
-        text = line.strip()
-        if text == "done":
-            return 0
-        if text.isdecimal():
-            leaders.append(int(text))
-    kill_all(job_id, worker_key=None, leaders=leaders)
-    return 0
+    leaders: dict[str, psutil.Process] = {}
+    for line in sys.stdin.buffer:
+        match line.split():
+            case [b"+", pid]:
+                # One that has already ended has nothing to be known by but its mark.
+                with contextlib.suppress(psutil.Error):
+                    leaders[pid.decode()] = psutil.Process(int(pid))
+            case [b"-", pid]:
+                leaders.pop(pid.decode(), None)
+            case [b"quit"]:
+                return 0
+            case _:
+                pass
+    return 0 if end_job(job_id, leaders) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

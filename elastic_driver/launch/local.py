@@ -1,166 +1,245 @@
-"""Workers as child processes on this machine.
+"""Worker processes on this machine.
 
-Owns their start, their end (felt through a pidfd, at once), their process trees and their output pipes. One asyncio
-loop; scans of /proc run in a thread so that they never hold it up.
+Owns each worker's process, pipes and process tree. Decides nothing: when a worker is started or stopped is the driver's
+business.
+
+A dead worker stays a zombie until all it started is gone. Its process id, and with it its session's, can therefore
+not be given to a stranger while the session is being killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.output import LineCutter, OutputSink, Stream, WorkerOutput
-from elastic_driver.launch.process import CommandNotFoundError, ExitStatus, WorkerProcess
-from elastic_driver.launch.tree import kill_all, processes_of, send
+from elastic_driver.launch.death import exit_status, set_once, wait_gone, watch_child
+from elastic_driver.launch.guard import find_processes, send_signal
+from elastic_driver.launch.guard_link import GuardLink
+from elastic_driver.launch.output import LogFiles, WorkerOutput
+from elastic_driver.launch.process import ExitStatus, OutputSink
+from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
+from elastic_driver.rendezvous.messages import ENV_JOB, ENV_WORKER
 
-# A dead worker's pipes end with it, unless a process that escaped its tree holds them: then they are cut.
-_DRAIN_S = 2.0
-_READ_BYTES = 256 << 10
+_log = logging.getLogger(__name__)
+
+# What the children of a worker that ended by itself get between SIGTERM and SIGKILL. Not 0: multiprocessing's resource
+# tracker removes the dead worker's shared memory in this time.
+LEFTOVER_GRACE_S = 1.0
+# How long output is waited for that a descendant outside of our reach could still write.
+_DRAIN_S = 1.0
+# A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
+_KILL_S = 5.0
+_Found = dict[str, list[psutil.Process]]  # by worker key
 
 
-class LocalProcess:
-    """One worker's process and its tree. See :class:`elastic_driver.launch.process.WorkerProcess`."""
+class _JobScanner:
+    """Looks for the job's processes in a thread, once for all who ask at the same time."""
 
-    def __init__(self, worker: WorkerId, popen: subprocess.Popen[bytes], output: WorkerOutput, job_id: str) -> None:
-        loop = asyncio.get_running_loop()
-        self.worker = worker
-        self.pid = popen.pid
-        self.exited: asyncio.Future[ExitStatus] = loop.create_future()
-        self._popen = popen
-        self._output = output
+    def __init__(self, job_id: str, pool: ThreadPoolExecutor) -> None:
         self._job_id = job_id
-        self._open_pipes = 0
-        self._drained = loop.create_future()
-        self._stopping: asyncio.Task[None] | None = None
-        self._swept: asyncio.Task[None] | None = None
-        assert popen.stdout is not None
-        assert popen.stderr is not None
-        self._pipes: dict[IO[bytes], tuple[Stream, LineCutter]] = {
-            popen.stdout: ("stdout", LineCutter()),
-            popen.stderr: ("stderr", LineCutter()),
-        }
-        for pipe in self._pipes:
-            os.set_blocking(pipe.fileno(), False)
-            loop.add_reader(pipe.fileno(), self._read, pipe)
-        self._pidfd = os.pidfd_open(popen.pid)
-        loop.add_reader(self._pidfd, self._dead)
+        self._pool = pool
+        self._leaders: dict[str, psutil.Process] = {}
+        self._running: asyncio.Task[_Found] | None = None
+        self._next: asyncio.Task[_Found] | None = None
 
-    @property
-    def label(self) -> str:
-        """What stands in the prefix of its output: its present rank."""
-        return self._output.label
+    def add(self, key: str, leader: psutil.Process) -> None:
+        self._leaders[key] = leader
 
-    @label.setter
-    def label(self, text: str) -> None:
-        self._output.label = text
+    def remove(self, key: str) -> None:
+        self._leaders.pop(key, None)
+
+    async def find(self, key: str) -> list[psutil.Process]:
+        """The living processes of one worker, as of a scan that began after this call."""
+        return (await self.find_all()).get(key, [])
+
+    async def find_all(self) -> _Found:
+        """The living processes of the job by worker key."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._scan(self._running))
+        return await asyncio.shield(self._next)
+
+    async def _scan(self, before: asyncio.Task[_Found] | None) -> _Found:
+        if before is not None:
+            await asyncio.wait((before,))
+        # Who asks from here on may have seen something that this scan does not show.
+        self._running, self._next = self._next, None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, find_processes, self._job_id, dict(self._leaders))
+
+
+class LocalWorker:
+    """A worker process on this machine. See :class:`~elastic_driver.launch.process.WorkerProcess`.
+
+    Attributes:
+        finished: done when it is dead, what it started is gone, and its output is drained.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        spawned: Spawned,
+        scanner: _JobScanner,
+        guard: GuardLink,
+        *,
+        label: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worker = worker
+        self.pid = spawned.popen.pid
+        self.label = label
+        self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self._popen = spawned.popen
+        self._leader = spawned.leader
+        self._scanner = scanner
+        self._guard = guard
+        self._warn = warn
+        self._output: WorkerOutput | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._kill_now: asyncio.Future[None] = self._loop.create_future()
+        self._kill_at = float("inf")
+        self._kill_timer: asyncio.TimerHandle | None = None
+        watch_child(self.pid, self._died)
+        scanner.add(worker.key, spawned.leader)
+        guard.started(self.pid)
+
+    def forward(self, output: WorkerOutput) -> None:
+        """Takes over the reading of its output."""
+        self._output = output
 
     @property
     def last_lines(self) -> Sequence[str]:
-        """The last lines of its standard error, or of its standard output when it said nothing there."""
-        return tuple(self._output.last_lines["stderr"] or self._output.last_lines["stdout"])
+        """The end of its stderr, or of its stdout when it wrote nothing there."""
+        return () if self._output is None else self._output.last_lines
 
     async def wait(self) -> ExitStatus:
-        """Blocks until the process has ended, nothing of its tree is left, and its output has been passed on."""
-        status = await asyncio.shield(self.exited)
-        await asyncio.shield(self._drained)
-        return status
+        """Blocks until it is dead, what it started is gone, and its output is drained."""
+        return await asyncio.shield(self.finished)
 
     async def stop(self, grace_s: float) -> ExitStatus:
-        """TERM to the whole tree, and KILL to what is left of it after ``grace_s`` seconds. Idempotent."""
-        if self._stopping is None and not self.exited.done():
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(grace_s))
+        """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
+        if not self.finished.done():
+            self._end_tree_within(grace_s)
         return await self.wait()
 
     def kill(self) -> None:
-        """KILL to the process now; its end takes the rest of its tree along."""
-        if not self.exited.done():
-            self._popen.kill()
-
-    async def _stop(self, grace_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        tree = await asyncio.to_thread(self._find)
-        send(tree, signal.SIGTERM)
-        if not self.exited.done():
-            await asyncio.wait([self.exited], timeout=grace_s)
-        if not self.exited.done():
-            send(await asyncio.to_thread(self._find), signal.SIGKILL)
+        """SIGKILL to the tree."""
+        if self.finished.done():
             return
-        # The worker heeded the signal; its children get the rest of the grace.
-        others = [process for process in tree if process.pid != self.pid]
-        if others:
-            await asyncio.to_thread(psutil.wait_procs, others, timeout=max(0.0, deadline - loop.time()))
+        # The worker's own group at once, what has left it after a scan. Not reaped yet, so the group's id is ours.
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._end_tree_within(0.0)
 
-    def _find(self) -> list[psutil.Process]:
-        return processes_of(self._job_id, worker_key=self.worker.key, leaders=(self.pid,))
+    def _end_tree_within(self, grace_s: float) -> None:
+        now = self._loop.time()
+        if now + grace_s < self._kill_at and not self._kill_now.done():
+            self._kill_at = now + grace_s
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+                self._kill_timer = None
+            if grace_s <= 0:
+                self._no_more_grace()
+            else:
+                self._kill_timer = self._loop.call_later(grace_s, self._no_more_grace)
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._end_tree())
 
-    def _dead(self) -> None:
-        """The process has ended: says so at once, then sees to what it left behind."""
-        loop = asyncio.get_running_loop()
-        returncode = self._popen.poll()
-        if returncode is None:
-            return
-        loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._swept = loop.create_task(self._sweep())
-        self.exited.set_result(ExitStatus(returncode))
+    def _no_more_grace(self) -> None:
+        if not self._kill_now.done():
+            self._kill_now.set_result(None)
 
-    async def _sweep(self) -> None:
-        if self._stopping is not None:
-            await asyncio.wait([self._stopping])
-        await asyncio.to_thread(kill_all, self._job_id, worker_key=self.worker.key, leaders=(self.pid,))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DRAIN_S
-        while self._pipes and loop.time() < deadline:
-            # The last bytes are in the pipes already: each turn of the loop reads on.
-            await asyncio.sleep(0.005)
-        for pipe in tuple(self._pipes):
-            self._end(pipe)
-        self._output.close()
-        if not self._drained.done():
-            self._drained.set_result(None)
-
-    def _read(self, pipe: IO[bytes]) -> None:
+    async def _end_tree(self) -> None:
+        if not self._kill_now.done():
+            processes = await self._find()
+            for process in processes:
+                send_signal(process, signal.SIGTERM)
+            await wait_gone(processes, self._kill_now)
+        give_up = self._loop.create_future()
+        timer = self._loop.call_later(_KILL_S, set_once, give_up)
         try:
-            data = os.read(pipe.fileno(), _READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._end(pipe)
-            return
-        stream, cutter = self._pipes[pipe]
-        self._output.write(stream, cutter.feed(data))
+            while processes := await self._find():
+                if give_up.done():
+                    pids = ", ".join(str(process.pid) for process in processes)
+                    self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
+                    self._abandon()
+                    return
+                for process in processes:
+                    send_signal(process, signal.SIGKILL)
+                await wait_gone(processes, give_up)
+        finally:
+            timer.cancel()
 
-    def _end(self, pipe: IO[bytes]) -> None:
-        stream, cutter = self._pipes.pop(pipe)
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
-        self._output.write(stream, cutter.end())
-        pipe.close()
+    async def _find(self) -> list[psutil.Process]:
+        try:
+            return await self._scanner.find(self.worker.key)
+        except OSError as error:  # no descriptor is free to look into /proc
+            self._warn(f"cannot look for what worker {self.worker} started: {error}")
+            return [] if self.exited.done() else [self._leader]
+
+    def _died(self) -> None:
+        status = exit_status(self.pid)
+        if status is None or self.exited.done():  # it was abandoned, and has ended after all
+            self._popen.wait()
+            return
+        if self._output is not None:
+            self._output.read_what_is_there()
+        self.exited.set_result(status)
+        # When a stop is under way, what is left of the tree keeps that stop's grace.
+        if self._ending is None:
+            self._end_tree_within(LEFTOVER_GRACE_S)
+        self._finishing = self._loop.create_task(self._finish(status))
+
+    def _abandon(self) -> None:
+        if not self.exited.done():
+            status = ExitStatus(-signal.SIGKILL)
+            self.exited.set_result(status)
+            self._close(status)
+
+    async def _finish(self, status: ExitStatus) -> None:
+        try:
+            if self._ending is not None:
+                await asyncio.wait((self._ending,))
+                if (error := self._ending.exception()) is not None:
+                    self._warn(f"cannot end what worker {self.worker} started: {error!r}")
+            if self._output is not None:
+                await self._output.drained(_DRAIN_S)
+        finally:
+            self._popen.wait()  # dead already: this only reaps it
+            self._close(status)
+
+    def _close(self, status: ExitStatus) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if self._output is not None:
+            self._output.close()
+        self._scanner.remove(self.worker.key)
+        self._guard.gone(self.pid)
+        self.finished.set_result(status)
 
 
 class LocalLauncher:
-    """Starts workers on this machine.
+    """Starts workers on this machine. Create and use it on the event loop's thread.
 
     Args:
-        sink: takes their output.
-        output_dir: folder for ``rank.R/stdout`` and ``stderr``; None for none.
-        prefix_timestamp: whether output lines begin with the time.
-        job_id: marks every process of the job.
+        sink: takes the workers' output.
+        output_dir: keeps each worker's output as well, in ``rank.R/stdout`` and ``stderr``.
+        prefix_timestamp: whether the prefix of each line begins with the time.
+        job_id: marks the job's processes.
         width: digits of R.
-        on_warning: told of what the user should know.
+        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
     """
 
     def __init__(
@@ -171,113 +250,125 @@ class LocalLauncher:
         prefix_timestamp: bool,
         job_id: str,
         width: int,
-        on_warning: Callable[[str], None],
+        warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self._sink = sink
         self._output_dir = output_dir
         self._prefix_timestamp = prefix_timestamp
         self._job_id = job_id
         self._width = width
-        self._on_warning = on_warning
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._pids: list[int] = []
-        self._file_warned = False
+        self._warn = warn
+        # Two: a scan must not hold up the start of a replacement.
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="elastic-driver-launch")
+        self._scanner = _JobScanner(job_id, self._pool)
+        self._guard: GuardLink | None = None
+        self._workers: set[LocalWorker] = set()
+        self._starting: set[asyncio.Task[LocalWorker]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._disc_warned = False
+
+    @property
+    def guard_pid(self) -> int | None:
+        """The process id of the guard; None when there is none."""
+        return None if self._guard is None else self._guard.pid
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> WorkerProcess:
-        """Starts a process in a session of its own, with the environment given and no input.
-
-        Args:
-            worker: who it is.
-            command: program and arguments; no shell reads them.
-            env: its whole environment.
-            label: stands in the prefix of its output until it is changed.
-            rank_at_launch: names its folder of ``--output-filename``.
+    ) -> LocalWorker:
+        """Starts a worker; see the protocol.
 
         Raises:
-            CommandNotFoundError: the program is not there or cannot be executed.
-            LaunchError: the system refuses another process.
+            CommandNotFoundError: the command cannot be run.
+            LaunchError: the process could not be started.
         """
-        self._check_guard()
-        try:
-            popen = await asyncio.to_thread(
-                subprocess.Popen,
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(env),
-                start_new_session=True,
-                bufsize=0,
-            )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            raise CommandNotFoundError(f"cannot run {command[0]!r}: {error.strerror}") from error
-        except OSError as error:
-            raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
-        self._tell_guard(f"{popen.pid}\n")
-        self._pids.append(popen.pid)
-        folder = None
-        if self._output_dir is not None:
-            folder = self._output_dir / f"rank.{rank_at_launch:0{self._width}d}"
-        output = WorkerOutput(
-            self._sink,
-            prefix_timestamp=self._prefix_timestamp,
-            folder=folder,
-            header=f"worker {worker.key}, pid {popen.pid}, started {time.strftime('%Y-%m-%d %H:%M:%S')}",
-            on_error=self._warn_of_files,
+        if self._closing is not None:
+            raise LaunchError(f"cannot start worker {worker}: the job is ending")
+        if self._guard is None:
+            let_children_be_reaped()
+            self._guard = GuardLink(self._job_id, self._warn)
+        self._guard.ensure()
+        starting = asyncio.get_running_loop().create_task(
+            self._start(self._guard, worker, command, env, label=label, rank_at_launch=rank_at_launch)
         )
-        output.label = label
-        return LocalProcess(worker, popen, output, self._job_id)
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Nobody takes the process any more, but it may exist.
+            starting.add_done_callback(_kill_unwanted)
+            raise
 
     async def close(self) -> None:
-        """Kills what is left of the job, and lets the guard go."""
-        if self._pids:
-            await asyncio.to_thread(kill_all, self._job_id, worker_key=None, leaders=tuple(self._pids))
-        if self._guard is not None:
-            self._tell_guard("done\n")
-            guard, self._guard = self._guard, None
-            assert guard.stdin is not None
-            guard.stdin.close()
-            await asyncio.to_thread(guard.wait)
+        """Kills what is left of the job, ends the guard. Harmless when repeated."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
 
-    def _warn_of_files(self, text: str) -> None:
-        if not self._file_warned:
-            self._file_warned = True
-            self._on_warning(text)
-
-    def _check_guard(self) -> None:
-        """Starts the guard, and another when it has died."""
-        if self._guard is not None and self._guard.poll() is None:
-            return
+    async def _close(self) -> None:
+        if self._starting:
+            await asyncio.wait(tuple(self._starting))
+        for process in tuple(self._workers):
+            process.kill()
+        await asyncio.gather(*(process.wait() for process in self._workers))
         if self._guard is not None:
-            self._on_warning(f"the guard process (pid {self._guard.pid}) has died; starting another")
+            # What carries the job's mark and no worker's: a discovery script that hangs.
+            try:
+                found = await self._scanner.find_all()
+            except OSError as error:
+                self._warn(f"cannot look for what is left of the job: {error}")
+            else:
+                for processes in found.values():
+                    for left in processes:
+                        send_signal(left, signal.SIGKILL)
+            await self._guard.close()
+        self._pool.shutdown(wait=False)
+
+    async def _start(
+        self,
+        guard: GuardLink,
+        worker: WorkerId,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        label: str,
+        rank_at_launch: int,
+    ) -> LocalWorker:
+        marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
+        loop = asyncio.get_running_loop()
+        spawned = await loop.run_in_executor(self._pool, spawn, worker, tuple(command), marked)
         try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-m", "elastic_driver.launch.guard", self._job_id],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                bufsize=0,
-                env=_guard_env(),
-            )
+            process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except OSError as error:
-            raise LaunchError(f"cannot start the guard process: {error.strerror}") from error
-        for pid in self._pids:
-            self._tell_guard(f"{pid}\n")
+            spawned.undo()
+            raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
+        process.forward(
+            WorkerOutput(
+                spawned.pipes,
+                self._sink,
+                label=lambda: process.label,
+                prefix_timestamp=self._prefix_timestamp,
+                files=self._log_files(worker, process.pid, rank_at_launch),
+                warn=self._warn,
+            )
+        )
+        self._workers.add(process)
+        process.finished.add_done_callback(lambda _: self._workers.discard(process))
+        return process
 
-    def _tell_guard(self, text: str) -> None:
-        if self._guard is None or self._guard.stdin is None:
-            return
-        try:
-            self._guard.stdin.write(text.encode())
-        except OSError:
-            return  # it has died: the next start makes another, which is told all pids
+    def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
+        if self._output_dir is None:
+            return None
+        files = LogFiles(self._output_dir / f"rank.{rank:0{self._width}d}", self._warn_disc)
+        files.begin(worker, pid)
+        return files
+
+    def _warn_disc(self, message: str) -> None:
+        if not self._disc_warned:
+            self._disc_warned = True
+            self._warn(f"{message}; the job goes on without")
 
 
-def _guard_env() -> dict[str, str]:
-    """The guard finds this package where the driver found it, however that was started."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+def _kill_unwanted(starting: asyncio.Task[LocalWorker]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill()

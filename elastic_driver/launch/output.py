@@ -1,119 +1,283 @@
-"""Workers' output: bytes from their pipes become whole lines with a prefix, for the terminal and for files.
+"""A worker's output on its way to the user: cut into lines, prefixed, passed on, and kept in files.
 
-Owns the cutting into lines, the prefix and the files of ``--output-filename``. Where the lines go is the sink's matter.
+Owns the reading ends of the pipes and the files under ``--output-filename``. Works on bytes, so a character that comes
+in two reads stays whole.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
 
-Stream = Literal["stdout", "stderr"]
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.process import OutputSink, Stream
 
-# A line longer than this is passed on in pieces, so that a worker that never ends its line costs no memory.
-MAX_LINE_BYTES = 64 << 10
-# How many last lines of a worker are kept for the message that tells why it failed.
-LAST_LINES = 20
+# A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
+MAX_LINE = 65536
+# One read empties a pipe of the usual size.
+_READ_SIZE = 65536
+# What is read at once when a worker has died: its pipes hold no more than this unless somebody enlarged them, and a
+# descendant that goes on writing must not hold up the news.
+_DRAIN_SIZE = 2 << 20
+_LAST_LINES = 20
+_LAST_LINE_SIZE = 2000
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class OutputSink(Protocol):
-    """Takes whole lines, prefix included. Must not raise for a reader that has gone or a disc that is full."""
+class LineSplitter:
+    """Cuts a stream of bytes into lines; how the bytes were divided over the reads makes no difference.
 
-    def write(self, stream: Stream, data: bytes) -> None:
-        """One or more whole lines."""
+    A newline, a carriage return (progress bars) or both end a line. A carriage return at the start of a line ends none:
+    progress bars write it before each of their texts.
+    """
 
-
-class LineCutter:
-    """Cuts a stream of bytes into lines. ``\\n``, ``\\r`` and ``\\r\\n`` end one (``\\r``: progress bars)."""
-
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, max_line: int = MAX_LINE) -> None:
+        self._max_line = max_line
+        self._rest = bytearray()
         self._after_cr = False
 
+    @property
+    def rest(self) -> bytes:
+        """The beginning of the line that has not ended yet."""
+        return bytes(self._rest)
+
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends."""
+        """The lines that end in ``data``, without their ends."""
+        if not data:
+            return []
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         if data:
             self._after_cr = data.endswith(b"\r")
-        lines = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop()
-        while len(self._rest) >= MAX_LINE_BYTES:
-            lines.append(self._rest[:MAX_LINE_BYTES])
-            self._rest = self._rest[MAX_LINE_BYTES:]
+        else:
+            self._after_cr = False
+            return []
+        lines: list[bytes] = []
+        if b"\r" not in data:
+            *ended, rest = data.split(b"\n")
+            for line in ended:
+                self._end_line(lines, line)
+        else:
+            start = 0
+            for match in _LINE_END.finditer(data):
+                line, start_next = data[start : match.start()], match.end()
+                if line or self._rest or match[0] != b"\r":
+                    self._end_line(lines, line)
+                elif start_next == len(data):
+                    # This one ended no line; a newline that comes next does.
+                    self._after_cr = False
+                start = start_next
+            rest = data[start:]
+        self._rest += rest
+        if len(self._rest) > self._max_line:
+            *pieces, last = self._pieces(bytes(self._rest))
+            lines += pieces
+            self._rest = bytearray(last)
         return lines
 
-    def end(self) -> list[bytes]:
-        """What is left when the stream ends: an unfinished last line, if there is one."""
-        rest, self._rest = self._rest, b""
-        return [rest] if rest else []
+    def flush(self) -> list[bytes]:
+        """The unfinished last line, if there is one: the stream has ended."""
+        lines = self._pieces(bytes(self._rest)) if self._rest else []
+        self._rest.clear()
+        return lines
+
+    def _end_line(self, lines: list[bytes], line: bytes) -> None:
+        if self._rest:
+            line = bytes(self._rest + line)
+            self._rest.clear()
+        if len(line) > self._max_line:
+            lines += self._pieces(line)
+        else:
+            lines.append(line)
+
+    def _pieces(self, line: bytes) -> list[bytes]:
+        pieces: list[bytes] = []
+        start = 0
+        while len(line) - start > self._max_line:
+            end = start + self._max_line
+            # Not within a character: its second to fourth bytes are 10xxxxxx in UTF-8.
+            for back in range(4):
+                if line[end - back] & 0xC0 != 0x80:
+                    end -= back
+                    break
+            pieces.append(line[start:end])
+            start = end
+        pieces.append(line[start:])
+        return pieces
+
+
+class LogFiles:
+    """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log stays.
+
+    A file that cannot be written (the disc is full) is reported once, and tried again with the next output.
+
+    Args:
+        directory: ``DIR/rank.R``; made when it is not there.
+        warn: takes the report.
+    """
+
+    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._warn = warn
+        self._warned = False
+        self._descriptors: dict[Stream, int] = {}
+        self._torn: set[Stream] = set()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for stream in ("stdout", "stderr"):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._descriptors[stream] = os.open(directory / stream, flags, 0o666)
+        except OSError as error:
+            self._failed(error)
+
+    def begin(self, worker: WorkerId, pid: int) -> None:
+        """Writes the header of this attempt into both files."""
+        header = f"===== worker {worker.key}, pid {pid}, started {time.asctime()} =====\n".encode()
+        for stream in tuple(self._descriptors):
+            self.write(stream, header)
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Appends whole lines."""
+        descriptor = self._descriptors.get(stream)
+        if descriptor is None:
+            return
+        view = memoryview(b"\n" + data if stream in self._torn else data)
+        whole = len(view)
+        try:
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except OSError as error:
+            if len(view) < whole:
+                self._torn.add(stream)
+            self._failed(error)
+        else:
+            self._torn.discard(stream)
+
+    def close(self) -> None:
+        """Closes the files. Harmless when repeated."""
+        while self._descriptors:
+            _, descriptor = self._descriptors.popitem()
+            # Some file systems tell only here that the disc is full.
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"cannot write the output of workers to {self._directory}: {error.strerror or error}")
 
 
 class WorkerOutput:
-    """Where one worker's lines go.
+    """Reads one worker's two pipes on the running loop and passes on what comes.
 
     Args:
-        sink: the console.
-        prefix_timestamp: whether each line's prefix begins with the time.
-        folder: for ``stdout`` and ``stderr`` files, appended to; None for none.
-        header: first line in the files for this process.
-        on_error: told once when the files cannot be written; the output goes on to the sink.
+        descriptors: the reading ends; owned from now on.
+        sink: takes the lines. What it raises is reported once and does not end the reading, or the worker would block.
+        label: tells what stands in the prefix now.
+        prefix_timestamp: whether the prefix begins with the time.
+        files: where the lines go besides; owned from now on.
+        warn: takes reports of what went wrong.
     """
 
     def __init__(
         self,
+        descriptors: dict[Stream, int],
         sink: OutputSink,
         *,
+        label: Callable[[], str],
         prefix_timestamp: bool,
-        folder: Path | None,
-        header: str,
-        on_error: Callable[[str], None],
+        files: LogFiles | None,
+        warn: Callable[[str], None],
     ) -> None:
-        self.label = ""
-        self.last_lines: dict[Stream, deque[str]] = {
-            "stdout": deque(maxlen=LAST_LINES),
-            "stderr": deque(maxlen=LAST_LINES),
-        }
+        self._loop = asyncio.get_running_loop()
+        self._open = dict(descriptors)
         self._sink = sink
+        self._label = label
         self._prefix_timestamp = prefix_timestamp
-        self._on_error = on_error
-        self._folder = folder
-        self._files: dict[Stream, BinaryIO] = {}
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                for stream in ("stdout", "stderr"):
-                    # Unbuffered: what a worker said last must be in the file when the driver is killed.
-                    self._files[stream] = (folder / stream).open("ab", buffering=0)
-                    self._files[stream].write(f"=== {header}\n".encode())
-            except OSError as error:
-                self._give_up_files(error)
+        self._files = files
+        self._warn = warn
+        self._sink_failed = False
+        self._splitters: dict[Stream, LineSplitter] = {stream: LineSplitter() for stream in descriptors}
+        self._last: dict[Stream, deque[bytes]] = {stream: deque(maxlen=_LAST_LINES) for stream in descriptors}
+        self._drained: asyncio.Future[None] = self._loop.create_future()
+        for stream, descriptor in descriptors.items():
+            os.set_blocking(descriptor, False)
+            self._loop.add_reader(descriptor, self._read, stream)
 
-    def write(self, stream: Stream, lines: list[bytes]) -> None:
-        """Passes lines on, in one write each to sink and file."""
-        if not lines:
-            return
-        stamp = time.asctime() if self._prefix_timestamp else ""
-        prefix = f"{stamp}[{self.label}]<{stream}>:".encode()
-        data = b"".join([piece for line in lines for piece in (prefix, line, b"\n")])
-        self.last_lines[stream].extend(line.decode(errors="replace") for line in lines[-LAST_LINES:])
-        self._sink.write(stream, data)
-        file = self._files.get(stream)
-        if file is not None:
-            try:
-                file.write(data)
-            except OSError as error:
-                self._give_up_files(error)
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """The end of stderr, or of stdout when nothing came there; 20 lines at most, the unfinished one included."""
+        for stream in ("stderr", "stdout"):
+            lines = list(self._last[stream])
+            if rest := self._splitters[stream].rest:
+                lines.append(rest)
+            if lines:
+                return [line[:_LAST_LINE_SIZE].decode(errors="replace") for line in lines[-_LAST_LINES:]]
+        return []
+
+    def read_what_is_there(self) -> None:
+        """Passes on what the pipes hold now, without waiting for more."""
+        for stream in tuple(self._open):
+            size = 0
+            while size < _DRAIN_SIZE and (count := self._read(stream)):
+                size += count
+
+    async def drained(self, timeout_s: float) -> None:
+        """Blocks until both streams have ended, or the time is over."""
+        await asyncio.wait((self._drained,), timeout=timeout_s)
 
     def close(self) -> None:
-        """Closes the files."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
+        """Passes on what is left and closes everything. Harmless when repeated."""
+        self.read_what_is_there()
+        for stream in tuple(self._open):
+            self._end(stream)
+        if self._files is not None:
+            self._files.close()
 
-    def _give_up_files(self, error: OSError) -> None:
-        self._on_error(f"cannot write workers' output to {self._folder}: {error.strerror}; going on without it")
-        self.close()
+    def _read(self, stream: Stream) -> int:
+        descriptor = self._open.get(stream)
+        if descriptor is None:  # it ended after the loop had seen it readable
+            return 0
+        try:
+            data = os.read(descriptor, _READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._warn(f"cannot read a worker's {stream}: {error}")
+            data = b""
+        if data:
+            self._pass_on(stream, self._splitters[stream].feed(data))
+        else:
+            self._end(stream)
+        return len(data)
+
+    def _end(self, stream: Stream) -> None:
+        descriptor = self._open.pop(stream)
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+        self._pass_on(stream, self._splitters[stream].flush())
+        if not self._open and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _pass_on(self, stream: Stream, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        self._last[stream].extend(lines[-_LAST_LINES:])
+        time_text = time.asctime() if self._prefix_timestamp else ""
+        prefix = f"{time_text}[{self._label()}]<{stream}>:".encode()
+        data = prefix + (b"\n" + prefix).join(lines) + b"\n"
+        try:
+            self._sink.write(stream, data)
+        except Exception as error:
+            if not self._sink_failed:
+                self._sink_failed = True
+                self._warn(f"cannot pass on a worker's output: {error}")
+        if self._files is not None:
+            self._files.write(stream, data)

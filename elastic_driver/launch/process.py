@@ -1,4 +1,7 @@
-"""What the driver sees of a worker's process, wherever it runs."""
+"""What the driver needs of whoever starts processes: the protocols, and how a process ended.
+
+Owns no process. :mod:`elastic_driver.launch.local` is the implementation for this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 
+Stream = Literal["stdout", "stderr"]
+
 
 class CommandNotFoundError(LaunchError):
-    """The command itself is at fault: it is not there, or cannot be executed."""
+    """The command itself cannot be run (no such file, not executable): another attempt or host changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,67 +26,85 @@ class ExitStatus:
     """How a process ended.
 
     Attributes:
-        returncode: its exit code, or minus the number of the signal that ended it.
+        returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
     """
 
     returncode: int
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with exit code 0."""
+        """Whether it ended by itself with exit code 0."""
         return self.returncode == 0
 
-    def __str__(self) -> str:
+    @property
+    def signal_name(self) -> str | None:
+        """``SIGKILL`` and the like; None when no signal ended it."""
         if self.returncode >= 0:
-            return f"exited with code {self.returncode}"
+            return None
         try:
-            name = signal.Signals(-self.returncode).name
-        except ValueError:
-            name = f"signal {-self.returncode}"
-        return f"killed by {name}"
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # the real-time signals have no names
+            return f"signal {-self.returncode}"
+
+    def __str__(self) -> str:
+        name = self.signal_name
+        return f"exited with code {self.returncode}" if name is None else f"killed by {name}"
+
+
+class OutputSink(Protocol):
+    """Takes the workers' output; the console implements it."""
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Takes whole lines, prefix and newline included. Called on the event loop."""
 
 
 class WorkerProcess(Protocol):
-    """A started worker.
+    """A worker's process, from its start to the end of everything that it started.
 
     Attributes:
-        worker: who it is.
-        pid: of its process.
-        label: stands in the prefix of its output: its present rank.
-        exited: done as soon as the process is dead.
+        worker: whose process it is.
+        pid: its process id.
+        label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
+        exited: done at the moment the process is dead; what it wrote until then has been passed on.
     """
 
     worker: WorkerId
     pid: int
+    label: str
     exited: asyncio.Future[ExitStatus]
 
     @property
-    def label(self) -> str: ...
-
-    @label.setter
-    def label(self, text: str) -> None: ...
-
-    @property
     def last_lines(self) -> Sequence[str]:
-        """The last lines it printed, for the message that tells why it failed."""
+        """The end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most."""
 
     async def wait(self) -> ExitStatus:
-        """Blocks until it has ended, with its tree, and its output has been passed on."""
+        """Blocks until the process is dead, its leftover children are gone and its output is drained.
+
+        A descendant that nobody can find or kill does not hold it for longer than a few seconds.
+        """
 
     async def stop(self, grace_s: float) -> ExitStatus:
-        """TERM to the whole tree, ``grace_s`` seconds, KILL. Idempotent."""
+        """SIGTERM to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
+
+        Harmless when repeated. A later call with a nearer deadline shortens the grace.
+        """
 
     def kill(self) -> None:
-        """KILL now."""
+        """SIGKILL to the whole tree now."""
 
 
 class Launcher(Protocol):
-    """Starts workers."""
+    """Starts worker processes."""
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> WorkerProcess:
-        """Raises LaunchError when it cannot."""
+        """Starts ``command`` (no shell) with exactly the environment ``env`` plus the marks of job and worker.
+
+        Raises:
+            CommandNotFoundError: the command cannot be run, wherever it is tried.
+            LaunchError: the process could not be started.
+        """
 
     async def close(self) -> None:
-        """Ends what is left of the job."""
+        """Kills what still runs and ends the launcher. Blocks until nothing of the job is left."""

@@ -1,0 +1,112 @@
+"""Feeling that processes end: on the event loop, at once, and without polling where the system has pidfds.
+
+Owns the descriptors it opens, and closes them. Signals and reaps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from elastic_driver.launch.process import ExitStatus
+
+# Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
+HAVE_PIDFD = hasattr(os, "pidfd_open")
+# Stands for the exit code of a child that somebody else reaped. Not 0: nobody knows that it succeeded.
+_UNKNOWN = 255
+# Without pidfds the end of a process that is not our child can only be looked for.
+_POLL_S = 0.02
+
+
+def exit_status(pid: int) -> ExitStatus | None:
+    """How a child ended, leaving it a zombie: its id, and with it its session's, cannot be given to another process.
+
+    Returns:
+        None while it runs.
+    """
+    try:
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return ExitStatus(_UNKNOWN)
+    if result is None:
+        return None
+    return ExitStatus(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+
+
+def watch_child(pid: int, on_death: Callable[[], None]) -> None:
+    """Calls ``on_death`` once on the running loop when the child is dead (and still a zombie).
+
+    Raises:
+        OSError: no descriptor is free.
+    """
+    loop = asyncio.get_running_loop()
+    if HAVE_PIDFD:
+        descriptor = os.pidfd_open(pid)
+
+        def readable() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            on_death()
+
+        loop.add_reader(descriptor, readable)
+        return
+
+    def block() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(RuntimeError):  # the loop was closed first: nobody is left to be told
+            loop.call_soon_threadsafe(on_death)
+
+    # A daemon, because nothing but the child's death wakes it: it must not keep a driver alive that ends in a crash.
+    threading.Thread(target=block, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+
+
+def set_once(future: asyncio.Future[None]) -> None:
+    """Ends the wait for a future that several may end."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:
+    """Blocks until all the processes are dead (zombies count as dead) or ``until`` is done."""
+    for process in processes:
+        if until.done():
+            return
+        if HAVE_PIDFD:
+            await _wait_pidfd(process, until)
+        else:
+            await _wait_polling(process, until)
+
+
+async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # no descriptor is free
+        await _wait_polling(process, until)
+        return
+    try:
+        if not process.is_running():  # its id belongs to another process now
+            return
+        dead: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(descriptor, set_once, dead)
+        try:
+            await asyncio.wait((dead, until), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _wait_polling(process: psutil.Process, until: asyncio.Future[None]) -> None:
+    # Not psutil's own wait: it would reap the process if it is our child.
+    with contextlib.suppress(psutil.Error):
+        while not until.done() and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.wait((until,), timeout=_POLL_S)
