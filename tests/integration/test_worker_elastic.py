@@ -1,0 +1,151 @@
+"""elastic.run between real processes: deaths, joiners, removals, aborts; the numpy API."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from fake_job import FakeJob, workers_on
+from test_worker_collectives import BACKENDS
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.integration
+
+
+def entries(job: FakeJob, worker: WorkerId) -> list[dict[str, object]]:
+    return [line for line in job.processes[worker].lines if "entered" in line]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_killed_peer_costs_the_steps_since_the_last_commit(backend: Backend) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend) as job:
+        job.start(workers, "train", "60", "5")
+        job.wait_step(workers[1], 22)
+        killed_at = time.monotonic()
+        os.kill(job.processes[workers[0]].popen.pid, signal.SIGKILL)  # rank 0, so that another becomes the root
+        job.wait_for(lambda: len(job.rounds) == 2, "the second round")
+        assert time.monotonic() - killed_at < 5.0
+        lines = [job.wait_end(worker).lines for worker in workers[1:]]
+        again = [request for request in job.requests if request.after_round == 1]
+    assert {request.cause for request in again} == {ReadyCause.INTERNAL_ERROR}
+    resumed = [entries(job, worker)[1] for worker in workers[1:]]
+    assert resumed[0]["entered"] == resumed[1]["entered"]
+    assert resumed[0]["entered"] == 5 * max(request.commits for request in again)
+    assert resumed[0]["weights"] == resumed[1]["weights"]
+    assert lines[0][-1]["weights"] == lines[1][-1]["weights"]
+    for each in lines:
+        assert len({line["pid"] for line in each if "pid" in line}) == 1
+        assert each[-1]["resets"] == [2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_planned_growth_and_removal_lose_and_repeat_no_step(backend: Backend) -> None:
+    first, late = workers_on(a=2), WorkerId("b", 0, 0)
+    with FakeJob(backend=backend) as job:
+        job.start(first, "train", "100", "1")
+        job.wait_step(first[0], 10)
+        job.spawn(late, "train", "100", "1")
+        job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
+        job.plan([*first, late])
+        job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        job.wait_step(late, 40)
+        assert len(job.rounds) == 2
+        job.plan([first[0], late], sync=False, removed=[first[1]])
+        job.notify(NoticeKind.HOSTS_UPDATED, "slot a[1] removed")
+        removed = job.wait_end(first[1])
+        lines = {worker: job.wait_end(worker).lines for worker in (first[0], late)}
+    assert removed.lines[-1].get("done") is None
+    steps = [line["step"] for line in lines[first[0]] if "step" in line]
+    assert steps == list(range(1, 101))
+    joined = [line["step"] for line in lines[late] if "step" in line]
+    assert joined == list(range(joined[0], 101))
+    by_entry = {worker: entries(job, worker) for worker in (*first, late)}
+    assert by_entry[late][0]["weights"] == by_entry[first[0]][1]["weights"]
+    assert by_entry[late][0]["commits"] == by_entry[first[0]][1]["commits"]
+    assert by_entry[late][0]["rank"] == 2
+    assert len(by_entry[first[0]]) == 3
+    assert lines[first[0]][-1]["weights"] == lines[late][-1]["weights"]
+    causes = [request.cause for request in job.requests]
+    assert ReadyCause.INTERNAL_ERROR not in causes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stopped", [False, True], ids=["idle-peer", "stopped-peer"])
+def test_abort_ends_a_blocked_collective(backend: Backend, stopped: bool) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend, auto=False) as job:
+        job.start(workers, "blocked")
+        for worker in workers:
+            job.wait_for(
+                lambda worker=worker: any("entering" in line for line in job.processes[worker].lines), "the collective"
+            )
+        if stopped:
+            os.kill(job.processes[workers[0]].popen.pid, signal.SIGSTOP)
+        job.plan(workers[1:])
+        at = time.time()
+        job.notify(NoticeKind.ABORT, "host a lost")
+        ended = [job.wait_end(worker).lines for worker in workers[1:]]
+    for lines in ended:
+        error = next(line for line in lines if "error" in line)
+        assert "host a lost" in error["error"]
+        assert error["at"] - at < 1.0  # 10 ms on an idle machine
+        assert lines[-1] == {"total": 2}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_peer_that_dies_before_the_contexts_stand(backend: Backend) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend, auto=False) as job:
+        for worker in workers[:2]:
+            job.spawn(worker, "train", "5")
+        # The third is READY, gets its place, and never comes to the exchange.
+        ghost = job.spawn(workers[2], "end", "well", env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "never"})
+        job.wait_end(ghost.worker, 1)
+        job.wait_for(lambda: len(job.requests) == 2, "two READY")
+        import asyncio
+
+        from elastic_driver.rendezvous.messages import NextRoundRequest
+
+        request = NextRoundRequest(workers[2], 0, 0, ReadyCause.START, "", (backend,), 1)
+        asyncio.run_coroutine_threadsafe(job.next_round(request), job._loop)
+        job.plan(workers)
+        job.wait_for(lambda: len(job.rounds) == 1, "the round with the ghost")
+        job.plan(workers[:2])
+        job.notify(NoticeKind.ABORT, "worker a[2] ended")
+        for worker in workers[:2]:
+            assert job.wait_end(worker).lines[-1]["done"]
+        assert {r.cause for r in job.requests if r.after_round == 1} == {ReadyCause.INTERNAL_ERROR}
+
+
+def test_notice_that_is_taken_back_changes_nothing() -> None:
+    workers = workers_on(a=1)
+    with FakeJob() as job:
+        job.start(workers, "train", "200", "1", "0.005")
+        job.wait_step(workers[0], 3)
+        job.plan([])
+        job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        job.wait_for(lambda: len(job.requests) == 2, "the worker that leaves")
+        job.notify(NoticeKind.NONE, "")
+        job.plan(workers)
+        job.wait_end(workers[0])
+        assert len(job.rounds) == 2
+
+
+def test_size_one_round_under_a_driver_grows() -> None:
+    first, late = workers_on(a=1)[0], WorkerId("b", 0, 0)
+    with FakeJob() as job:
+        job.start([first], "train", "60", "1")
+        job.wait_step(first, 5)
+        job.spawn(late, "train", "60", "1")
+        job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
+        job.plan([first, late])
+        job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        ends = [job.wait_end(worker).lines[-1] for worker in (first, late)]
+    assert ends[0]["weights"] == ends[1]["weights"]
+    steps = [line["step"] for line in job.processes[first].lines if "step" in line]
+    assert steps == list(range(1, 61))

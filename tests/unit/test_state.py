@@ -1,0 +1,258 @@
+"""States in a job of one: save, restore, commit, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import elastic_driver as hvd
+from elastic_driver.elastic import ObjectState, run
+from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError
+from elastic_driver.worker.collectives import divide_inplace, scale_inplace
+
+torch = pytest.importorskip("torch")
+
+from elastic_driver.torch import DistributedOptimizer  # noqa: E402
+from elastic_driver.torch.elastic import TorchState  # noqa: E402
+from elastic_driver.torch.snapshot import HostCopy, flatten, unflatten  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_use_before_init_is_a_clear_error() -> None:
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.barrier, lambda: hvd.allreduce(np.ones(1))):
+        with pytest.raises(NotInitializedError, match="not been initialized"):
+            call()
+    with pytest.raises(ValueError, match="init"):
+        run(lambda state: None)(ObjectState(x=1))
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_object_state_commits_and_restores() -> None:
+    state = ObjectState(step=0, history=[1])
+    state.step, state.history = 5, [*state.history, 2]
+    state.history.append(3)
+    state.restore()
+    assert (state.step, state.history, state.commits) == (0, [1], 0)
+    state.history.append(9)
+    state.commit()
+    state.history.append(10)
+    state.restore()
+    assert (state.history, state.commits) == ([1, 9], 1)
+    state.history.append(11)
+    state.sync()
+    state.restore()
+    assert (state.history, state.commits) == ([1, 9, 11], 1)
+
+
+def test_names_of_the_state_itself_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot keep attributes named commit"):
+        ObjectState(commit=1)
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_run_restores_and_goes_on_after_a_failure_and_an_interrupt() -> None:
+    seen, resets = [], []
+
+    @run
+    def train(state: ObjectState, goal: int) -> str:
+        while state.step < goal:
+            state.step += 1
+            seen.append(state.step)
+            if state.step % 2 == 0:
+                state.commit()
+            if len(seen) == 3:
+                raise HorovodInternalError("a peer is gone")
+            if len(seen) == 6:
+                raise HostsUpdatedInterrupt("a host came")
+        return "end"
+
+    state = ObjectState(step=0)
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    assert train(state, goal=7) == "end"
+    assert seen == [1, 2, 3, 3, 4, 5, 6, 7]
+    assert resets == [1, 1]
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_run_passes_the_users_exceptions_on() -> None:
+    @run
+    def train(state: ObjectState) -> None:
+        raise KeyError(state.step)
+
+    with pytest.raises(KeyError):
+        train(ObjectState(step=0))
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_a_collective_in_a_reset_callback_may_fail() -> None:
+    failures = [HorovodInternalError("again")]
+
+    def callback() -> None:
+        if failures:
+            raise failures.pop()
+
+    calls = []
+
+    @run
+    def train(state: ObjectState) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            raise HorovodInternalError("first")
+        return len(calls)
+
+    state = ObjectState(step=0)
+    state.register_reset_callbacks([callback])
+    assert train(state) == 2
+
+
+def _training(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    match kind:
+        case "adam":
+            return model, torch.optim.Adam(model.parameters(), lr=0.01)
+        case "adam-amsgrad":
+            return model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+        case "sgd":
+            return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        case "rmsprop":
+            return model, torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True, momentum=0.5)
+        case _:
+            model = model.to(torch.bfloat16)
+            return model, torch.optim.Adagrad(model.parameters(), lr=0.01)
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    data = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
+    optimizer.zero_grad()
+    model(data).square().mean().backward()
+    optimizer.step()
+
+
+def _bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+    _, tensors = flatten([model.state_dict(), optimizer.state_dict()])
+    return [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.usefixtures("job_of_one")
+@pytest.mark.parametrize("kind", ["adam", "adam-amsgrad", "sgd", "rmsprop", "bfloat16"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_restore_is_bitwise_and_repeatable(kind: str, wrapped: bool) -> None:
+    model, optimizer = _training(kind)
+    if wrapped:
+        optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    state = TorchState(model, optimizer, scheduler=scheduler, epoch=0)
+    blank = _bits(model, optimizer)
+    _step(model, optimizer, 0)
+    state.restore()
+    assert _bits(model, optimizer) == blank  # with no optimizer state at all
+    for seed in range(3):
+        _step(model, optimizer, seed)
+        scheduler.step()
+    state.epoch = 1
+    state.commit()
+    saved, rates = _bits(model, optimizer), scheduler.get_last_lr()
+    for _ in range(3):
+        for seed in range(2):
+            _step(model, optimizer, seed)
+            scheduler.step()
+        state.epoch = 2
+        assert _bits(model, optimizer) != saved
+        state.restore()
+        assert _bits(model, optimizer) == saved
+        assert scheduler.get_last_lr() == rates
+        assert optimizer.param_groups[0]["lr"] == rates[0]
+        assert state.epoch == 1
+        assert all(param.grad is None for param in model.parameters())
+
+
+def test_host_copy_uses_its_memory_again() -> None:
+    model, _ = _training("sgd")
+    host = HostCopy()
+    host.save(model.state_dict())
+    first = [tensor.data_ptr() for tensor in flatten(host.tree())[1]]
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(1)
+    host.save(model.state_dict())
+    assert [tensor.data_ptr() for tensor in flatten(host.tree())[1]] == first
+    for name, value in model.state_dict().items():
+        assert torch.equal(host.tree()[name], value)
+        assert host.tree()[name].data_ptr() != value.data_ptr()
+
+
+def test_flatten_and_unflatten_are_inverse() -> None:
+    tree = {"a": [torch.ones(2), (1, None)], 3: {"b": torch.zeros((), dtype=torch.int64)}, "c": "text"}
+    skeleton, tensors = flatten(tree)
+    again = unflatten(skeleton, tensors)
+    assert again["a"][1] == (1, None)
+    assert again["a"][0] is tensors[0] or torch.equal(again["a"][0], torch.ones(2))
+    assert again[3]["b"].dtype == torch.int64
+    assert again["c"] == "text"
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_distributed_optimizer_alone_is_the_plain_one() -> None:
+    model, plain = _training("adam")
+    other, base = _training("adam")
+    wrapped = DistributedOptimizer(base, named_parameters=other.named_parameters())
+    assert isinstance(wrapped, torch.optim.Adam)
+    for seed in range(4):
+        _step(model, plain, seed)
+        _step(other, wrapped, seed)
+    assert _bits(model, plain) == _bits(other, wrapped)
+    lbfgs = DistributedOptimizer(torch.optim.LBFGS(other.parameters(), lr=0.1))
+    data = torch.ones(3, 4)
+
+    def closure() -> torch.Tensor:
+        lbfgs.zero_grad()
+        loss = other(data).square().mean()
+        loss.backward()
+        return loss
+
+    assert torch.is_tensor(lbfgs.step(closure))
+
+
+def test_distributed_optimizer_checks_its_arguments() -> None:
+    model, optimizer = _training("sgd")
+    with pytest.raises(ValueError, match="must be unique"):
+        DistributedOptimizer(optimizer, named_parameters=[("a", param) for param in model.parameters()])
+    with pytest.raises(ValueError, match="were not named"):
+        DistributedOptimizer(optimizer, named_parameters=list(model.named_parameters())[:1])
+    with pytest.raises(ValueError, match="at least 1"):
+        DistributedOptimizer(optimizer, backward_passes_per_step=0)
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_step_after_synchronize_warns_unless_skipped() -> None:
+    model, base = _training("sgd")
+    optimizer = DistributedOptimizer(base)
+    _step(model, optimizer, 0)
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+
+
+def test_integers_are_scaled_toward_zero() -> None:
+    for value, divisor, expected in ((7, 2, 3), (-7, 2, -3), (-8, 2, -4), (-1, 3, 0), (2**62 + 3, 2, 2**61 + 1)):
+        array = np.array([value], np.int64)
+        divide_inplace(array, divisor)
+        assert array[0] == expected
+    array = np.array([-7, 7], np.int32)
+    scale_inplace(array, 0.5)
+    assert array.tolist() == [-3, 3]
