@@ -87,8 +87,6 @@ def main() -> None:
     """Trains, and prints how well it went."""
     options = parse_arguments()
     torch.set_num_threads(1)  # several workers share this machine's cores
-    hvd.init()
-
     torch.manual_seed(options.seed)
     data = digits.load()
     train_set = Pictures(torch.from_numpy(data.train_images).unsqueeze(1), torch.from_numpy(data.train_labels))
@@ -96,10 +94,12 @@ def main() -> None:
     step_log = digits.StepLog(options.step_log)
 
     model = build_model()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
-        named_parameters=model.named_parameters(),
-    )
+    plain_optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+    # As late as it can be: the others train until a new worker is here, and then they wait for it. Making the first
+    # optimizer alone takes PyTorch a second or two.
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())
     sampler = hvd.elastic.ElasticSampler(train_set, shuffle=True, seed=options.seed)
     # Everything that must survive is in the state: a worker that joins gets it, a crash goes back to its last commit.
     # So a sample that `used` lists is one whose step counts.
