@@ -298,6 +298,7 @@ class ElasticDriver:
             exported=self._settings.worker_env,
             worker=worker,
             planned=planned,
+            round_id=self._state.round_id,
             cores=len(os.sched_getaffinity(0)),
         )
         try:

@@ -7,12 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_JOB, ENV_RENDEZVOUS, ENV_TOKEN, ENV_WORKER
+from elastic_driver.rendezvous.messages import (
+    ENV_ADDRESS,
+    ENV_JOB,
+    ENV_RENDEZVOUS,
+    ENV_ROUND,
+    ENV_TOKEN,
+    ENV_WORKER,
+)
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|WORKER|JOB|ADDRESS)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|WORKER|JOB|ROUND|ADDRESS)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
@@ -42,6 +49,7 @@ def worker_env(
     exported: Mapping[str, str],
     worker: WorkerId,
     planned: SlotInfo,
+    round_id: int,
     cores: int,
 ) -> dict[str, str]:
     """The whole environment for one worker.
@@ -53,6 +61,7 @@ def worker_env(
         worker: whose environment it is.
         planned: its place if the round were formed now. Scripts that read HOROVOD_RANK and the like before ``init()``
             see this; the truth is ``hvd.rank()``.
+        round_id: the round that runs now; 0 for none.
         cores: processors the driver may use; shared out to OpenMP threads when the user set none, because workers
             with as many threads each as the machine has cores slow each other down many times over.
     """
@@ -75,6 +84,7 @@ def worker_env(
         ENV_TOKEN: job.token,
         ENV_WORKER: worker.key,
         ENV_JOB: job.job_id,
+        ENV_ROUND: str(round_id),
         ENV_ADDRESS: job.address,
     }
     return env

@@ -22,6 +22,7 @@ ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
 ENV_TOKEN = "ELASTIC_DRIVER_TOKEN"  # the job's token, sent as "Authorization: Bearer TOKEN"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
 ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
+ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
 ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
 
 

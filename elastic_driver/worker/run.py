@@ -35,7 +35,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         process = runtime()
         process.note_exception(raised=True)
-        again = False
+        again = process.join_late()
         while True:
             try:
                 if again:

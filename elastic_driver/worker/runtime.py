@@ -3,6 +3,10 @@
 Owns the one ``Runtime`` of the process, its rendezvous client and its present context, and what happens to them at
 fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its environment) is a
 job of one: rank 0 of size 1, no network.
+
+A process that is started while a round runs joins it late: ``init()`` returns at once, with the place that the driver
+has planned for it, and the round is joined when the first collective is called or ``elastic.run`` entered. So the
+members train on while it builds its model, and not only while it imports.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from elastic_driver.errors import (
@@ -28,6 +32,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
+    ENV_ROUND,
     ENV_TOKEN,
     ENV_WORKER,
     Backend,
@@ -85,6 +90,7 @@ class Runtime:
         self._worker: WorkerId | None = None
         self._backends: tuple[Backend, ...] = ()
         self._after_round = 0
+        self._planned: SlotInfo | None = None
         self._retired: list[Context] = []
         self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._left_by_exception = False
@@ -92,19 +98,30 @@ class Runtime:
 
     @property
     def context(self) -> Context:
-        """The present round.
+        """The present round. Blocks until there is one, in a process that joins late.
 
         Raises:
             NotInitializedError: init() was not called, or shutdown() was.
         """
         if self._context is None:
+            self.join_late()
+        if self._context is None:
             raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
         return self._context
 
     @property
+    def slot(self) -> SlotInfo:
+        """This process's place: in the present round, or, before a late join, the planned one.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+        """
+        return self._planned or self.context.slot
+
+    @property
     def initialized(self) -> bool:
-        """Whether there is a round."""
-        return self._context is not None
+        """Whether init() was called and shutdown() was not."""
+        return self._context is not None or self._planned is not None
 
     def listen(self, listener: Resettable) -> None:
         """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
@@ -116,14 +133,30 @@ class Runtime:
 
     def init(self) -> None:
         """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
-        if self._context is not None:
+        if self.initialized:
             return
         _install_exit()
+        if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
+            self._planned = _planned_slot(self._environ)
+            return
         cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
         self._join_round(cause, commits=0, detail="")
 
+    def join_late(self) -> bool:
+        """Joins a round now if init() has put it off.
+
+        Returns:
+            Whether this process has another place than init() said it would have.
+        """
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return False
+        self._join_round(ReadyCause.START, commits=0, detail="")
+        return self.context.slot != planned
+
     def shutdown(self) -> None:
         """Leaves the round and frees all it held. ``init()`` may follow."""
+        self._planned = None
         context = self._context
         if context is None:
             return
@@ -258,6 +291,21 @@ class Runtime:
         raise SystemExit(0)
 
 
+def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
+    """The place that the driver planned when it started this process.
+
+    Raises:
+        SettingsError: the variables are not there, or no numbers.
+    """
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    try:
+        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
+    except (KeyError, ValueError) as error:
+        raise SettingsError(
+            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
+        ) from error
+
+
 _runtime = Runtime()
 _exit_pid = 0
 
@@ -318,29 +366,29 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
-    return current().slot.rank
+    return _runtime.slot.rank
 
 
 def size() -> int:
     """Processes in the job. Raises NotInitializedError before ``init()``."""
-    return current().slot.size
+    return _runtime.slot.size
 
 
 def local_rank() -> int:
     """This process's number on its host. Raises NotInitializedError before ``init()``."""
-    return current().slot.local_rank
+    return _runtime.slot.local_rank
 
 
 def local_size() -> int:
     """The job's processes on this host. Raises NotInitializedError before ``init()``."""
-    return current().slot.local_size
+    return _runtime.slot.local_size
 
 
 def cross_rank() -> int:
     """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
-    return current().slot.cross_rank
+    return _runtime.slot.cross_rank
 
 
 def cross_size() -> int:
     """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
-    return current().slot.cross_size
+    return _runtime.slot.cross_size
