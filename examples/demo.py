@@ -212,14 +212,13 @@ def disturb(job: Job, folder: Path) -> list[Change]:
         os.kill(job.members()[rank]["pid"], signal.SIGKILL)
         return time.time()
 
-    def kill_and_see_it_come_back(rank: int, name: str) -> None:
+    def kill_and_see_it_come_back(rank: int, name: str, *explanation: str) -> None:
         member = job.members()[rank]
         host = member["worker"].split("[")[0]
         tell()
-        tell(
-            f"kill {name} (rank {rank}, pid {member['pid']}) with SIGKILL; a host with a crash is left out for a while,"
-        )
-        tell("so both its workers go; the two on the other host go on from their last commit")
+        tell(f"kill {name} with SIGKILL (process {member['pid']}, on host {host})")
+        for line in explanation:
+            tell(line)
         change(f"rank {rank} killed, host {host} out", lambda: kill(rank), 2)
         tell()
         tell(f"wait until {host} is let in again, by itself, after its cooldown")
@@ -235,8 +234,13 @@ def disturb(job: Job, folder: Path) -> list[Change]:
     tell()
     tell("add it once more")
     change("host 127.0.0.1 added again", lambda: write_hosts(folder, first, second), 4)
-    kill_and_see_it_come_back(3, "the last worker")
-    kill_and_see_it_come_back(0, "rank 0, which evaluates and prints")
+    kill_and_see_it_come_back(
+        3,
+        "rank 3",
+        "a host on which a worker crashed is left out for a while, so rank 2 is stopped too; the workers on the other",
+        "host go back to their last commit and train on, in the same processes",
+    )
+    kill_and_see_it_come_back(0, "rank 0, the one that prints,", "another worker becomes rank 0")
     tell()
     tell("enough; let it train to the end")
     return changes
