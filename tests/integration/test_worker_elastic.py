@@ -149,3 +149,38 @@ def test_size_one_round_under_a_driver_grows() -> None:
     assert ends[0]["weights"] == ends[1]["weights"]
     steps = [line["step"] for line in job.processes[first].lines if "step" in line]
     assert steps == list(range(1, 61))
+
+
+def _wait_blocked(job: FakeJob, workers: list[WorkerId]) -> None:
+    for worker in workers:
+        job.wait_for(
+            lambda worker=worker: any("entering" in line for line in job.processes[worker].lines), "the collective"
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_first_error_spreads_to_ranks_that_are_no_neighbours(backend: Backend) -> None:
+    workers = workers_on(a=4)
+    with FakeJob(backend=backend, auto=False) as job:  # nobody is told of the death
+        job.start(workers, "blocked")
+        _wait_blocked(job, workers)
+        job.processes[workers[0]].popen.kill()
+        job.wait_for(
+            lambda: {r.worker for r in job.requests if r.after_round == 1} == set(workers[1:]), "all survivors", 10.0
+        )
+        job.plan(workers[1:2])
+        assert job.wait_end(workers[1]).lines[-1] == {"total": 1}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_process_that_is_blocked_in_a_collective(backend: Backend, number: signal.Signals) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend, auto=False) as job:
+        job.start(workers, "blocked")
+        _wait_blocked(job, workers)
+        time.sleep(0.2)  # until it really waits; it ends either way
+        job.processes[workers[1]].popen.send_signal(number)
+        started = time.monotonic()
+        job.wait_end(workers[1], -number)
+        assert time.monotonic() - started < 5.0

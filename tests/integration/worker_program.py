@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 import elastic_driver as hvd
 
@@ -73,12 +74,8 @@ def numpy_collectives() -> None:
     gathered = hvd.allgather(np.full((rank, 2), rank, np.float32))
     assert gathered.tolist() == [[each, each] for each in range(size) for _ in range(each)]
     assert hvd.allgather_object([rank] * rank) == [[each] * each for each in range(size)]
-    try:
+    with pytest.raises(ValueError, match=r"ranks \[1\] have another"):
         hvd.allgather(np.zeros((1, 2 + (rank == 1))))
-    except ValueError as error:
-        assert "[1]" in str(error)
-    else:
-        raise AssertionError("shapes that differ were gathered")
     hvd.barrier()
     slot = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
     from elastic_driver.worker.collectives import CROSS, LOCAL, ReduceOp, as_bytes
@@ -213,7 +210,9 @@ def end(how: str) -> None:
         say(total=int(hvd.allreduce(np.ones(1), op=hvd.Sum)[0]))
 
 
-def torch_train(steps: str, samples: str = "64", workers: str = "0", kind: str = "adam") -> None:
+def torch_train(
+    steps: str, samples: str = "64", workers: str = "0", kind: str = "adam", epochs: str = "100000"
+) -> None:
     """A torch training with everything that a state keeps; data through a DataLoader that fetches ahead."""
     import torch
 
@@ -236,7 +235,8 @@ def torch_train(steps: str, samples: str = "64", workers: str = "0", kind: str =
             self.norm = torch.nn.BatchNorm1d(5)
 
         def forward(self, x: torch.Tensor, odd: bool) -> torch.Tensor:
-            x = self.norm(self.first(torch.tanh(self.first(x))))  # first is used twice
+            x = self.first(torch.tanh(self.first(x)))  # used twice
+            x = self.norm(x) if len(x) > 1 else x
             return self.last(self.sometimes(x) if odd else x)
 
     model = Net()
@@ -264,7 +264,7 @@ def torch_train(steps: str, samples: str = "64", workers: str = "0", kind: str =
     @thvd.elastic.run
     def loop(state: Any) -> None:
         say(entered=state.step, rank=thvd.rank(), size=thvd.size(), state=fingerprint(), commits=state.commits)
-        while state.step < int(steps):
+        while state.step < int(steps) and state.epoch < int(epochs):
             for index, (x, y, which) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(x, (state.step + thvd.rank()) % 4 == 0), y)
@@ -324,7 +324,7 @@ def gradients() -> None:
             **options,
         )
         assert isinstance(dist, torch.optim.SGD)
-        assert len(dist._reducer._buckets) > 3
+        assert len(dist._reducer._buckets) > 2
         factor = {"backward_passes_per_step": 2.0, "op": float(size)}.get(next(iter(options), ""), 1.0)
         for _ in range(3):
             plain.zero_grad()
@@ -334,19 +334,17 @@ def gradients() -> None:
                 shared(mine).square().mean().backward()
             plain.step()
             dist.step()
-        worst = max(float((a - b).abs().max()) for a, b in zip(alone.parameters(), shared.parameters(), strict=True))
+        worst = max(
+            float((a - b).detach().abs().max()) for a, b in zip(alone.parameters(), shared.parameters(), strict=True)
+        )
         assert worst < (1e-3 if "compression" in options else 1e-6), (options, worst)
         prints = thvd.allgather_object(digest(*(p.detach().numpy() for p in shared.parameters())))
         assert len(set(prints)) == 1
         dist.zero_grad()
         for _ in range(options.get("backward_passes_per_step", 1)):
             shared(mine).square().mean().backward()
-        try:
+        with pytest.raises(AssertionError, match="race condition"):
             dist.zero_grad()
-        except AssertionError as error:
-            assert "race condition" in str(error)
-        else:
-            raise AssertionError("zero_grad went through with gradients on their way")
         dist.synchronize()
         with dist.skip_synchronize():
             dist.step()
