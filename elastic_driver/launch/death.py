@@ -72,6 +72,16 @@ def set_once(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs, and is not a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+    except OSError:  # no descriptor is free to look: as far as we know, it does
+        return True
+
+
 async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:
     """Blocks until all the processes are dead (zombies count as dead) or ``until`` is done."""
     for process in processes:
@@ -107,6 +117,5 @@ async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> N
 
 async def _wait_polling(process: psutil.Process, until: asyncio.Future[None]) -> None:
     # Not psutil's own wait: it would reap the process if it is our child.
-    with contextlib.suppress(psutil.Error):
-        while not until.done() and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.wait((until,), timeout=_POLL_S)
+    while not until.done() and is_alive(process):
+        await asyncio.wait((until,), timeout=_POLL_S)

@@ -10,9 +10,7 @@ not be given to a stranger while the session is being killed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ import psutil
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.death import exit_status, set_once, wait_gone, watch_child
+from elastic_driver.launch.death import exit_status, is_alive, set_once, wait_gone, watch_child
 from elastic_driver.launch.guard import find_processes, send_signal
 from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.output import LogFiles, WorkerOutput
@@ -136,12 +134,9 @@ class LocalWorker:
 
     def kill(self) -> None:
         """SIGKILL to the tree."""
-        if self.finished.done():
-            return
-        # The worker's own group at once, what has left it after a scan. Not reaped yet, so the group's id is ours.
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._end_tree_within(0.0)
+        # Not the process first and its children afterwards: with it would go the knowledge whose children they are.
+        if not self.finished.done():
+            self._end_tree_within(0.0)
 
     def _end_tree_within(self, grace_s: float) -> None:
         now = self._loop.time()
@@ -162,23 +157,29 @@ class LocalWorker:
             self._kill_now.set_result(None)
 
     async def _end_tree(self) -> None:
+        # Kept over the scans: a child without marks is known as ours only as long as its parent lives.
+        known: set[psutil.Process] = set()
         if not self._kill_now.done():
-            processes = await self._find()
-            for process in processes:
+            known.update(await self._find())
+            for process in known:
                 send_signal(process, signal.SIGTERM)
-            await wait_gone(processes, self._kill_now)
+            await wait_gone(known, self._kill_now)
         give_up = self._loop.create_future()
         timer = self._loop.call_later(_KILL_S, set_once, give_up)
         try:
-            while processes := await self._find():
+            while True:
+                known.update(await self._find())
+                known = {process for process in known if is_alive(process)}
+                if not known:
+                    return
                 if give_up.done():
-                    pids = ", ".join(str(process.pid) for process in processes)
+                    pids = ", ".join(str(process.pid) for process in known)
                     self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
                     self._abandon()
                     return
-                for process in processes:
+                for process in known:
                     send_signal(process, signal.SIGKILL)
-                await wait_gone(processes, give_up)
+                await wait_gone(known, give_up)
         finally:
             timer.cancel()
 

@@ -1,0 +1,214 @@
+"""No worker outlives its driver, however the driver ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from elastic_driver.launch.guard import find_processes
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+
+# A worker as training scripts are: children in its session (data loader), one that ignores SIGTERM, and a daemon that
+# left both session and parent.
+WORKER = r"""
+import os, signal, sys, time
+for kind in ("loader", "stubborn", "daemon"):
+    if os.fork():
+        continue
+    if kind == "daemon":
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    if kind != "loader":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(120)
+    os._exit(0)
+time.sleep(120)
+"""
+
+# What a driver is to its workers: it starts them, one after the other, and says so.
+DRIVER = r"""
+import asyncio, os, sys, uvloop
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch import LocalLauncher
+
+class Sink:
+    def write(self, stream, data):
+        pass
+
+async def main():
+    job_id, count, worker = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    launcher = LocalLauncher(Sink(), output_dir=None, prefix_timestamp=False, job_id=job_id, width=1)
+    for slot in range(count):
+        process = await launcher.start(
+            WorkerId("localhost", slot, 0),
+            [sys.executable, "-S", "-c", worker],
+            os.environ,
+            label="0",
+            rank_at_launch=0,
+        )
+        print(process.pid, launcher.guard_pid, flush=True)
+    if "close" in sys.argv:
+        await launcher.close()
+        return
+    await asyncio.sleep(120)
+
+uvloop.run(main())
+"""
+
+
+@contextlib.contextmanager
+def driver(count: int, *arguments: str, worker: str = WORKER) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process with a launcher; whatever of its job is left at the end is killed."""
+    job_id = uuid.uuid4().hex
+    command = [sys.executable, "-c", DRIVER, job_id, str(count), worker, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process, job_id
+        finally:
+            process.kill()
+            for left in job_processes(job_id):
+                left.kill()
+
+
+def job_processes(job_id: str) -> list[psutil.Process]:
+    return [process for processes in find_processes(job_id, {}).values() for process in processes]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float) -> float:
+    """How long it took; fails when it took longer than allowed."""
+    begin = time.monotonic()
+    while not true():
+        assert time.monotonic() - begin < timeout_s, "it did not come true in time"
+        # Other processes' ends cannot be waited for here, only looked for.
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def read_pids(process: subprocess.Popen[str]) -> tuple[int, int]:
+    assert process.stdout is not None
+    worker, guard = process.stdout.readline().split()
+    return int(worker), int(guard)
+
+
+def test_sigkill_of_the_driver_ends_all_within_two_seconds() -> None:
+    with driver(3) as (process, job_id):
+        guards = {read_pids(process)[1] for _ in range(3)}
+        assert len(guards) == 1
+        # Worker, loader, stubborn, daemon; three times.
+        wait_until(lambda: len(job_processes(job_id)) == 12, 20)
+        process.kill()
+        wait_until(lambda: not job_processes(job_id), 2.0)
+        # The guard goes as well, and nobody else is to see it off.
+        wait_until(lambda: all(is_gone(guard) for guard in guards), 2.0)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.002, 0.004, 0.008, 0.016])
+def test_sigkill_of_the_driver_while_it_starts_workers(delay_s: float) -> None:
+    with driver(200) as (process, job_id):
+        read_pids(process)
+        # Any moment will do; several are tried.
+        time.sleep(delay_s)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not job_processes(job_id), 5.0)
+        # A worker that was half started would show a moment later.
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            assert job_processes(job_id) == []
+
+
+def test_the_guard_ignores_what_a_terminal_or_a_service_manager_sends() -> None:
+    with driver(1) as (process, job_id):
+        _, guard = read_pids(process)
+        wait_until(lambda: len(job_processes(job_id)) == 4, 20)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            os.kill(guard, number)
+        assert not is_gone(guard)
+        assert os.getsid(guard) == guard
+        process.kill()
+        wait_until(lambda: not job_processes(job_id), 2.0)
+
+
+def test_a_dead_guard_is_replaced_and_the_new_one_knows_the_workers() -> None:
+    # The workers' children take the marks off and leave, so that only who knows the workers can find them.
+    worker = r"""
+import os, time
+if not os.fork():
+    os.execve("/bin/sleep", ["sleep", "121.5"], {})
+time.sleep(120)
+"""
+
+    def sleepers() -> list[psutil.Process]:
+        found = []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if one.cmdline() == ["sleep", "121.5"] and one.status() != psutil.STATUS_ZOMBIE:
+                    found.append(one)
+        return found
+
+    with driver(1, worker=worker) as (process, job_id):
+        pid, guard = read_pids(process)
+        wait_until(lambda: len(sleepers()) == 1, 20)
+        os.kill(guard, signal.SIGKILL)
+
+        def guards() -> list[int]:
+            found = []
+            for child in psutil.Process(process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if child.pid not in (pid, guard) and child.status() != psutil.STATUS_ZOMBIE:
+                        found.append(child.pid)
+            return found
+
+        wait_until(lambda: len(guards()) == 1, 5)
+        (second,) = guards()
+        # Known by its program: the new guard must have got far enough to read what it was told.
+        wait_until(lambda: any("guard.py" in word for word in psutil.Process(second).cmdline()), 5)
+        process.kill()
+        wait_until(lambda: not job_processes(job_id) and not sleepers(), 3.0)
+        wait_until(lambda: is_gone(second), 2.0)
+
+
+def test_a_normal_close_ends_the_guard_without_delay() -> None:
+    with driver(2, "close") as (process, job_id):
+        _, guard = read_pids(process)
+        assert process.wait(20) == 0
+        assert is_gone(guard)
+        assert job_processes(job_id) == []
+
+
+def test_a_stopped_guard_does_not_hold_up_a_normal_close() -> None:
+    with driver(1, "close") as (process, job_id):
+        _, guard = read_pids(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(guard, signal.SIGSTOP)
+        assert process.wait(20) == 0
+        assert is_gone(guard)
+        assert job_processes(job_id) == []
+
+
+def test_a_guard_that_was_stopped_does_its_work_when_it_goes_on() -> None:
+    with driver(1) as (process, job_id):
+        _, guard = read_pids(process)
+        os.kill(guard, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        os.kill(guard, signal.SIGCONT)
+        wait_until(lambda: not job_processes(job_id), 2.0)

@@ -1,0 +1,401 @@
+"""Workers as processes: how they start, end and speak."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import LOOPS, WORKER, job, run
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess, guard
+from elastic_driver.rendezvous import messages
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(params=sorted(LOOPS))
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_exit_status_in_words() -> None:
+    assert str(ExitStatus(0)) == "exited with code 0"
+    assert str(ExitStatus(3)) == "exited with code 3"
+    assert str(ExitStatus(-9)) == "killed by SIGKILL"
+    assert str(ExitStatus(-40)) == "killed by signal 40"
+    assert ExitStatus(-15).signal_name == "SIGTERM"
+    assert ExitStatus(1).signal_name is None
+    assert ExitStatus(0).ok
+    assert not ExitStatus(-9).ok
+
+
+def test_the_guard_looks_for_the_names_that_workers_carry() -> None:
+    assert (guard.ENV_JOB, guard.ENV_WORKER) == (messages.ENV_JOB, messages.ENV_WORKER)
+
+
+def test_output_and_exit_code(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            launcher: Launcher = one.launcher
+            process: WorkerProcess = await launcher.start(
+                WORKER,
+                [sys.executable, "-c", "import sys; print('out'); sys.stderr.write('a\\nb'); sys.exit(3)"],
+                dict(os.environ),
+                label="5",
+                rank_at_launch=0,
+            )
+            assert await process.exited == ExitStatus(3)
+            assert list(process.last_lines) == ["a", "b"]
+            assert await process.wait() == ExitStatus(3)
+            assert one.sink.data == {"stdout": b"[5]<stdout>:out\n", "stderr": b"[5]<stderr>:a\n[5]<stderr>:b\n"}
+            assert one.warnings == []
+
+    run(loop, main)
+
+
+def test_death_by_a_signal_is_told_at_once(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            delays = []
+            for _ in range(5):
+                # A child that left the session holds the output pipe; it must not hold up the news.
+                process = await one.python(
+                    "import os, time; os.fork() or os.setsid(); os.write(1, b'up\\n'); time.sleep(60)"
+                )
+                await one.sink.has("up\n[0]<stdout>:up")
+                one.sink.data["stdout"] = b""
+                begin = time.perf_counter()
+                os.kill(process.pid, signal.SIGKILL)
+                assert await process.exited == ExitStatus(-signal.SIGKILL)
+                delays.append(time.perf_counter() - begin)
+                await process.wait()
+            assert sorted(delays)[2] < 0.05
+
+    run(loop, main)
+
+
+def test_environment_session_and_input_of_a_worker(loop: str) -> None:
+    source = (
+        "import os, sys; print(sorted(os.environ)); print(os.getsid(0) == os.getpid()); print(repr(sys.stdin.read()));"
+        "print(os.getcwd()); print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
+    )
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.start([sys.executable, "-c", source], env={"A": "1", "PYTHONCOERCECLOCALE": "0"})
+            assert (await process.wait()).ok
+            names, session, given, cwd, descriptors = (line.split(":", 1)[1] for line in one.sink.lines())
+            wanted = ["A", "PYTHONCOERCECLOCALE", messages.ENV_JOB, messages.ENV_WORKER]
+            assert names == repr(sorted(wanted)).replace('"', "'")
+            assert (session, given, cwd) == ("True", "''", os.getcwd())
+            # Three streams and the listing itself: nothing of the driver's is inherited.
+            assert descriptors == "[0, 1, 2, 3]"
+
+    run(loop, main)
+
+
+def test_the_label_follows_the_rank_and_the_timestamp_leads() -> None:
+    async def main() -> None:
+        async with job(prefix_timestamp=True) as one:
+            process = await one.python("print('one', flush=True); import time; time.sleep(60)", label="0")
+            await one.sink.has("one")
+            process.label = "7"
+            await process.stop(10)
+            again = await one.python("print('two')", label="12")
+            await again.wait()
+            first, second = one.sink.lines()
+            date = r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+            assert re.fullmatch(date + r"\[0\]<stdout>:one", first)
+            assert re.fullmatch(date + r"\[12\]<stdout>:two", second)
+
+    run("asyncio", main)
+
+
+def test_a_relabelled_worker_speaks_under_its_new_rank(tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(
+                "import sys; print('old', flush=True); open(sys.argv[1]).read(); print('new')", str(fifo)
+            )
+            await one.sink.has("old")
+            process.label = "3"
+            fifo.write_text("")
+            await process.wait()
+            assert one.sink.lines() == ["[0]<stdout>:old", "[3]<stdout>:new"]
+
+    run("uvloop", main)
+
+
+def test_lines_are_passed_on_as_they_end_and_the_last_one_at_the_end(tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    source = r"""
+import os, sys
+euro = "€".encode()
+os.write(1, b"10%\r20%\rab" + euro[:1])
+open(sys.argv[1]).read()
+os.write(1, euro[1:] + b"\n")
+os.write(1, b"no newline")
+"""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source, str(fifo))
+            await one.sink.has("20%")
+            assert one.sink.lines() == ["[0]<stdout>:10%", "[0]<stdout>:20%"]
+            fifo.write_text("")
+            await process.wait()
+            assert one.sink.lines()[2:] == ["[0]<stdout>:ab€", "[0]<stdout>:no newline"]
+
+    run("uvloop", main)
+
+
+def test_a_failing_sink_does_not_stop_the_worker() -> None:
+    async def main() -> None:
+        async with job() as one:
+            one.sink.error = BrokenPipeError("gone")
+            process = await one.python("for number in range(100000): print('line', number)")
+            assert (await process.wait()).ok
+            assert one.sink.writes > 1
+            assert len(one.warnings) == 1
+            assert list(process.last_lines)[-1] == "line 99999"
+
+    run("asyncio", main)
+
+
+def test_much_output_of_many_workers_loses_nothing_and_leaves_the_loop_free(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            gaps = []
+
+            async def heartbeat() -> None:
+                while True:
+                    begin = time.perf_counter()
+                    await asyncio.sleep(0.01)
+                    gaps.append(time.perf_counter() - begin - 0.01)
+
+            beating = asyncio.create_task(heartbeat())
+            source = "for number in range(100000): print('line', number)"
+            begin = time.perf_counter()
+            workers = [
+                await one.python(source, worker=WorkerId("localhost", rank, 0), label=str(rank)) for rank in range(4)
+            ]
+            statuses = await asyncio.gather(*(worker.wait() for worker in workers))
+            took = time.perf_counter() - begin
+            beating.cancel()
+            assert all(status.ok for status in statuses)
+            lines = one.sink.lines()
+            for rank in range(4):
+                start = f"[{rank}]<stdout>:"
+                mine = [line.removeprefix(start) for line in lines if line.startswith(start)]
+                assert mine == [f"line {number}" for number in range(100000)]
+            # Whole reads are passed on, not single lines.
+            assert one.sink.writes < 10000
+            assert took < 20
+            assert sorted(gaps)[len(gaps) // 2] < 0.05
+            assert max(gaps) < 1.0
+
+    run(loop, main)
+
+
+def test_output_files_keep_earlier_attempts(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with job(tmp_path / "logs") as one:
+            for attempt in range(2):
+                worker = WorkerId("localhost", 0, attempt)
+                process = await one.python(f"print('attempt {attempt}')", worker=worker)
+                await process.wait()
+            other = await one.start(["echo", "other"], worker=WorkerId("localhost", 1, 0), label="1", rank=11)
+            await other.wait()
+
+    for _ in range(2):
+        run("asyncio", main)
+    text = (tmp_path / "logs" / "rank.00" / "stdout").read_text().splitlines()
+    assert [line for line in text if line.startswith("[")] == ["[0]<stdout>:attempt 0", "[0]<stdout>:attempt 1"] * 2
+    headers = [line for line in text if line.startswith("=====")]
+    assert len(headers) == 4
+    assert re.fullmatch(r"===== worker localhost\[0\]#1, pid \d+, started .* \d{4} =====", headers[1])
+    assert "other" in (tmp_path / "logs" / "rank.11" / "stdout").read_text()
+    assert (tmp_path / "logs" / "rank.11" / "stderr").exists()
+
+
+def test_a_full_disc_is_reported_once_and_survived(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "rank.00"
+    folder.mkdir(parents=True)
+    (folder / "stdout").symlink_to("/dev/full")
+
+    async def main() -> None:
+        async with job(tmp_path / "logs") as one:
+            for attempt in range(2):
+                worker = WorkerId("localhost", 0, attempt)
+                process = await one.python("import sys; print('out'); sys.stderr.write('err\\n')", worker=worker)
+                assert (await process.wait()).ok
+            assert len(one.sink.lines()) == 2
+            assert len(one.warnings) == 1
+            assert os.strerror(errno.ENOSPC) in one.warnings[0]
+            assert str(folder) in one.warnings[0]
+
+    run("asyncio", main)
+    assert (folder / "stderr").read_text().count("[0]<stderr>:err") == 2
+
+
+def test_an_output_directory_that_cannot_be_made_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+
+    async def main() -> None:
+        async with job(tmp_path / "logs") as one:
+            assert (await (await one.start(["true"])).wait()).ok
+            assert len(one.warnings) == 1
+
+    run("asyncio", main)
+
+
+def test_commands_that_cannot_run(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.py"
+    plain.write_text("print('x')\n")
+    headless = tmp_path / "headless"
+    headless.write_text("rubbish\n")
+    headless.chmod(0o755)
+    lost = tmp_path / "lost"
+    lost.write_text("#!/no/such/interpreter\n")
+    lost.chmod(0o755)
+    cases = [
+        (["no-such-command-anywhere"], "there is no such command"),
+        ([str(plain)], "not executable"),
+        ([str(tmp_path)], "not executable"),
+        ([str(headless)], "neither a program nor a script"),
+        ([str(lost)], "first line"),
+        ([str(plain / "below")], "not a directory"),
+        ([], "cannot run"),
+        (["true", "a\0b"], "null byte"),
+        (["true", "x" * (16 << 20)], "too long"),
+    ]
+
+    async def main() -> None:
+        async with job() as one:
+            for command, reason in cases:
+                with pytest.raises(CommandNotFoundError, match=reason):
+                    await one.start(command)
+            assert one.processes() == []
+
+    run("asyncio", main)
+
+
+def test_the_path_of_the_worker_finds_the_command(tmp_path: Path) -> None:
+    program = tmp_path / "only-here"
+    program.write_text("#!/bin/sh\necho found\n")
+    program.chmod(0o755)
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.start(["only-here"], env={"PATH": f"{tmp_path}:/bin:/usr/bin"})
+            assert (await process.wait()).ok
+            assert one.sink.lines() == ["[0]<stdout>:found"]
+
+    run("asyncio", main)
+
+
+@pytest.mark.parametrize("free", range(10))
+def test_no_free_descriptor(free: int) -> None:
+    async def main() -> None:
+        async with job() as one:
+            # The guard and the loop's own descriptors exist before.
+            await (await one.start(["true"])).wait()
+            before = len(os.listdir("/proc/self/fd"))
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+            taken = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+            try:
+                while True:
+                    try:
+                        taken.append(os.dup(0))
+                    except OSError:
+                        break
+                for _ in range(free):
+                    os.close(taken.pop())
+                (outcome,) = await asyncio.gather(one.start(["sleep", "100"]), return_exceptions=True)
+                if isinstance(outcome, BaseException):
+                    assert type(outcome) is LaunchError
+                    assert "Too many open files" in str(outcome)
+                    assert free < 9
+                else:
+                    # Even if nothing can be opened to look for its tree, the worker itself is stopped.
+                    assert not (await outcome.stop(0.1)).ok
+                    assert free > 2
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for descriptor in taken:
+                    os.close(descriptor)
+            assert len(os.listdir("/proc/self/fd")) == before
+            assert one.processes() == []
+
+    run("asyncio", main)
+
+
+def test_fifty_starts_and_ends_leave_no_descriptor_thread_or_child(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            await (await one.start(["true"])).wait()
+            descriptors, threads = len(os.listdir("/proc/self/fd")), psutil.Process().num_threads()
+            for attempt in range(50):
+                process = await one.start(["sleep", "60"], worker=WorkerId("localhost", 0, attempt))
+                await process.stop(5)
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+            assert psutil.Process().num_threads() <= threads + 1
+            assert [child.pid for child in psutil.Process().children()] == [one.launcher.guard_pid]
+
+    run(loop, main)
+
+
+def test_a_start_that_nobody_waits_for_any_more_is_undone() -> None:
+    async def main() -> None:
+        async with job() as one:
+            await (await one.start(["true"])).wait()
+            start = asyncio.create_task(one.start(["sleep", "60"]))
+            await asyncio.sleep(0)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+
+    run("asyncio", main)
+
+
+def test_no_start_after_close() -> None:
+    async def main() -> None:
+        async with job() as one:
+            await one.launcher.close()
+            await one.launcher.close()
+            with pytest.raises(LaunchError, match="the job is ending"):
+                await one.start(["true"])
+
+    run("asyncio", main)
+
+
+def test_close_during_starts_leaves_nothing() -> None:
+    async def main() -> None:
+        async with job() as one:
+            starts = [
+                asyncio.create_task(one.start(["sleep", "60"], worker=WorkerId("localhost", slot, 0)))
+                for slot in range(8)
+            ]
+            await asyncio.sleep(0)
+            await one.launcher.close()
+            workers = await asyncio.gather(*starts)
+            assert {str(await worker.wait()) for worker in workers} == {"killed by SIGKILL"}
+
+    run("uvloop", main)
