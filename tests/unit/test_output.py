@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,7 +83,7 @@ def test_endless_line_keeps_memory_bounded() -> None:
 def test_the_division_into_reads_makes_no_difference(data: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(data)
     places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-    chunks = [whole[start:end] for start, end in zip(places, places[1:], strict=False)]
+    chunks = [whole[start:end] for start, end in itertools.pairwise(places)]
     expected = lines_of(whole, max_line=8)
     assert lines_of(*chunks, max_line=8) == expected
     assert all(len(line) <= 8 for line in expected)
