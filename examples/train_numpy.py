@@ -84,15 +84,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Trains, and prints how well it went."""
     options = parse_arguments()
+    hvd.init()
     data = digits.load()
     images = data.train_images.reshape(-1, 64).astype(np.float64)
     test_images = data.test_images.reshape(-1, 64).astype(np.float64)
     step_log = digits.StepLog(options.step_log)
 
     parameters = first_parameters(options.seed)
-
-    # As late as it can be: the others train until a new worker is here, and then they wait for it.
-    hvd.init()
     # Everything that must survive is in the state: a worker that joins gets it, a crash goes back to its last commit.
     state = hvd.elastic.ObjectState(
         parameters=parameters, velocity=np.zeros_like(parameters), epoch=0, step=0, loss=0.0, used=[]

@@ -6,8 +6,8 @@
         python examples/train_torch.py                               as many as the hosts file says
 
 Whatever happens to the workers, each epoch uses each of the 1,440 training pictures exactly once, which rank 0 checks
-and prints, and the final test accuracy is the same within 0.015 (5 of 357 pictures): the order in which sums are
-rounded differs with the number of workers, so the last bits do.
+and prints, and the final test accuracy is the same within 0.01 (3 of 357 pictures): sums are rounded in
+another order with another number of workers, so the last bits differ.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import elastic_driver.torch as hvd
+
+LEARNING_RATE = 3e-3  # of the first epoch; it goes down to 0 along a cosine
 
 
 class Pictures(Dataset[tuple[int, Tensor, Tensor]]):
@@ -86,6 +88,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Trains, and prints how well it went."""
     options = parse_arguments()
+    hvd.init()
     torch.set_num_threads(1)  # several workers share this machine's cores
     torch.manual_seed(options.seed)
     data = digits.load()
@@ -94,12 +97,10 @@ def main() -> None:
     step_log = digits.StepLog(options.step_log)
 
     model = build_model()
-    plain_optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-
-    # As late as it can be: the others train until a new worker is here, and then they wait for it. Making the first
-    # optimizer alone takes PyTorch a second or two.
-    hvd.init()
-    optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())
+    # Adam forgives: other roundings in the sums, which come with other numbers of workers, do not change the outcome.
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=LEARNING_RATE), named_parameters=model.named_parameters()
+    )
     sampler = hvd.elastic.ElasticSampler(train_set, shuffle=True, seed=options.seed)
     # Everything that must survive is in the state: a worker that joins gets it, a crash goes back to its last commit.
     # So a sample that `used` lists is one whose step counts.
@@ -115,7 +116,7 @@ def main() -> None:
         state.exactly_once = state.exactly_once and digits.GLOBAL_BATCH % hvd.size() == 0
         while state.epoch < options.epochs:
             for group in optimizer.param_groups:
-                group["lr"] = 0.025 * (1 + math.cos(math.pi * state.epoch / options.epochs))
+                group["lr"] = LEARNING_RATE / 2 * (1 + math.cos(math.pi * state.epoch / options.epochs))
             for index, (samples, images, labels) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(images), labels)

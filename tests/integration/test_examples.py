@@ -21,10 +21,10 @@ EXAMPLES = ROOT / "examples"
 ELASTICRUN = [sys.executable, "-m", "elastic_driver"]
 NAMES = ("train_torch.py", "train_numpy.py")
 EPOCHS = 12
-# Both examples get there in 12 epochs with any seed of the first five, and more with their default of 30.
+# Both get above it in 12 epochs with each of the seeds 1 to 5; with their default of 30 epochs they reach 0.98.
 ACCURACY = 0.96
-# What train_torch.py promises; 5 of 357 pictures.
-TOLERANCE = 0.015
+# What both promise; 3 of 357 pictures.
+TOLERANCE = 0.01
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
