@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from elastic_driver import native_loader  # type: ignore[attr-defined, unused-ignore]
+from elastic_driver import native_loader
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.collectives import CONTEXT_SCOPE, GLOBAL, Bytes, Exchange, Group, ReduceOp
 

@@ -1,0 +1,139 @@
+// elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "context_group.h"
+#include "errors.h"
+#include "reduce.h"
+
+namespace nb = nanobind;
+using elastic::ContextGroup;
+using elastic::Seconds;
+
+namespace {
+
+// A C-contiguous buffer, held for as long as this lives.
+class Buffer {
+ public:
+  Buffer(nb::handle object, bool writable) {
+    const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
+  }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return view_.buf; }
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+Seconds checked(double timeout_s) {
+  if (!(timeout_s > 0)) throw std::invalid_argument("timeout_s must be above 0");
+  return Seconds(timeout_s);
+}
+
+using Plan = std::tuple<std::string, std::vector<int>, int>;
+
+void make(ContextGroup* self, const std::vector<Plan>& groups, const std::string& host) {
+  std::vector<elastic::GroupPlan> plans;
+  for (const auto& [name, members, index] : groups) plans.push_back({name, members, index});
+  new (self) ContextGroup(std::move(plans), host);
+}
+
+nb::bytes prepare(ContextGroup& self) {
+  std::string blob;
+  {
+    const nb::gil_scoped_release unlocked;
+    blob = self.prepare();
+  }
+  return nb::bytes(blob.data(), blob.size());
+}
+
+void connect(ContextGroup& self, const std::vector<nb::bytes>& blobs, double timeout_s) {
+  const Seconds timeout = checked(timeout_s);
+  std::vector<std::string> copies;
+  for (const nb::bytes& blob : blobs) copies.emplace_back(blob.c_str(), blob.size());
+  const nb::gil_scoped_release unlocked;
+  self.connect(copies, timeout);
+}
+
+void allreduce(ContextGroup& self, const std::string& group, nb::handle buffer, const std::string& dtype,
+               const std::string& op, double timeout_s) {
+  const Seconds timeout = checked(timeout_s);
+  const elastic::DType type = elastic::parse_dtype(dtype);
+  const elastic::ReduceOp operation = elastic::parse_op(op);
+  const Buffer data(buffer, true);
+  const size_t width = elastic::element_size(type);
+  if (data.size() % width != 0) {
+    throw std::invalid_argument("a buffer of " + std::to_string(data.size()) + " bytes is no array of " + dtype);
+  }
+  if (reinterpret_cast<uintptr_t>(data.data()) % width != 0) {
+    throw std::invalid_argument("the buffer is not aligned for " + dtype);
+  }
+  const nb::gil_scoped_release unlocked;
+  self.allreduce(group, data.data(), data.size() / width, type, operation, timeout);
+}
+
+void broadcast(ContextGroup& self, const std::string& group, nb::handle buffer, int root, double timeout_s) {
+  const Seconds timeout = checked(timeout_s);
+  const Buffer data(buffer, true);
+  const nb::gil_scoped_release unlocked;
+  self.broadcast(group, data.data(), data.size(), root, timeout);
+}
+
+void allgather(ContextGroup& self, const std::string& group, nb::handle input, nb::handle output,
+               const std::vector<size_t>& counts, double timeout_s) {
+  const Seconds timeout = checked(timeout_s);
+  const Buffer in(input, false);
+  const Buffer out(output, true);
+  size_t total = 0;
+  for (const size_t count : counts) total += count;
+  const auto index = static_cast<size_t>(self.group_index(group));
+  if (index >= counts.size() || in.size() != counts[index]) {
+    throw std::invalid_argument("the input has " + std::to_string(in.size()) + " bytes, not this member's count");
+  }
+  if (out.size() != total) {
+    throw std::invalid_argument("the output has " + std::to_string(out.size()) + " bytes, the counts add up to " +
+                                std::to_string(total));
+  }
+  const nb::gil_scoped_release unlocked;
+  self.allgather(group, in.data(), out.data(), counts, timeout);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  module.doc() = "Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
+  const nb::object base = nb::exception<elastic::CollectiveError>(module, "CollectiveError", PyExc_RuntimeError);
+  nb::exception<elastic::AbortedError>(module, "AbortedError", base.ptr());
+  nb::exception<elastic::CollectiveTimeout>(module, "CollectiveTimeout", base.ptr());
+
+  using nb::arg;
+  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<ContextGroup>(module, "ContextGroup")
+      .def("__init__", &make, arg("groups"), nb::kw_only(), arg("host"))
+      .def("prepare", &prepare)
+      .def("connect", &connect, arg("blobs"), arg("timeout_s"))
+      .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))
+      .def("broadcast", &broadcast, arg("group"), arg("buffer"), arg("root"), arg("timeout_s"))
+      .def("allgather", &allgather, arg("group"), arg("input"), arg("output"), arg("counts"), arg("timeout_s"))
+      .def(
+          "barrier",
+          [](ContextGroup& self, const std::string& group, double timeout_s) {
+            self.barrier(group, checked(timeout_s));
+          },
+          arg("group"), arg("timeout_s"), unlocked)
+      .def("abort", &ContextGroup::abort, arg("reason"), unlocked)
+      .def("close", &ContextGroup::close, unlocked);
+}

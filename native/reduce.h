@@ -1,0 +1,25 @@
+// Element types, operations, and the kernels that combine two buffers of elements.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace elastic {
+
+enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64, kInt8, kUInt8, kInt32, kInt64 };
+enum class ReduceOp { kSum, kMin, kMax, kProduct };
+
+// By the names that numpy and PyTorch use. Throws std::invalid_argument for another.
+DType parse_dtype(const std::string& name);
+
+// "sum", "min", "max" or "product". Throws std::invalid_argument for another.
+ReduceOp parse_op(const std::string& name);
+
+size_t element_size(DType dtype);
+
+// out[i] = op(a[i], b[i]) for `count` elements; out may be a. 16-bit floats are combined as float32 and rounded to nearest
+// even. Integers wrap around on overflow. Minimum and maximum keep a NaN of either side, as numpy does.
+using Kernel = void (*)(void* out, const void* a, const void* b, size_t count);
+Kernel reduce_kernel(DType dtype, ReduceOp op);
+
+}  // namespace elastic
