@@ -1,6 +1,6 @@
 """What a worker says to the driver: a synchronous HTTP client for the paths of docs/design.md, "Wire".
 
-Owns one connection for each thread that uses it, retries over broken ones (every request of the protocol may be
+Owns connections (one for each call that is under way), retries over broken ones (every request of the protocol may be
 repeated), and the translation of answers into values and errors. Imports nothing heavy.
 """
 
@@ -35,38 +35,75 @@ from elastic_driver.rendezvous.messages import (
 
 # A driver that is stopped or swapped out for less than this costs its workers nothing.
 PATIENCE_S = 60.0
-# Parked requests are answered after 30 s at the latest; a connection that is silent for longer is dead.
+# The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
-_SILENCE_S = 45.0
+# ... and everything else within its wait. A connection that is silent for so much longer is dead.
+_SLACK_S = 15.0
+_CONNECT_S = 10.0
+# Between two tries: the first pause, and the longest.
+_FIRST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 1.0
 
 
-class _Channel(threading.local):
-    """A thread's own connection. The pid tells a forked child that it is not the child's."""
+class _Connection(http.client.HTTPConnection):
+    """An HTTP connection whose socket :meth:`RendezvousClient.close` can reach while it is still connecting."""
 
-    connection: http.client.HTTPConnection | None = None
-    pid = 0
+    def connect(self) -> None:
+        error: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM):
+            self.sock = socket.socket(family, kind, protocol)
+            try:
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.sock.settimeout(_CONNECT_S)
+                self.sock.connect(address)
+                return
+            except OSError as failed:
+                error = failed
+                self.sock.close()
+        raise error or OSError("the name has no address")
 
 
 class RendezvousClient:
-    """Talks to the driver. May be used from several threads; each has a connection of its own.
+    """Talks to the driver. May be used by several threads at once, and after a fork in the child too.
+
+    Each call takes an idle connection, or opens one. No proxy is honoured.
 
     Args:
         url: ``http://host:port`` of the driver.
         token: the job's token.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
+
+    Raises:
+        RendezvousProtocolError: the URL is not of that form.
     """
 
     def __init__(self, url: str, token: str, *, patience_s: float = PATIENCE_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or not port or parts.scheme != "http":
             raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected http://host:port")
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = host, port
         self._headers = {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
-        self._channel = _Channel()
-        self._lock = threading.Lock()  # guards _open and _closed
-        self._open: list[http.client.HTTPConnection] = []
+        self._is_closed = False
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        """A forked child has connections and locks of its own; the parent's go on: close() here says no goodbye."""
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards _idle and _busy
+        self._idle = []
+        self._busy = set()
         self._closed = threading.Event()
+        if self._is_closed:
+            self._closed.set()
 
     # --- requests of the job's life --------------------------------------------------------------------------------
 
@@ -75,35 +112,37 @@ class RendezvousClient:
 
         Raises:
             RendezvousTimeoutError: not within ``timeout_s`` (None: the driver's own deadlines bound the wait).
+            RendezvousClosedError: the driver has ended, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        body = request.to_json()
         while True:
-            left = _POLL_S if deadline is None else deadline - time.monotonic()
-            if left <= 0:
+            left_s = _POLL_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
                 raise RendezvousTimeoutError(f"no round was formed for worker {request.worker} within {timeout_s:g} s")
-            query = {"wait_s": f"{min(left, _POLL_S):.3f}"}
-            status, body = self._request("POST", f"{API}/next-round", request.to_json(), query=query)
-            if status != 204:
-                return parse_next_round_reply(body)
+            status, answer = self._request("POST", "next-round", body, wait_s=min(left_s, _POLL_S), expected=(200, 204))
+            if status == 200:
+                return parse_next_round_reply(answer)
 
     def watch(self, request: WatchRequest) -> Notice | None:
         """One long poll for a notice newer than the request's; None when there was none in the poll time.
 
         Raises:
             StaleRoundError: the round has passed.
-            RendezvousClosedError: the driver knows this worker no more, or :meth:`close` was called.
+            RendezvousClosedError: the driver has ended or knows this worker no more, or :meth:`close` was called.
+            RendezvousError: the driver cannot be reached.
         """
-        status, body = self._request("POST", f"{API}/watch", request.to_json())
+        status, body = self._request("POST", "watch", request.to_json(), wait_s=_POLL_S, expected=(200, 204))
         return None if status == 204 else Notice.from_json(body)
 
     def running(self, report: RunningReport) -> None:
         """Tells the driver that this worker trains in the round."""
-        self._request("POST", f"{API}/running", report.to_json())
+        self._request("POST", "running", report.to_json(), expected=(204,))
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
-        _, body = self._request("GET", f"{API}/status")
+        _, body = self._request("GET", "status", expected=(200,))
         data: dict[str, Any] = json.loads(body)
         return data
 
@@ -118,12 +157,12 @@ class RendezvousClient:
             The values of keys 0 to count - 1, in order.
 
         Raises:
-            RendezvousTimeoutError: some are still missing after ``timeout_s``.
+            RendezvousTimeoutError: some are still missing after ``timeout_s``; it says how many.
             StaleRoundError: the round has passed.
         """
-        path = f"{API}/rounds/{round_id}/exchange/{quote(scope, safe='')}"
-        query = {"key": str(key), "count": str(count), "wait_s": f"{timeout_s:.3f}"}
-        status, body = self._request("POST", path, value, query=query, silence_s=timeout_s + 15)
+        path = f"rounds/{round_id}/exchange/{quote(scope, safe='')}"
+        query = {"key": str(key), "count": str(count)}
+        status, body = self._request("POST", path, value, query=query, wait_s=timeout_s, expected=(200, 408))
         if status == 408:
             raise RendezvousTimeoutError(
                 f"not all workers of round {round_id} came within {timeout_s:g} s: {_text(body)}"
@@ -135,37 +174,36 @@ class RendezvousClient:
 
     def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
         """Sets a key. Raises StaleRoundError when the round has passed."""
-        self._request("PUT", _key_path(round_id, scope, key), value)
+        self._request("PUT", _key_path(round_id, scope, key), value, expected=(204,))
 
     def get(self, round_id: int, scope: str, key: str, *, wait_s: float = 0.0) -> bytes | None:
         """The value of a key; None when it is not there within ``wait_s``. Raises StaleRoundError."""
-        status, body = self._request(
-            "GET", _key_path(round_id, scope, key), query={"wait_s": f"{wait_s:.3f}"}, silence_s=wait_s + 15
-        )
+        status, body = self._request("GET", _key_path(round_id, scope, key), wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else body
 
     def entries(self, round_id: int, scope: str, *, count: int, wait_s: float = 0.0) -> list[tuple[str, bytes]] | None:
         """All entries of a scope when it has at least ``count``; None when it has not within ``wait_s``."""
-        path = f"{API}/rounds/{round_id}/kv/{quote(scope, safe='')}"
-        query = {"count": str(count), "wait_s": f"{wait_s:.3f}"}
-        status, body = self._request("GET", path, query=query, silence_s=wait_s + 15)
+        path = f"rounds/{round_id}/kv/{quote(scope, safe='')}"
+        status, body = self._request("GET", path, query={"count": str(count)}, wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else unpack_entries(body)
 
     def delete(self, round_id: int, scope: str, key: str) -> None:
-        """Removes a key; one that is not there changes nothing."""
-        self._request("DELETE", _key_path(round_id, scope, key))
+        """Removes a key; one that is not there changes nothing. Raises StaleRoundError when the round has passed."""
+        self._request("DELETE", _key_path(round_id, scope, key), expected=(204,))
 
     def close(self) -> None:
         """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
+        if os.getpid() != self._pid:
+            self._begin_process()
+        self._is_closed = True
         self._closed.set()
         with self._lock:
-            connections, self._open = self._open, []
-        for connection in connections:
-            if connection.sock is not None:
-                try:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue  # the peer was quicker
+            idle, self._idle = self._idle, []
+            busy = tuple(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            _shut_down(connection)  # its thread closes it
 
     # --- one request -----------------------------------------------------------------------------------------------
 
@@ -176,65 +214,97 @@ class RendezvousClient:
         body: bytes | None = None,
         *,
         query: dict[str, str] | None = None,
-        silence_s: float = _SILENCE_S,
+        wait_s: float = 0.0,
+        expected: tuple[int, ...],
     ) -> tuple[int, bytes]:
-        target = f"{path}?{urlencode(query)}" if query else path
-        give_up = time.monotonic() + self._patience_s
-        pause_s = 0.02
-        while True:
-            if self._closed.is_set():
-                raise RendezvousClosedError("this client is closed")
+        """Asks until there is an answer.
+
+        Args:
+            method: of HTTP.
+            path: behind the version.
+            body: of the request.
+            query: of the request; ``wait_s`` is added.
+            wait_s: how long the server may let the request wait; a repeated one has what is left of it.
+            expected: the statuses that the caller reads.
+
+        Raises:
+            RendezvousError: of the class that the answer stands for; or there was none for ``patience_s``.
+        """
+        if os.getpid() != self._pid:
+            self._begin_process()
+        deadline = time.monotonic() + wait_s
+        failing_since: float | None = None
+        pause_s = _FIRST_PAUSE_S
+        while not self._closed.is_set():
+            left_s = max(0.0, deadline - time.monotonic())
+            parameters = (query or {}) | ({"wait_s": f"{left_s:.3f}"} if wait_s else {})
+            target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
-                return self._once(method, target, body, silence_s)
+                status, answer = self._once(method, target, body, left_s + _SLACK_S)
+                if status in expected:
+                    return status, answer
+                raise _error(status, answer)
             except (OSError, http.client.HTTPException) as error:
-                self._drop()
-                if self._closed.is_set():
-                    raise RendezvousClosedError("this client is closed") from None
-                if time.monotonic() + pause_s > give_up:
+                now = time.monotonic()
+                failing_since = failing_since or now
+                if now + pause_s > failing_since + self._patience_s and not self._closed.is_set():
                     raise RendezvousError(
-                        f"cannot reach the driver at {self._host} port {self._port} for {self._patience_s:g} s: {error}"
+                        f"cannot reach the driver at {self._host} port {self._port} for {self._patience_s:g} s: "
+                        f"{str(error) or type(error).__name__}"
                     ) from error
             self._closed.wait(pause_s)
-            pause_s = min(pause_s * 2, 1.0)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+        raise RendezvousClosedError("cannot ask the driver: this client is closed")
 
     def _once(self, method: str, target: str, body: bytes | None, silence_s: float) -> tuple[int, bytes]:
-        connection = self._connection()
-        if connection.sock is None:
-            connection.timeout = 10.0  # to connect
-            connection.connect()
-        sock: socket.socket | None = connection.sock
-        if sock is None:
-            raise http.client.NotConnected
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(silence_s)
-        connection.request(method, target, body=body, headers=self._headers)
-        response = connection.getresponse()
-        data = response.read()
-        if response.will_close:
-            self._drop()
-        return _checked(response.status, data)
+        """One try.
 
-    def _connection(self) -> http.client.HTTPConnection:
-        channel = self._channel
-        if channel.connection is None or channel.pid != os.getpid():
-            # A forked child leaves the parent's socket alone: it neither writes to it nor shuts it down.
-            channel.connection = http.client.HTTPConnection(self._host, self._port)
-            channel.pid = os.getpid()
+        Raises:
+            OSError: the connection broke, or was not made.
+            http.client.HTTPException: likewise.
+        """
+        with self._lock:
+            connection = self._idle.pop() if self._idle else _Connection(self._host, self._port)
+            self._busy.add(connection)
+        keep = False
+        try:
+            if connection.sock is None:
+                connection.connect()
+            # From here close() finds the socket; if it came before, this sees it.
+            if self._closed.is_set():
+                raise http.client.NotConnected
+            connection.sock.settimeout(silence_s)
+            connection.request(method, target, body=body, headers=self._headers)
+            response = connection.getresponse()
+            answer = response.read()
+            keep = not response.will_close
+            if response.status == 503 or (response.status == 408 and response.will_close):
+                # The server is full; or this process stood still in the middle of sending. Both pass.
+                raise http.client.HTTPException(_text(answer))
+            return response.status, answer
+        finally:
             with self._lock:
-                self._open.append(channel.connection)
-        return channel.connection
+                self._busy.discard(connection)
+                keep = keep and not self._closed.is_set()
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                # Not close() alone: a forked child may hold the socket open.
+                _shut_down(connection)
+                connection.close()
 
-    def _drop(self) -> None:
-        connection, self._channel.connection = self._channel.connection, None
-        if connection is not None:
-            with self._lock:
-                if connection in self._open:
-                    self._open.remove(connection)
-            connection.close()
+
+def _shut_down(connection: _Connection) -> None:
+    sock: socket.socket | None = connection.sock
+    if sock is not None:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was never connected, or the peer was quicker
 
 
 def _key_path(round_id: int, scope: str, key: str) -> str:
-    return f"{API}/rounds/{round_id}/kv/{quote(scope, safe='')}/{quote(key, safe='')}"
+    return f"rounds/{round_id}/kv/{quote(scope, safe='')}/{quote(key, safe='')}"
 
 
 def _text(body: bytes) -> str:
@@ -244,13 +314,14 @@ def _text(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def _checked(status: int, body: bytes) -> tuple[int, bytes]:
-    """The answer, if it is one that its caller reads; else the error it stands for."""
-    if status in (200, 204, 404, 408):
-        return status, body
+def _error(status: int, body: bytes) -> RendezvousError:
+    """The error that an answer stands for."""
     if status == 409:
-        data = json.loads(body)
-        raise StaleRoundError(int(data["round_id"]), int(data["current_round_id"]))
+        try:
+            data = json.loads(body)
+            return StaleRoundError(int(data["round_id"]), int(data["current_round_id"]))
+        except (ValueError, KeyError, TypeError):
+            return RendezvousProtocolError(f"cannot read the driver's answer 409: {_text(body)}")
     if status == 410:
-        raise RendezvousClosedError(_text(body))
-    raise RendezvousProtocolError(f"the driver refused the request ({status}): {_text(body)}")
+        return RendezvousClosedError(_text(body))
+    return RendezvousProtocolError(f"the driver refused the request ({status}): {_text(body)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 
 API = "/v1"
@@ -68,7 +68,7 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
 def _worker(data: Mapping[str, Any]) -> WorkerId:
     try:
         return WorkerId.parse(_get(data, "worker", str))
-    except SettingsError as error:
+    except ValueError as error:  # SettingsError is one; so is what int() says of thousands of digits
         raise RendezvousProtocolError(str(error)) from None
 
 
@@ -133,7 +133,8 @@ class NextRoundRequest:
             after_round=after_round,
             commits=commits,
             cause=cause,
-            detail=_get(data, "detail", str)[:2000],
+            # JSON may carry halves of surrogate pairs, which no log can be written with.
+            detail=_get(data, "detail", str)[:2000].encode("utf-8", "replace").decode(),
             backends=backends,
             pid=_get(data, "pid", int),
         )

@@ -1,23 +1,19 @@
-"""The driver's HTTP server: key-value store, long polls, and the requests that go to the round handler.
+"""The driver's rendezvous server: key-value store, long polls, and the requests that go to the round handler.
 
-Owns connections, parsing, limits, the token and parked requests. Knows nothing of membership: that is the handler's.
-asyncio.Protocol under httptools, because that serves several times what a framework does, and a request that need
-not wait is answered inside ``data_received`` without a task.
+Owns what requests mean, and who waits for what. What a peer may cost and how bytes become requests is the
+connection's; membership is the handler's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import errno
 import json
 import resource
-import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import replace
+from typing import Protocol
 from urllib.parse import parse_qsl, unquote
-
-import httptools
 
 from elastic_driver.errors import (
     RendezvousClosedError,
@@ -26,6 +22,7 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
+from elastic_driver.rendezvous.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.messages import (
     API,
     NextRoundReply,
@@ -33,26 +30,21 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     RunningReport,
     WatchRequest,
-    pack_entries,
 )
+from elastic_driver.rendezvous.parked import Asked, Waiter, Waiters
 from elastic_driver.rendezvous.store import RoundStore
 
-_REASONS = {
-    200: "OK",
-    204: "No Content",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    410: "Gone",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-_METHODS = ("GET", "PUT", "POST", "DELETE")
+__all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
+
+# Two connections for each of the largest job's 4,096 workers, and as much again. Not more than that, although the
+# system may allow it: workers inherit the limit, and some programs walk through all of it.
+_DESCRIPTORS = 16384
+# Descriptors that are not connections: pipes and logs of worker processes, the discovery script, libraries.
+_OTHER_DESCRIPTORS = 256
+# How long close() waits for peers to take their last answers.
+_FLUSH_S = 1.0
+# A build or a wait that takes longer than a day is no wait any more.
+_MAX_WAIT_S = 86400.0
 
 
 class RoundHandler(Protocol):
@@ -62,7 +54,7 @@ class RoundHandler(Protocol):
         """A worker is READY; the answer comes when its round is formed."""
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
-        """The next notice of the round. May raise StaleRoundError or RendezvousClosedError."""
+        """The next notice of the round. May raise StaleRoundError or RendezvousClosedError, at once or later."""
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
@@ -71,37 +63,17 @@ class RoundHandler(Protocol):
         """The job, as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What one peer may cost.
-
-    Attributes:
-        body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
-        header_bytes: of one request, together with its first line.
-        request_s: from the first byte of a request to its last.
-        idle_s: how long a connection that has never shown the token may wait between requests.
-        strangers: connections that have not shown the token; the oldest goes when there are more.
-        poll_s: how long a request is parked before 204 (or 404, 408) is answered.
-        unread_bytes: answers a peer may leave unread before its connection is cut.
-    """
-
-    body_bytes: int = 16 << 20
-    header_bytes: int = 16 << 10
-    request_s: float = 10.0
-    idle_s: float = 10.0
-    strangers: int = 1000
-    poll_s: float = 30.0
-    unread_bytes: int = 64 << 20
-
-
 class RendezvousServer:
-    """Serves one job.
+    """Serves one job. Runs in one event loop; its methods are called there.
 
     Args:
         handler: answers what is not key-value.
         token: each request has to carry it.
         limits: see :class:`ServerLimits`.
-        on_error: told of an exception that the handler should not have raised.
+        on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
+
+    Attributes:
+        store: the keys of the current round.
     """
 
     def __init__(
@@ -112,17 +84,22 @@ class RendezvousServer:
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self.handler = handler
-        self.limits = limits or ServerLimits()
         self.store = RoundStore()
+        self.limits = limits or ServerLimits()
         self.expected_header = f"Bearer {token}".encode()
-        self.on_error = on_error
+        self._handler = handler
+        self._on_error = on_error
         self._server: asyncio.Server | None = None
-        self.connections: set[_Connection] = set()
-        self.strangers: dict[_Connection, None] = {}
-        # Parked key-value requests: (scope, key) -> waiters; key "" waits for a number of keys in the scope.
-        self.waiting: dict[tuple[str, str], dict[_Parked, None]] = {}
+        self._closing = False
+        self._gone = asyncio.Event()  # set when closing and the last connection is lost
         self._sweeper: asyncio.TimerHandle | None = None
+        self._max_connections = 0
+        self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._waiters = Waiters()
+        self._asked: set[Asked] = set()
+
+    # --- for the driver --------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
         """Listens.
@@ -137,414 +114,253 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had.
         """
-        _raise_descriptor_limit()
+        self._max_connections = self.limits.connections or max(16, _descriptors() - _OTHER_DESCRIPTORS)
+        strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
+        self.limits = replace(self.limits, strangers=strangers)
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _Connection(self), host, port, backlog=4096, reuse_address=True
+                lambda: Connection(self), host, port, backlog=4096, reuse_address=True
             )
-        except OSError as error:
-            hint = (
-                "it is in use; choose another with --rendezvous-port, or 0 for any" if error.errno == 98 else str(error)
-            )
+        except (OSError, OverflowError) as error:
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
             raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
         self._sweep()
         actual: int = self._server.sockets[0].getsockname()[1]
         return actual
 
     async def close(self) -> None:
-        """Stops listening and drops every connection."""
+        """Stops listening, answers 410 to whoever is parked, and drops every connection. Idempotent."""
+        self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
             self._server.close()
-        for connection in tuple(self.connections):
-            connection.finish()
+        asked = [one.future for one in self._asked]
+        for connection in tuple(self._connections):
+            connection.say_goodbye("the driver has ended")
+        await asyncio.gather(*asked, return_exceptions=True)
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._gone.wait(), _FLUSH_S)
+            except TimeoutError:
+                for connection in tuple(self._connections):
+                    connection.abort()
+                await self._gone.wait()
         if self._server is not None:
             await self._server.wait_closed()
 
     def begin_round(self, round_id: int) -> None:
-        """Fences the past: its keys are dropped, and whoever waits for one is answered 409 at once."""
-        self.store.begin_round(round_id)
-        waiting, self.waiting = self.waiting, {}
-        for group in waiting.values():
-            for parked in tuple(group):
-                parked.answer(409, _error(StaleRoundError(parked.round_id, round_id)))
+        """Fences the past: its keys are dropped, and whoever waits for one is answered 409 at once.
 
-    def changed(self, round_id: int, scope: str, key: str) -> None:
-        """Answers who waited for this key, or for that many keys in its scope."""
-        for name in (key, ""):
-            for parked in tuple(self.waiting.get((scope, name), ())):
-                parked.try_answer()
+        Raises:
+            ValueError: the round is not above the current one.
+        """
+        self.store.begin_round(round_id)
+        for waiter in self._waiters.all():
+            waiter.answer(409, error_body(StaleRoundError(waiter.round_id, round_id)))
+
+    # --- for connections -------------------------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        """A peer connected."""
+        self._connections.add(connection)
+        if self._closing:
+            connection.abort()
+            return
+        full = len(self._connections) > self._max_connections
+        if self._strangers and (full or len(self._strangers) >= self.limits.strangers):
+            next(iter(self._strangers)).abort()  # at once: its descriptor is needed
+        elif full:
+            connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
+        self._strangers[connection] = None
+
+    def trusted(self, connection: Connection) -> None:
+        """The peer has shown the token."""
+        self._strangers.pop(connection, None)
+
+    def left(self, connection: Connection) -> None:
+        """The connection is closing or gone. May be called more than once."""
+        self._strangers.pop(connection, None)
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._strangers.pop(connection, None)
+        self._connections.discard(connection)
+        if self._closing and not self._connections:
+            self._gone.set()
+
+    def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
+        """Answers a request, or parks it."""
+        try:
+            self._route(connection, method, url, body)
+        except Exception as error:
+            connection.reply(*self._failure(error))
+
+    def _failure(self, error: BaseException) -> tuple[int, bytes]:
+        """Status and body for an exception. What nobody raises on purpose is a bug, and reported."""
+        match error:
+            case StaleRoundError():
+                return 409, error_body(error)
+            case RendezvousClosedError():
+                return 410, error_body(error)
+            case RendezvousError():
+                return 400, error_body(error)
+            case _:
+                if self._on_error is not None:
+                    self._on_error(error)
+                return 500, error_body(f"{type(error).__name__}: {error}")
+
+    # --- routes ----------------------------------------------------------------------------------------------------
+
+    def _route(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
+        path, _, raw_query = url.decode("ascii", "replace").partition("?")
+        query = dict(parse_qsl(raw_query)) if raw_query else {}
+        if not path.startswith(f"{API}/"):
+            connection.reply(404, error_body(f"no such path: {path}"))
+            return
+        match path[len(API) + 1 :].split("/"):
+            case ["rounds", round_text, "kv", scope, key]:
+                self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
+            case ["rounds", round_text, "kv", scope]:
+                if _allows(connection, method, b"GET"):
+                    count, wait_s = _integer(query.get("count", "0"), "count"), _wait_s(query, 0.0)
+                    self._wait_for_count(connection, _integer(round_text, "round"), unquote(scope), count, wait_s)
+            case ["rounds", round_text, "exchange", scope]:
+                if _allows(connection, method, b"POST"):
+                    self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
+            case ["next-round"]:
+                if _allows(connection, method, b"POST"):
+                    self._ask(connection, self._handler.next_round(NextRoundRequest.from_json(body)), query)
+            case ["watch"]:
+                if _allows(connection, method, b"POST"):
+                    self._ask(connection, self._handler.watch(WatchRequest.from_json(body)), query)
+            case ["running"]:
+                if _allows(connection, method, b"POST"):
+                    self._handler.running(RunningReport.from_json(body))
+                    connection.reply(204)
+            case ["status"]:
+                if _allows(connection, method, b"GET"):
+                    connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
+            case _:
+                connection.reply(404, error_body(f"no such path: {path}"))
+
+    def _key(
+        self,
+        connection: Connection,
+        method: bytes,
+        round_id: int,
+        scope: str,
+        key: str,
+        query: dict[str, str],
+        body: bytes,
+    ) -> None:
+        match method:
+            case b"GET":
+                value = self.store.get(round_id, scope, key)
+                if value is not None:
+                    connection.reply(200, value)
+                    return
+                waiter = Waiter(connection, round_id, scope, key=key, count=1, exchange=False)
+                self._park(connection, waiter, _wait_s(query, 0.0))
+            case b"PUT":
+                self._put(round_id, scope, key, body)
+                connection.reply(204)
+            case b"DELETE":
+                self.store.delete(round_id, scope, key)
+                connection.reply(204)
+            case _:
+                _allows(connection, method, b"GET, PUT, DELETE")
+
+    def _exchange(self, connection: Connection, round_id: int, scope: str, query: dict[str, str], value: bytes) -> None:
+        count, wait_s = _integer(query.get("count", ""), "count"), _wait_s(query, self.limits.poll_s)
+        self._put(round_id, scope, query.get("key", ""), value)
+        self._wait_for_count(connection, round_id, scope, count, wait_s, exchange=True)
+
+    def _wait_for_count(
+        self, connection: Connection, round_id: int, scope: str, count: int, wait_s: float, *, exchange: bool = False
+    ) -> None:
+        if self.store.count(round_id, scope) >= count:
+            connection.reply(200, self.store.packed(round_id, scope))
+            return
+        waiter = Waiter(connection, round_id, scope, key=None, count=count, exchange=exchange)
+        self._park(connection, waiter, wait_s)
+
+    def _park(self, connection: Connection, waiter: Waiter, wait_s: float) -> None:
+        connection.park(waiter)
+        if wait_s > 0:
+            waiter.park(self._waiters, self.store, wait_s)
+        else:
+            waiter.answer_too_late(self.store)
+
+    def _put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key and answers who waited for it, or for as many keys in its scope as there are now."""
+        if not key or not scope:
+            raise RendezvousProtocolError("cannot store a value without a scope and a key")
+        self.store.put(round_id, scope, key, value)
+        for waiter in self._waiters.of_key(scope, key):
+            waiter.answer(200, value)
+        for waiter in self._waiters.of_count(scope, lambda: self.store.count(round_id, scope)):
+            waiter.answer(200, self.store.packed(round_id, scope))
+
+    def _ask(
+        self, connection: Connection, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]
+    ) -> None:
+        asked = Asked(connection, asyncio.ensure_future(answer), self._asked, self._failure)
+        asked.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
+
+    @property
+    def parked(self) -> int:
+        """How many requests are parked now."""
+        return len(self._waiters) + len(self._asked)
 
     def _sweep(self) -> None:
         """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection in tuple(self.connections):
+        for connection in tuple(self._connections):
             connection.check_time(now)
-        interval = min(1.0, self.limits.request_s / 4, self.limits.idle_s / 4)
-        self._sweeper = loop.call_later(interval, self._sweep)
+        interval_s = min(1.0, self.limits.request_s / 4, self.limits.idle_s / 4)
+        self._sweeper = loop.call_later(interval_s, self._sweep)
 
 
-def _raise_descriptor_limit() -> None:
-    """A parked request is an open socket: take as many descriptors as the system allows this process."""
+def _descriptors() -> int:
+    """Raises the limit of open files as far as it is needed and allowed, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
-    if soft < wanted:
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (ValueError, OSError):
-            return
+        except (ValueError, OSError):  # forbidden by a sandbox: what there is has to do
+            return soft
+        return wanted
+    return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-def _error(error: Exception | str) -> bytes:
-    data: dict[str, object] = {"error": str(error)}
-    if isinstance(error, StaleRoundError):
-        data |= {"round_id": error.round_id, "current_round_id": error.current_round_id}
-    return json.dumps(data).encode()
-
-
-class _Parked:
-    """A key-value request that waits: for one key, or for ``count`` keys of the scope."""
-
-    __slots__ = ("_connection", "_server", "_timer", "count", "exchange", "key", "round_id", "scope")
-
-    def __init__(
-        self, connection: _Connection, round_id: int, scope: str, key: str, count: int, *, exchange: bool
-    ) -> None:
-        self._connection = connection
-        self._server = connection.server
-        self.round_id, self.scope, self.key, self.count, self.exchange = round_id, scope, key, count, exchange
-        self._timer: asyncio.TimerHandle | None = None
-
-    def park(self, seconds: float) -> None:
-        self._server.waiting.setdefault((self.scope, self.key), {})[self] = None
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._too_late)
-
-    def try_answer(self) -> bool:
-        """Answers when what it waits for is there."""
-        store = self._server.store
-        if self.key:
-            value = store.get(self.round_id, self.scope, self.key)
-            if value is None:
-                return False
-            self.answer(200, value)
-        else:
-            if store.count(self.round_id, self.scope) < self.count:
-                return False
-            self.answer(200, pack_entries(store.entries(self.round_id, self.scope)))
+def _allows(connection: Connection, method: bytes, allowed: bytes) -> bool:
+    """Answers 405 to any other method."""
+    if method == allowed:
         return True
-
-    def _too_late(self) -> None:
-        if self.exchange:
-            there = self._server.store.entries(self.round_id, self.scope)
-            names = ", ".join(key for key, _ in there[:20])
-            text = f"{self.count - len(there)} of {self.count} are missing in scope {self.scope!r} (there: {names})"
-            self.answer(408, _error(text))
-        else:
-            self.answer(404, _error(f"{self.scope}/{self.key} is not there"))
-
-    def answer(self, status: int, body: bytes) -> None:
-        self.forget()
-        self._connection.answer_parked(self, status, body)
-
-    def forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        group = self._server.waiting.get((self.scope, self.key))
-        if group is not None:
-            group.pop(self, None)
-            if not group:
-                del self._server.waiting[(self.scope, self.key)]
-
-
-class _Connection(asyncio.Protocol):
-    """One peer. Requests are answered in order: while one is parked, the following ones wait unparsed."""
-
-    def __init__(self, server: RendezvousServer) -> None:
-        self.server = server
-        self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
-        self._trusted = False
-        self._since = 0.0  # when the present wait (for a request, or for the rest of one) began
-        self._in_request = False
-        self._headers_left = 0
-        self._rejected: tuple[int, str] | None = None
-        self._url = b""
-        self._body = bytearray()
-        self._authorized = False
-        self._parked: _Parked | asyncio.Future[Any] | None = None
-        self._backlog: list[bytes] = []
-        self._backlog_bytes = 0
-        self._closing = False
-
-    # --- asyncio.Protocol ------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._since = asyncio.get_running_loop().time()
-        self.server.connections.add(self)
-        self.server.strangers[self] = None
-        if len(self.server.strangers) > self.server.limits.strangers:
-            next(iter(self.server.strangers)).finish()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.server.connections.discard(self)
-        self.server.strangers.pop(self, None)
-        self._closing = True
-        parked, self._parked = self._parked, None
-        if isinstance(parked, _Parked):
-            parked.forget()
-        elif parked is not None:
-            parked.cancel()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        if self._parked is not None:
-            # A pipelined request behind a parked one. Bounded like a body; a peer that sends more is cut.
-            self._backlog.append(data)
-            self._backlog_bytes += len(data)
-            if self._backlog_bytes > self.server.limits.body_bytes:
-                self.finish()
-            return
-        self._feed(data)
-
-    def check_time(self, now: float) -> None:
-        """Cuts the connection if it has stalled."""
-        limits = self.server.limits
-        if self._parked is not None:
-            return
-        if self._in_request and now - self._since > limits.request_s:
-            self._refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
-        elif not self._in_request and not self._trusted and now - self._since > limits.idle_s:
-            self.finish()
-
-    def finish(self) -> None:
-        """Closes the connection after what is written already."""
-        if not self._closing:
-            self._closing = True
-            if self._transport is not None:
-                self._transport.close()
-
-    # --- httptools -------------------------------------------------------------------------------------------------
-
-    def _feed(self, data: bytes) -> None:
-        if not self._in_request:
-            self._in_request = True
-            self._since = asyncio.get_running_loop().time()
-            self._headers_left = self.server.limits.header_bytes
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server speaks HTTP/1.1 only")
-        except httptools.HttpParserError as error:
-            if not self._closing:
-                self._refuse(*(self._rejected or (400, f"not HTTP: {error}")))
-
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._body.clear()
-        self._authorized = False
-        self._rejected = None
-        self._in_request = True
-        self._headers_left = self.server.limits.header_bytes
-
-    def _count_headers(self, size: int) -> None:
-        self._headers_left -= size
-        if self._headers_left < 0:
-            self._reject(431, f"headers are above {self.server.limits.header_bytes} bytes")
-
-    def _reject(self, status: int, text: str) -> None:
-        """Ends the parsing at once: nothing more of this peer is read."""
-        self._rejected = (status, text)
-        raise ValueError(text)
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._count_headers(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_headers(len(name) + len(value))
-        lower = name.lower()
-        if lower == b"authorization":
-            self._authorized = hmac.compare_digest(value, self.server.expected_header)
-        elif lower == b"content-length":
-            if value.isdigit() and (len(value) > 12 or int(value) > self.server.limits.body_bytes):
-                self._reject(413, f"the body is above {self.server.limits.body_bytes} bytes")
-        elif lower == b"expect" and self._transport is not None and value.lower() == b"100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_headers_complete(self) -> None:
-        if not self._authorized:
-            self._reject(401, "the token is missing or wrong")
-        if not self._trusted:
-            self._trusted = True
-            self.server.strangers.pop(self, None)
-
-    def on_body(self, body: bytes) -> None:
-        if len(self._body) + len(body) > self.server.limits.body_bytes:
-            self._reject(413, f"the body is above {self.server.limits.body_bytes} bytes")
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        self._in_request = False
-        if self._parked is not None or self._closing:
-            # Pipelined in one packet behind a request that is parked: kept for later as what it was.
-            self._reject(400, "pipelining behind a long poll is not supported")
-        try:
-            self._route(self._parser.get_method().decode(), self._url, bytes(self._body))
-        except StaleRoundError as error:
-            self._write(409, _error(error))
-        except RendezvousClosedError as error:
-            self._write(410, _error(error))
-        except (RendezvousError, ValueError) as error:
-            self._write(400, _error(error))
-        except Exception as error:
-            self._write(500, _error(repr(error)))
-            if self.server.on_error is not None:
-                self.server.on_error(error)
-
-    # --- answers ---------------------------------------------------------------------------------------------------
-
-    def _write(self, status: int, body: bytes = b"", *, close: bool = False) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(body)}\r\n"
-        if close or not self._parser.should_keep_alive():
-            head += "Connection: close\r\n"
-            close = True
-        if status >= 400 and status != 404:
-            head += "Content-Type: application/json\r\n"
-        transport.write(head.encode() + b"\r\n" + body)
-        self._since = asyncio.get_running_loop().time()
-        if transport.get_write_buffer_size() > self.server.limits.unread_bytes:
-            transport.abort()
-        elif close:
-            self.finish()
-
-    def _refuse(self, status: int, text: str) -> None:
-        self._write(status, _error(text), close=True)
-        self.finish()
-
-    def answer_parked(self, parked: object, status: int, body: bytes) -> None:
-        """The parked request is answered; what waited behind it is read now."""
-        if self._parked is not parked:
-            return
-        self._parked = None
-        self._write(status, body)
-        backlog, self._backlog, self._backlog_bytes = self._backlog, [], 0
-        for index, data in enumerate(backlog):
-            if self._parked is not None:
-                self._backlog = backlog[index:]
-                self._backlog_bytes = sum(map(len, self._backlog))
-                break
-            if not self._closing:
-                self._feed(data)
-
-    # --- routes ----------------------------------------------------------------------------------------------------
-
-    def _route(self, method: str, url: bytes, body: bytes) -> None:
-        raw_path, _, raw_query = url.decode("ascii").partition("?")
-        query = dict(parse_qsl(raw_query)) if raw_query else {}
-        if not raw_path.startswith(API + "/"):
-            self._write(404, _error(f"no such path: {raw_path}"))
-            return
-        parts = raw_path[len(API) + 1 :].split("/")
-        match (method, parts):
-            case ("GET", ["rounds", round_id, "kv", scope, key]):
-                self._wait(round_id, unquote(scope), unquote(key), 1, query)
-            case ("PUT", ["rounds", round_id, "kv", scope, key]):
-                self._put(_integer(round_id, "round"), unquote(scope), unquote(key), body)
-                self._write(204)
-            case ("GET", ["rounds", round_id, "kv", scope]):
-                self._wait(round_id, unquote(scope), "", _integer(query.get("count", "0"), "count"), query)
-            case ("DELETE", ["rounds", round_id, "kv", scope, key]):
-                self.server.store.delete(_integer(round_id, "round"), unquote(scope), unquote(key))
-                self._write(204)
-            case ("POST", ["rounds", round_id, "exchange", scope]):
-                count = _integer(query.get("count", ""), "count")
-                self._put(_integer(round_id, "round"), unquote(scope), query.get("key", ""), body)
-                self._wait(round_id, unquote(scope), "", count, query, exchange=True)
-            case ("POST", ["next-round"]):
-                self._park_on(self.server.handler.next_round(NextRoundRequest.from_json(body)), query)
-            case ("POST", ["watch"]):
-                self._park_on(self.server.handler.watch(WatchRequest.from_json(body)), query)
-            case ("POST", ["running"]):
-                self.server.handler.running(RunningReport.from_json(body))
-                self._write(204)
-            case ("GET", ["status"]):
-                self._write(200, json.dumps(self.server.handler.status()).encode())
-            case _ if method not in _METHODS:
-                self._write(405, _error(f"method {method} is not supported"))
-            case _:
-                self._write(404, _error(f"no such path: {method} {raw_path}"))
-
-    def _put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        if not key or not scope:
-            raise RendezvousProtocolError("a scope and a key are needed")
-        self.server.store.put(round_id, scope, key, value)
-        if self.server.waiting:
-            self.server.changed(round_id, scope, key)
-
-    def _wait(
-        self, round_text: str, scope: str, key: str, count: int, query: dict[str, str], *, exchange: bool = False
-    ) -> None:
-        parked = _Parked(self, _integer(round_text, "round"), scope, key, count, exchange=exchange)
-        self._parked = parked
-        if parked.try_answer():
-            return
-        wait_s = self._wait_s(query, 0.0)
-        if wait_s > 0 or exchange:
-            parked.park(wait_s)
-        else:
-            self._parked = None
-            self._write(404, _error(f"{scope}/{key} is not there"))
-
-    def _wait_s(self, query: dict[str, str], default: float) -> float:
-        text = query.get("wait_s")
-        if text is None:
-            return default
-        seconds = float(text)
-        if not 0 <= seconds <= 86400:
-            raise RendezvousProtocolError(f"wait_s is out of range: {text}")
-        return seconds
-
-    def _park_on(self, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]) -> None:
-        wait_s = min(self._wait_s(query, self.server.limits.poll_s), self.server.limits.poll_s)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = asyncio.ensure_future(answer)
-        self._parked = future
-        timer = loop.call_later(wait_s, future.cancel)
-
-        def done(_: object) -> None:
-            timer.cancel()
-            if future.cancelled():
-                self.answer_parked(future, 204, b"")
-            elif (error := future.exception()) is None:
-                self.answer_parked(future, 200, future.result().to_json())
-            elif isinstance(error, RendezvousClosedError):
-                self.answer_parked(future, 410, _error(error))
-            else:
-                self.answer_parked(future, 500, _error(repr(error)))
-                if self.server.on_error is not None:
-                    self.server.on_error(error)
-
-        if future.done():
-            done(future)
-        else:
-            future.add_done_callback(done)
+    text = f"method {method.decode('ascii', 'replace')} is not supported here; {allowed.decode()} is"
+    connection.reply(405, error_body(text))
+    return False
 
 
 def _integer(text: str, what: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise RendezvousProtocolError(f"{what} {text!r} is not a number")
+        raise RendezvousProtocolError(f"cannot read {what} {text!r}: not a number")
     return int(text)
+
+
+def _wait_s(query: dict[str, str], default: float) -> float:
+    text = query.get("wait_s")
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number") from None
+    if not 0 <= seconds <= _MAX_WAIT_S:  # also false for nan
+        raise RendezvousProtocolError(f"cannot wait for {text} s: 0 to {_MAX_WAIT_S:g} s are allowed")
+    return seconds

@@ -1,0 +1,403 @@
+"""One HTTP/1.1 connection of the driver's server: parsing, limits, the token, the order of answers.
+
+Owns what a peer may cost and what it sees; what a request means is the server's. asyncio.Protocol under httptools,
+because that serves several times what a framework does, and a request that need not wait is answered inside
+``data_received`` without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+
+from elastic_driver.errors import StaleRoundError
+
+_REASONS = {
+    200: "OK",
+    204: "No Content",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    410: "Gone",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+# Old workers look for exactly this spelling of Content-Length.
+_HEADS = {
+    (status, is_json): f"HTTP/1.1 {status} {reason}\r\n"
+    f"Content-Type: application/{'json' if is_json else 'octet-stream'}\r\nContent-Length: "
+    for status, reason in _REASONS.items()
+    for is_json in (False, True)
+}
+# After a refusal the peer may still be sending. Closing at once would reset the connection, and the peer would see
+# the reset instead of the answer; so what it sends is read and dropped for this long.
+_LINGER_S = 2.0
+# The largest piece in which an event loop hands data over (uvloop's and asyncio's is 256 KiB).
+_PIECE = 256 << 10
+# Below this a body is copied behind its head (one buffer to send); above it the bytes are shared among answers.
+_COPY_BELOW = 16 << 10
+# A host that vanished without a word is noticed after 60 + 6 * 10 s, so that its connections do not pile up.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one peer may cost.
+
+    Attributes:
+        body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
+        header_bytes: of one request, together with its first line; a worker's are below 1 KB.
+        request_s: from the first byte of a request to its last; a worker sends it in one piece.
+        idle_s: how long a connection that has never shown the token may wait for its first request.
+        strangers: connections that have not shown the token; the oldest goes when there are more, so that rubbish
+            cannot shut workers out: they show the token within a round trip.
+        connections: all of them; 503 for more. None: what the limit of open files leaves.
+        poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
+        unread_bytes: answers a peer may leave unread before its connection is cut.
+        pipelined_bytes: requests a peer may send behind one that is parked before its connection is cut.
+    """
+
+    body_bytes: int = 16 << 20
+    header_bytes: int = 16 << 10
+    request_s: float = 10.0
+    idle_s: float = 10.0
+    strangers: int = 1000
+    connections: int | None = None
+    poll_s: float = 30.0
+    unread_bytes: int = 64 << 20
+    pipelined_bytes: int = 1 << 20
+
+
+class Parked(Protocol):
+    """A request that is not answered yet."""
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+
+
+class Service(Protocol):
+    """What a connection needs of the server."""
+
+    limits: ServerLimits
+    expected_header: bytes
+
+    def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
+        """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
+
+    def arrived(self, connection: Connection) -> None:
+        """A peer connected."""
+
+    def trusted(self, connection: Connection) -> None:
+        """The peer has shown the token."""
+
+    def left(self, connection: Connection) -> None:
+        """The connection is closing or gone. May be called more than once."""
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is gone."""
+
+
+def error_body(error: Exception | str) -> bytes:
+    """The JSON object that every answer from 400 up has."""
+    data: dict[str, object] = {"error": str(error)}
+    if isinstance(error, StaleRoundError):
+        data |= {"round_id": error.round_id, "current_round_id": error.current_round_id}
+    return json.dumps(data).encode()
+
+
+class _Refusal(Exception):
+    """Ends the parsing at once: nothing more of this peer is looked at."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Connection(asyncio.Protocol):
+    """One peer. Requests are answered in their order: those behind a parked one wait in a queue."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._is_trusted = False
+        self._deaf = False  # what comes in is dropped: the last answer is written
+        self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
+        self._unsent = 0
+        # The request that is being received.
+        self._in_request = False
+        self._in_headers = False
+        self._received = 0  # bytes of it in whole pieces
+        self._header_bytes = 0
+        self._url = b""
+        self._body: bytes | bytearray = b""
+        self._authorized = False
+        self._declared = 0
+        self._expects = False
+        self._refusal: _Refusal | None = None
+        # The request that is being answered, and those behind it: method, url, body, whether to keep the connection.
+        self._keep_alive = True
+        self._headless = False
+        self._parked: Parked | None = None
+        self._queue: deque[tuple[bytes, bytes, bytes, bool]] = deque()
+        self._queue_bytes = 0
+
+    # --- for the server --------------------------------------------------------------------------------------------
+
+    def reply(self, status: int, body: bytes = b"", *, is_json: bool = False) -> None:
+        """Answers the present request."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > self._service.limits.unread_bytes:
+            self.abort()  # it asks and does not read
+            return
+        head = f"{_HEADS[status, is_json or status >= 400]}{len(body)}\r\n"
+        if status == 204:
+            head = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n"
+        head += "\r\n" if self._keep_alive else "Connection: close\r\n\r\n"
+        if self._headless or not body:
+            transport.write(head.encode())
+        elif len(body) < _COPY_BELOW:
+            transport.write(head.encode() + body)
+        else:
+            transport.writelines((head.encode(), body))
+        self._since = self._loop.time()
+        if not self._keep_alive:
+            self._hang_up()
+
+    def park(self, parked: Parked) -> None:
+        """The present request is answered later, by :meth:`answer`."""
+        self._parked = parked
+
+    def answer(self, parked: Parked, status: int, body: bytes = b"", *, is_json: bool = False) -> None:
+        """Answers the parked request; does nothing if it is no longer that."""
+        if self._parked is not parked:
+            return
+        self._parked = None
+        self.reply(status, body, is_json=is_json)
+        if self._queue:
+            # Not from here: a queued PUT releases others, whose queued PUTs release others, and so on.
+            self._loop.call_soon(self._serve_queue)
+
+    def refuse(self, status: int, text: str) -> None:
+        """Answers an error and takes nothing more from this peer."""
+        self._keep_alive = False
+        self._drop_parked()
+        self.reply(status, error_body(text))
+
+    def say_goodbye(self, text: str) -> None:
+        """Answers 410 if a request is parked, and closes after what is written already."""
+        if self._parked is not None:
+            self.refuse(410, text)
+        self.finish()
+
+    def finish(self) -> None:
+        """Closes the connection after what is written already."""
+        self._deaf = True
+        self._since = self._loop.time()
+        self._service.left(self)
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        self._deaf = True
+        self._service.left(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check_time(self, now: float) -> None:
+        """Cuts the connection if it has stalled."""
+        limits, waited_s = self._service.limits, now - self._since
+        if self._deaf:
+            unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+            if unsent < self._unsent:
+                self._since = now  # slow, but it reads
+            elif waited_s > _LINGER_S:
+                self.abort()
+            self._unsent = unsent
+        elif self._parked is not None or self._queue:
+            return
+        elif self._in_request:
+            if waited_s > limits.request_s:
+                self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
+        elif not self._is_trusted and waited_s > limits.idle_s:
+            self.finish()
+
+    # --- asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._service.arrived(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deaf = True
+        self._drop_parked()
+        self._service.lost(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        limits = self._service.limits
+        if not self._in_request:
+            self._in_request = True
+            self._since = self._loop.time()
+            self._received = 0
+        inside_headers = self._in_headers
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._last_request_was_read()
+        except httptools.HttpParserError as error:
+            refusal, self._refusal = self._refusal, None
+            if refusal is None:
+                refusal = _Refusal(400, f"not HTTP: {error}")
+            self._cannot_read(refusal)
+        if not self._in_request or self._deaf:
+            return
+        # Headers count when they are whole, and chunks' extensions and trailers never; so their raw bytes do too. A
+        # piece in which the headers began or ended counts for nothing here, but there are only two of those.
+        self._received += len(data)
+        if inside_headers and self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > limits.header_bytes:
+                self._cannot_read(_Refusal(431, f"the headers are above {limits.header_bytes} bytes"))
+        elif self._received > 8 * limits.body_bytes + _PIECE:  # chunks of one byte are sent as six
+            self._cannot_read(_Refusal(413, f"the request takes far more than {limits.body_bytes} bytes"))
+
+    # --- httptools -------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._in_request = self._in_headers = True
+        self._received = self._header_bytes = self._declared = 0
+        self._url = self._body = b""
+        self._authorized = self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value))
+        lower = name.lower()
+        if lower == b"authorization":
+            self._authorized = hmac.compare_digest(value, self._service.expected_header)
+        elif lower == b"content-length":
+            self._declared = int(value) if value.isdigit() and len(value) < 19 else 0  # others llhttp refuses
+        elif lower == b"expect":
+            self._expects = value.lower() == b"100-continue"
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if not self._authorized:
+            self._stop(401, "the token is missing or wrong")
+        if not self._is_trusted:
+            self._is_trusted = True
+            self._service.trusted(self)
+        if self._declared > self._service.limits.body_bytes:
+            self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
+        if self._expects and self._transport is not None and self._parked is None and not self._queue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if len(self._body) + len(body) > self._service.limits.body_bytes:
+            self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
+        if not self._body:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._in_request = False
+        if self._deaf:
+            return
+        parser, body = self._parser, bytes(self._body)
+        self._body = b""
+        request = (parser.get_method(), self._url, body, parser.should_keep_alive())
+        if self._parked is None and not self._queue:
+            self._serve(*request)
+            return
+        self._queue.append(request)
+        self._queue_bytes += len(self._url) + len(body) + 256  # the objects themselves
+        if self._queue_bytes > self._service.limits.pipelined_bytes:
+            self.abort()
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._service.limits.header_bytes:
+            self._stop(431, f"the headers are above {self._service.limits.header_bytes} bytes")
+
+    def _stop(self, status: int, text: str) -> None:
+        self._refusal = _Refusal(status, text)
+        raise self._refusal
+
+    # --- order -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, method: bytes, url: bytes, body: bytes, keep_alive: bool) -> None:  # noqa: FBT001 (unpacked)
+        self._keep_alive = keep_alive
+        self._headless = method == b"HEAD"
+        self._service.serve(self, method, url, body)
+
+    def _serve_queue(self) -> None:
+        while self._queue and self._parked is None and not self._deaf:
+            request = self._queue.popleft()
+            self._queue_bytes -= len(request[1]) + len(request[2]) + 256
+            self._serve(*request)
+
+    def _cannot_read(self, refusal: _Refusal) -> None:
+        """Refuses; but a refusal behind requests that wait would be read as the answer to those, so it cuts then."""
+        if self._deaf:
+            return
+        if self._parked is not None or self._queue:
+            self.abort()
+        else:
+            self._headless = False
+            self.refuse(refusal.status, str(refusal))
+
+    def _last_request_was_read(self) -> None:
+        """After CONNECT or Upgrade comes another protocol, which this server does not speak."""
+        if self._parked is not None or self._queue:
+            self._keep_alive = False
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Closes for writing; for reading when the peer has closed too, or soon."""
+        transport = self._transport
+        if self._deaf or transport is None or transport.is_closing():
+            return
+        self._deaf = True
+        self._queue.clear()
+        self._since = self._loop.time()
+        transport.write_eof()
+
+    def _drop_parked(self) -> None:
+        parked, self._parked = self._parked, None
+        self._queue.clear()
+        if parked is not None:
+            parked.drop()
