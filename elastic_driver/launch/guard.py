@@ -6,7 +6,7 @@ in its environment (a daemon that left both session and parent still does).
 The launcher starts this file by its path with ``python -I -S``, so that the guard costs little memory and starts at
 once: it imports the standard library and psutil, and nothing of this package. Its standard input is a pipe whose other
 end only the driver holds. The end of that pipe therefore means that the driver is dead, and also that no half-started
-worker is left: between fork and exec a child holds the pipe as well, and after exec it carries the marks.
+worker is left: until exec a child holds the pipe as well (see spawn.py), and after exec it carries the marks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ import psutil
 ENV_JOB = "ELASTIC_DRIVER_JOB"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"
 
+# What a terminal or a service manager sends to all processes of a job: the guard has to outlive the driver.
+UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+
 # What the guard allows workers between SIGTERM and SIGKILL: enough for multiprocessing's resource tracker to remove its
 # shared memory, and all is gone within two seconds of the driver's death.
 _GRACE_S = 0.5
 # How long the guard goes on killing: a process in an uninterruptible system call dies only when that returns.
 _GIVE_UP_S = 60.0
-# Between two scans: a process that was being started during the first one shows in the second.
+# Between two scans, and for how long nothing may have been found before the guard believes it: in the middle of exec
+# a process shows no environment for a moment.
 _SCAN_GAP_S = 0.05
+_CLEAN_S = 1.0
 
 
 def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[str, list[psutil.Process]]:
@@ -140,14 +145,17 @@ def end_job(job_id: str, leaders: Mapping[str, psutil.Process]) -> bool:
         send_signal(process, signal.SIGTERM)
     psutil.wait_procs(first, timeout=_GRACE_S)
     give_up = time.monotonic() + _GIVE_UP_S
-    clean = 0
-    while clean < 2 and time.monotonic() < give_up:
+    clean_since = time.monotonic()
+    while (now := time.monotonic()) < give_up:
         left = _flat(find_processes(job_id, leaders))
         for process in left:
             send_signal(process, signal.SIGKILL)
-        clean = 0 if left else clean + 1
+        if left:
+            clean_since = now
+        elif now - clean_since > _CLEAN_S:
+            return True
         time.sleep(_SCAN_GAP_S)
-    return clean >= 2
+    return False
 
 
 def _flat(found: Mapping[str, list[psutil.Process]]) -> list[psutil.Process]:
@@ -159,7 +167,7 @@ def main(job_id: str) -> int:
 
     Lines on standard input: ``+ PID`` a worker was started, ``- PID`` it is gone with all it started, ``quit``.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGPIPE):
+    for number in UNHEARD:
         signal.signal(number, signal.SIG_IGN)
     leaders: dict[str, psutil.Process] = {}
     for line in sys.stdin.buffer:

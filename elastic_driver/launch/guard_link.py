@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,16 +86,21 @@ class GuardLink:
         environment = {name: value for name, value in os.environ.items() if name not in marks}
         psutil_at = str(Path(psutil.__file__).resolve().parent.parent)
         command = [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), self._job_id, psutil_at]
-        process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=environment,
-            start_new_session=True,
-        )
+        # Blocked here, and so in the child from its first moment: Python needs a while until the guard ignores them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.UNHEARD)
+        try:
+            process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert process.stdin is not None
         try:
             os.set_blocking(process.stdin.fileno(), False)

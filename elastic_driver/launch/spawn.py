@@ -92,8 +92,12 @@ def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Spawned:
             pipes[stream], ends[stream] = os.pipe()
             ours.callback(os.close, pipes[stream])
             theirs.callback(os.close, ends[stream])
+        _inherit_nothing()
         popen = subprocess.Popen(
             command,
+            # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold the
+            # guard's pipe open, so that the guard of a driver that dies now waits for it.
+            close_fds=False,
             stdin=subprocess.DEVNULL,
             stdout=ends["stdout"],
             stderr=ends["stderr"],
@@ -108,6 +112,14 @@ def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Spawned:
             raise
         ours.pop_all()
         return Spawned(popen, leader, pipes)
+
+
+def _inherit_nothing() -> None:
+    """Has exec close all descriptors but the three standard ones: some came from whoever started the driver."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
 
 
 def _kill_new(popen: subprocess.Popen[bytes]) -> None:

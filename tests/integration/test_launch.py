@@ -93,6 +93,9 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
 
     async def main() -> None:
         async with job() as one:
+            # As a shell's "3<file" leaves it.
+            from_outside = os.dup(0)
+            os.set_inheritable(from_outside, True)
             process = await one.start([sys.executable, "-c", source], env={"A": "1", "PYTHONCOERCECLOCALE": "0"})
             assert (await process.wait()).ok
             names, session, given, cwd, descriptors = (line.split(":", 1)[1] for line in one.sink.lines())
@@ -101,6 +104,7 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
             assert (session, given, cwd) == ("True", "''", os.getcwd())
             # Three streams and the listing itself: nothing of the driver's is inherited.
             assert descriptors == "[0, 1, 2, 3]"
+            os.close(from_outside)
 
     run(loop, main)
 
