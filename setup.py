@@ -1,7 +1,7 @@
 """The native extension. Everything else of the package is in pyproject.toml.
 
-The extension is optional: where there is no compiler or no Gloo (Debian: g++ and libgloo-dev), the package installs without
-it, and PyTorch's own Gloo carries the collectives. ELASTIC_DRIVER_REQUIRE_NATIVE=1 makes its absence an error.
+The extension is optional: where there is no compiler or no Gloo (Debian: g++ and libgloo-dev), the package installs
+without it, and PyTorch's own Gloo carries the collectives. ELASTIC_DRIVER_REQUIRE_NATIVE=1 makes its absence an error.
 ELASTIC_DRIVER_CXXFLAGS adds flags (the sanitizer script uses it).
 """
 
@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 GLOO_HEADER = "gloo/transport/tcp/device.h"
 
@@ -31,10 +32,7 @@ def extension() -> list[Extension]:
     return [
         Extension(
             "elastic_driver._native",
-            sources=[
-                *sorted(str(path) for path in Path("native").glob("*.cpp")),
-                str(Path(nanobind.source_dir()) / "nb_combined.cpp"),
-            ],
+            sources=sorted(str(path) for path in Path("native").glob("*.cpp")),
             depends=sorted(str(path) for path in Path("native").glob("*.h")),
             include_dirs=[
                 nanobind.include_dir(),
@@ -58,4 +56,19 @@ def extension() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extension())
+class BuildWithNanobind(build_ext):
+    """Compiles nanobind's own code with ours."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Adds the source only here: where setuptools lists a package's sources, it refuses those outside of it."""
+        import nanobind
+
+        sources = ext.sources
+        ext.sources = [*sources, str(Path(nanobind.source_dir()) / "nb_combined.cpp")]
+        try:
+            super().build_extension(ext)
+        finally:
+            ext.sources = sources
+
+
+setup(ext_modules=extension(), cmdclass={"build_ext": BuildWithNanobind})
