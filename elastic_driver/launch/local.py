@@ -300,6 +300,11 @@ class LocalLauncher:
             starting.add_done_callback(_kill_unwanted)
             raise
 
+    def kill(self) -> None:
+        """SIGKILL to all workers and to what dead ones have left behind."""
+        for process in tuple(self._workers):
+            process.kill()
+
     async def close(self) -> None:
         """Kills what is left of the job, ends the guard. Harmless when repeated."""
         if self._closing is None:
@@ -309,8 +314,7 @@ class LocalLauncher:
     async def _close(self) -> None:
         if self._starting:
             await asyncio.wait(tuple(self._starting))
-        for process in tuple(self._workers):
-            process.kill()
+        self.kill()
         await asyncio.gather(*(process.wait() for process in self._workers))
         if self._guard is not None:
             # What carries the job's mark and no worker's: a discovery script that hangs.

@@ -106,5 +106,8 @@ class Launcher(Protocol):
             LaunchError: the process could not be started.
         """
 
+    def kill(self) -> None:
+        """SIGKILL now to all that is left of all workers, also to what dead ones have left behind."""
+
     async def close(self) -> None:
         """Kills what still runs and ends the launcher. Blocks until nothing of the job is left."""

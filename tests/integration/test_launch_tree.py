@@ -204,6 +204,22 @@ def test_children_of_a_worker_that_ends_by_itself_go_too(loop: str, code: int) -
     run(loop, main)
 
 
+def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "stubborn")
+            begin = time.perf_counter()
+            stopping = asyncio.create_task(process.stop(50))
+            await process.exited
+            assert len(alive(children)) == 4
+            one.launcher.kill()
+            await stopping
+            assert time.perf_counter() - begin < 5
+            assert alive(children) == []
+
+    run(loop, main)
+
+
 def test_a_crashed_worker_loses_its_children() -> None:
     async def main() -> None:
         async with job() as one:
