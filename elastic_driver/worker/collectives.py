@@ -91,6 +91,9 @@ class Collectives(Protocol):
     def close(self) -> None:
         """Frees sockets and threads. Called once, by the thread that calls the collectives."""
 
+    def abandon(self) -> None:
+        """In a forked child: sees to it that nothing of the parent's is touched when this object goes."""
+
 
 class SoloCollectives:
     """The collectives of a job of one process: the answer is the question."""
@@ -115,6 +118,9 @@ class SoloCollectives:
         """Nothing blocks."""
 
     def close(self) -> None:
+        """Nothing is held."""
+
+    def abandon(self) -> None:
         """Nothing is held."""
 
 

@@ -267,6 +267,12 @@ class Context:
             done = done and not self._comm.is_alive()
         return done
 
+    def abandon(self) -> None:
+        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
+        self._lock = threading.Lock()  # the parent's may have been held at the fork
+        if self._collectives is not None:
+            self._collectives.abandon()
+
     def _error(self) -> HorovodInternalError:
         return HorovodInternalError(f"cannot go on in round {self.assignment.round_id}: {self._broken}")
 

@@ -70,3 +70,6 @@ class NativeCollectives:
     def close(self) -> None:
         """See Collectives."""
         self._contexts.close()
+
+    def abandon(self) -> None:
+        """See Collectives. The native module knows its process."""

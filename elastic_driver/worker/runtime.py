@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import logging
 import os
 import sys
@@ -199,11 +198,9 @@ class Runtime:
 
     def abandon(self) -> None:
         """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
-        for thing in (self._context, self._client, *self._retired):
-            if thing is not None:
-                # Never to be destroyed here: destructors of the native parts would wait for threads that are only
-                # in the parent.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        for context in (self._context, *self._retired):
+            if context is not None:
+                context.abandon()
         self.__init__()  # type: ignore[misc]
 
     def _retire(self, context: Context) -> None:

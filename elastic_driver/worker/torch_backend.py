@@ -9,7 +9,9 @@ connection is ours when it was accepted at our port or leads to a peer's.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import socket
 import struct
 import threading
@@ -31,6 +33,8 @@ _OPS = {
     ReduceOp.PRODUCT: c10d.ReduceOp.PRODUCT,
 }
 _PORT = struct.Struct("<H")
+_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
+_ADVICE = re.compile(r"\.? This (means|is typically) .*$")
 
 
 class ExchangeStore(c10d.Store):
@@ -199,7 +203,7 @@ class TorchCollectives:
             yield
         except (RuntimeError, ValueError) as error:
             cause = store.error if store is not None and store.error is not None else error
-            reason = self._aborted or str(cause)
+            reason = self._aborted or _essence(str(cause))
             raise HorovodInternalError(f"cannot {what}: {reason}") from cause
 
     def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
@@ -255,6 +259,16 @@ class TorchCollectives:
             _shut(each)
             each.close()
         self._groups.clear()
+
+    def abandon(self) -> None:
+        """See Collectives. A process group's destructor would join threads that are only in the parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._groups))
+
+
+def _essence(text: str) -> str:
+    """Gloo's message without its place in Gloo's source and its advice."""
+    first = text.splitlines()[0] if text else text
+    return _ADVICE.sub("", _PLACE.sub("", first)).rstrip(". ")
 
 
 def _shut(own: socket.socket) -> None:

@@ -37,12 +37,12 @@ def test_too_many_backward_passes_are_an_error() -> None:
 def test_killed_peer_and_joiner_end_bitwise_equal(backend: Backend) -> None:
     workers, late = workers_on(a=3), WorkerId("a", 0, 1)
     with FakeJob(backend=backend) as job:
+        job.spawn(late, "torch_train", "300")
+        job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
         job.start(workers, "torch_train", "300")
         job.wait_step(workers[1], 15)
         os.kill(job.processes[workers[0]].popen.pid, signal.SIGKILL)
         job.wait_for(lambda: len(job.rounds) == 2, "the second round")
-        job.spawn(late, "torch_train", "300")
-        job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
         job.plan([*workers[1:], late])
         job.notify(NoticeKind.HOSTS_UPDATED, "slot a[0] is back")
         ends = [job.wait_end(worker).lines for worker in (*workers[1:], late)]

@@ -67,7 +67,9 @@ def test_fork_leaves_the_parents_collectives_alone(backend: Backend) -> None:
     with FakeJob(backend=backend) as job:
         job.start(workers, "end", "fork")
         for worker in workers:
-            assert job.wait_end(worker).lines[-1] == {"total": 2}
+            process = job.wait_end(worker)
+            assert process.lines[-1] == {"total": 2}
+            assert process.noise == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

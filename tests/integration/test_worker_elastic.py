@@ -90,11 +90,11 @@ def test_abort_ends_a_blocked_collective(backend: Backend, stopped: bool) -> Non
         at = time.time()
         job.notify(NoticeKind.ABORT, "host a lost")
         ended = [job.wait_end(worker).lines for worker in workers[1:]]
-    for lines in ended:
-        error = next(line for line in lines if "error" in line)
-        assert "host a lost" in error["error"]
-        assert error["at"] - at < 1.0  # 10 ms on an idle machine
-        assert lines[-1] == {"total": 2}
+    errors = [next(line for line in lines if "error" in line) for lines in ended]
+    # The other may see this one's closed connection before it reads the notice.
+    assert any("host a lost" in error["error"] for error in errors)
+    assert all(error["at"] - at < 1.0 for error in errors)  # 10 ms on an idle machine
+    assert [lines[-1] for lines in ended] == [{"total": 2}] * 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
