@@ -128,17 +128,24 @@ class LocalWorker:
 
     async def stop(self, grace_s: float) -> ExitStatus:
         """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
-        if not self.finished.done():
-            self._end_tree_within(grace_s)
+        self._end_tree_within(grace_s)
         return await self.wait()
 
     def kill(self) -> None:
         """SIGKILL to the tree."""
         # Not the process first and its children afterwards: with it would go the knowledge whose children they are.
-        if not self.finished.done():
-            self._end_tree_within(0.0)
+        self._end_tree_within(0.0)
+
+    def close(self) -> None:
+        """SIGKILL to a living worker; what a dead one left gets its short grace (see LEFTOVER_GRACE_S) and no more."""
+        if self.exited.done():
+            self._end_tree_within(LEFTOVER_GRACE_S)
+        else:
+            self.kill()
 
     def _end_tree_within(self, grace_s: float) -> None:
+        if self.finished.done():
+            return
         now = self._loop.time()
         if now + grace_s < self._kill_at and not self._kill_now.done():
             self._kill_at = now + grace_s
@@ -314,7 +321,8 @@ class LocalLauncher:
     async def _close(self) -> None:
         if self._starting:
             await asyncio.wait(tuple(self._starting))
-        self.kill()
+        for process in tuple(self._workers):
+            process.close()
         await asyncio.gather(*(process.wait() for process in self._workers))
         if self._guard is not None:
             # What carries the job's mark and no worker's: a discovery script that hangs.

@@ -220,6 +220,34 @@ def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
     run(loop, main)
 
 
+def test_close_leaves_a_dead_workers_children_time_to_clean_up() -> None:
+    # As multiprocessing's resource tracker: deaf to SIGTERM, ends after its parent and removes what that one left.
+    source = r"""
+import os, signal, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, b"up\n")
+    os.read(read, 1)
+    time.sleep(0.2)
+    os.write(1, b"cleaned\n")
+    os._exit(0)
+time.sleep(60)
+"""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            os.kill(process.pid, signal.SIGKILL)
+            await process.exited
+            await one.launcher.close()
+            assert one.sink.lines()[-1] == "[0]<stdout>:cleaned"
+
+    run("asyncio", main)
+
+
 def test_a_crashed_worker_loses_its_children() -> None:
     async def main() -> None:
         async with job() as one:
