@@ -1,6 +1,6 @@
 """Gloo contexts of one worker in one round (native/context_group.h).
 
-All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous objects with the buffer protocol.
+All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the buffer protocol.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class CollectiveError(RuntimeError):
 class AbortedError(CollectiveError):
     """It was ended by abort(); the message is abort's reason."""
 
-class CollectiveTimeout(CollectiveError):  # noqa: N818
+class CollectiveTimeout(CollectiveError):
     """It did not end in the time allowed."""
 
 class ContextGroup:

@@ -1,7 +1,7 @@
 """Loads the native extension, or says why it cannot be had.
 
-PyTorch carries a Gloo of its own whose symbols have the same names. Python loads extensions with RTLD_LOCAL, so that the
-two never meet, unless somebody has put PyTorch's symbols (or libgloo) into the process's global scope. Only then is
+PyTorch carries a Gloo of its own whose symbols have the same names. Python loads extensions with RTLD_LOCAL, so that
+the two never meet, unless somebody has put PyTorch's symbols (or libgloo) into the process's global scope. Only then is
 ours bound to its own library first (RTLD_DEEPBIND), which preloaded memory allocators do not like.
 """
 

@@ -105,12 +105,12 @@ AbortableTransport::AbortableTransport(std::shared_ptr<gloo::transport::Context>
   setTimeout(inner_->getTimeout());
 }
 
-std::unique_ptr<gloo::transport::Pair>& AbortableTransport::getPair(int rank) { return inner_->getPair(rank); }
+std::unique_ptr<gloo::transport::Pair>& AbortableTransport::getPair(int member) { return inner_->getPair(member); }
 
-std::unique_ptr<gloo::transport::Pair>& AbortableTransport::createPair(int rank) { return inner_->createPair(rank); }
+std::unique_ptr<gloo::transport::Pair>& AbortableTransport::createPair(int member) { return inner_->createPair(member); }
 
-std::unique_ptr<gloo::transport::UnboundBuffer> AbortableTransport::createUnboundBuffer(void* ptr, size_t size) {
-  return std::make_unique<AbortableBuffer>(inner_->createUnboundBuffer(ptr, size), switch_);
+std::unique_ptr<gloo::transport::UnboundBuffer> AbortableTransport::createUnboundBuffer(void* ptr, size_t bytes) {
+  return std::make_unique<AbortableBuffer>(inner_->createUnboundBuffer(ptr, bytes), switch_);
 }
 
 }  // namespace elastic

@@ -43,9 +43,9 @@ class AbortableTransport : public gloo::transport::Context {
  public:
   AbortableTransport(std::shared_ptr<gloo::transport::Context> inner, std::shared_ptr<AbortSwitch> abort_switch);
 
-  std::unique_ptr<gloo::transport::Pair>& getPair(int rank) override;
-  std::unique_ptr<gloo::transport::Pair>& createPair(int rank) override;
-  std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t size) override;
+  std::unique_ptr<gloo::transport::Pair>& getPair(int member) override;
+  std::unique_ptr<gloo::transport::Pair>& createPair(int member) override;
+  std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t bytes) override;
 
  private:
   const std::shared_ptr<gloo::transport::Context> inner_;

@@ -71,9 +71,9 @@ std::string endpoint_of(const Bytes& address) {
 // gloo::Context lets only its heirs set the transport.
 class ContextGroup::GlooContext : public gloo::Context {
  public:
-  GlooContext(int rank, int size, std::shared_ptr<gloo::transport::Device> device,
+  GlooContext(int index, int members, std::shared_ptr<gloo::transport::Device> device,
               std::shared_ptr<gloo::transport::Context> transport)
-      : gloo::Context(rank, size) {
+      : gloo::Context(index, members) {
     device_ = std::move(device);
     transportContext_ = std::move(transport);
   }
@@ -146,7 +146,7 @@ std::string ContextGroup::prepare() {
         own_endpoints_.insert(endpoint_of(addresses.back().pairs.back()));
       }
     }
-  } catch (const gloo::Exception& error) {
+  } catch (const std::exception& error) {
     throw CollectiveError("cannot listen on " + host_ + ": " + error.what());
   }
   return pack_addresses(addresses);
@@ -230,8 +230,8 @@ void ContextGroup::dial(const std::vector<Dial>& dials, Seconds timeout) {
   while (!finished()) {
     // abort() shuts down the sockets that there are; what a thread makes after that is found here.
     const bool over = late || !error.empty() || switch_->aborted();
-    changed.wait_until(lock, over ? std::chrono::steady_clock::now() + kSweepPeriod : std::min(deadline, std::chrono::steady_clock::now() + kSweepPeriod),
-                       finished);
+    const auto sweep = std::chrono::steady_clock::now() + kSweepPeriod;
+    changed.wait_until(lock, over ? sweep : std::min(deadline, sweep), finished);
     if (finished()) break;
     late = late || std::chrono::steady_clock::now() >= deadline;
     if (late || !error.empty() || switch_->aborted()) {
@@ -253,6 +253,11 @@ void ContextGroup::dial(const std::vector<Dial>& dials, Seconds timeout) {
     throw CollectiveTimeout("cannot connect within " + std::to_string(timeout.count()) + " s to ranks " + names);
   }
   if (!open.empty()) throw CollectiveError(error);
+  {
+    const std::lock_guard<std::mutex> connected(endpoints_mutex_);
+    connected_ = true;
+  }
+  switch_->check();
 }
 
 ContextGroup::Group& ContextGroup::find(const std::string& name) const {
@@ -288,7 +293,7 @@ void ContextGroup::run(const std::string& name, const char* what, Seconds timeou
       throw CollectiveTimeout(std::string(what) + " did not end within " + std::to_string(timeout.count()) + " s");
     }
     throw CollectiveError(std::string(what) + " failed: " + text);
-  } catch (const gloo::Exception& error) {
+  } catch (const std::exception& error) {
     switch_->check();
     throw CollectiveError(std::string(what) + " failed: " + error.what());
   }
@@ -379,7 +384,14 @@ void ContextGroup::abort(const std::string& reason) {
 
 void ContextGroup::shut_down_sockets() {
   const std::lock_guard<std::mutex> lock(endpoints_mutex_);
-  if (!own_endpoints_.empty()) shutdown_sockets(own_endpoints_, peer_endpoints_);
+  if (own_endpoints_.empty()) return;
+  // While pairs connect, nothing but the wait for a peer blocks, and that is on a listener. A connection must be left alone
+  // until Gloo has made a pair of it: its loop thread asks for the peer's name and ends the process when there is none.
+  if (connected_) {
+    shutdown_sockets(own_endpoints_, peer_endpoints_);
+  } else {
+    shutdown_listeners(own_endpoints_);
+  }
 }
 
 void ContextGroup::close() {

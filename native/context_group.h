@@ -86,7 +86,8 @@ class ContextGroup {
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();
   std::vector<std::unique_ptr<Group>> groups_;
   std::shared_ptr<gloo::transport::Device> device_;
-  std::mutex endpoints_mutex_;  // guards the two sets
+  std::mutex endpoints_mutex_;  // guards the three below
+  bool connected_ = false;
   std::set<std::string> own_endpoints_;
   std::set<std::string> peer_endpoints_;
   std::mutex close_mutex_;

@@ -25,6 +25,12 @@ std::string peer_endpoint(int fd) {
   return getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? endpoint(address) : "";
 }
 
+bool listens(int fd) {
+  int value = 0;
+  socklen_t length = sizeof(value);
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &length) == 0 && value != 0;
+}
+
 std::vector<int> open_descriptors() {
   std::vector<int> descriptors;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), closedir);
@@ -33,6 +39,24 @@ std::vector<int> open_descriptors() {
     if (entry->d_name[0] != '.') descriptors.push_back(std::atoi(entry->d_name));
   }
   return descriptors;
+}
+
+template <typename Wanted>
+int shutdown_where(Wanted wanted) {
+  int found = 0;
+  for (const int descriptor : open_descriptors()) {
+    // Looked at and shut down through a duplicate: Gloo's thread may close the descriptor at any moment, and its number
+    // may by then be somebody else's socket.
+    const int fd = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) continue;
+    const std::string local = local_endpoint(fd);
+    if (!local.empty() && wanted(fd, local)) {
+      ::shutdown(fd, SHUT_RDWR);
+      ++found;
+    }
+    close(fd);
+  }
+  return found;
 }
 
 }  // namespace
@@ -55,20 +79,13 @@ std::string endpoint(const sockaddr_storage& address) {
 }
 
 int shutdown_sockets(const std::set<std::string>& own, const std::set<std::string>& peers) {
-  int found = 0;
-  for (const int descriptor : open_descriptors()) {
-    // Looked at and shut down through a duplicate: Gloo's thread may close the descriptor at any moment, and its number
-    // may by then be somebody else's socket.
-    const int fd = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0) continue;
-    const std::string local = local_endpoint(fd);
-    if (!local.empty() && (own.count(local) != 0 || peers.count(peer_endpoint(fd)) != 0)) {
-      ::shutdown(fd, SHUT_RDWR);
-      ++found;
-    }
-    close(fd);
-  }
-  return found;
+  return shutdown_where([&](int fd, const std::string& local) {
+    return own.count(local) != 0 || peers.count(peer_endpoint(fd)) != 0;
+  });
+}
+
+int shutdown_listeners(const std::set<std::string>& own) {
+  return shutdown_where([&](int fd, const std::string& local) { return own.count(local) != 0 && listens(fd); });
 }
 
 }  // namespace elastic

@@ -16,4 +16,7 @@ std::string endpoint(const sockaddr_storage& address);
 // their owner's. Returns how many there were.
 int shutdown_sockets(const std::set<std::string>& own, const std::set<std::string>& peers);
 
+// The same for the listeners among those bound to one of `own`.
+int shutdown_listeners(const std::set<std::string>& own);
+
 }  // namespace elastic
