@@ -18,6 +18,7 @@ import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.rendezvous.messages import ENV_JOB
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -49,10 +50,12 @@ class ScriptDiscovery:
         script: a shell command; its standard output is the list.
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
+        job_id: marks its processes, so that they end with a driver that is killed.
     """
 
-    def __init__(self, script: str, default_slots: int | None, timeout_s: float) -> None:
+    def __init__(self, script: str, default_slots: int | None, timeout_s: float, *, job_id: str = "") -> None:
         self._script = script
+        self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
 
@@ -72,6 +75,7 @@ class ScriptDiscovery:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
+                env={**os.environ, ENV_JOB: self._job_id},
                 limit=_MAX_OUTPUT_BYTES,
             )
         except OSError as error:

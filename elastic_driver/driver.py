@@ -195,8 +195,7 @@ class ElasticDriver:
         name = signal.Signals(number).name
         if self._state.phase is JobPhase.ENDED:
             self._chronicle.warning(f"{name} again: killing all workers now")
-            for process in self._processes.values():
-                process.kill()
+            self._launcher.kill()
             return
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
         self._post(StopRequested(number, name))
@@ -492,7 +491,9 @@ def run_job(settings: Settings) -> int:
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
         )
         discovery: HostDiscovery = (
-            ScriptDiscovery(settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s)
+            ScriptDiscovery(
+                settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s, job_id=job_id
+            )
             if settings.discovery_script is not None
             else FixedHosts(settings.hosts or ())
         )
