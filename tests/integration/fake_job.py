@@ -248,10 +248,12 @@ class FakeJob:
         threading.Thread(target=self._reap, args=(process,), name=f"reap-{worker}", daemon=True).start()
         return process
 
-    def start(self, workers: Sequence[WorkerId], program: str, *args: str, env: dict[str, str] | None = None) -> None:
-        """Starts these workers and plans their round."""
+    def start(
+        self, workers: Sequence[WorkerId], program: str, *args: str, hold: dict[WorkerId, str] | None = None
+    ) -> None:
+        """Starts these workers and plans their round; ``hold`` names steps (HOLD_AT) at which a worker waits."""
         for worker in workers:
-            self.spawn(worker, program, *args, env=env)
+            self.spawn(worker, program, *args, env={"HOLD_AT": (hold or {}).get(worker, "")})
         self.plan(workers)
 
     def _reap(self, process: Process) -> None:
@@ -269,10 +271,17 @@ class FakeJob:
             if not self.changed.wait_for(condition, timeout_s):
                 raise AssertionError(f"not within {timeout_s:g} s: {what}\n{self.story()}")
 
-    def wait_step(self, worker: WorkerId, step: int) -> None:
-        """Blocks until the worker has printed that step."""
-        process = self.processes[worker]
-        self.wait_for(lambda: any(line.get("step", -1) >= step for line in process.lines), f"{worker} at step {step}")
+    def wait_held(self, worker: WorkerId, step: int) -> None:
+        """Blocks until the worker, started with HOLD_AT, waits before that step."""
+        lines = self.processes[worker].lines
+        self.wait_for(lambda: any(line.get("held") == step for line in lines), f"{worker} held at step {step}")
+
+    def release(self, worker: WorkerId) -> None:
+        """Lets a held worker go on."""
+        stdin = self.processes[worker].popen.stdin
+        assert stdin is not None
+        stdin.write("\n")
+        stdin.flush()
 
     def wait_end(self, worker: WorkerId, code: int = 0) -> Process:
         """Blocks until the worker has ended, and checks its exit code."""

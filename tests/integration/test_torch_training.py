@@ -37,14 +37,17 @@ def test_too_many_backward_passes_are_an_error() -> None:
 def test_killed_peer_and_joiner_end_bitwise_equal(backend: Backend) -> None:
     workers, late = workers_on(a=3), WorkerId("a", 0, 1)
     with FakeJob(backend=backend) as job:
-        job.spawn(late, "torch_train", "300")
+        job.spawn(late, "torch_train", "150")
         job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
-        job.start(workers, "torch_train", "300")
-        job.wait_step(workers[1], 15)
+        job.start(workers, "torch_train", "150", hold={workers[1]: "15,60"})
+        job.wait_held(workers[1], 15)
         os.kill(job.processes[workers[0]].popen.pid, signal.SIGKILL)
+        job.release(workers[1])
         job.wait_for(lambda: len(job.rounds) == 2, "the second round")
+        job.wait_held(workers[1], 60)
         job.plan([*workers[1:], late])
         job.notify(NoticeKind.HOSTS_UPDATED, "slot a[0] is back")
+        job.release(workers[1])
         ends = [job.wait_end(worker).lines for worker in (*workers[1:], late)]
     assert len({lines[-1]["weights"] for lines in ends}) == 1
     entered = [[line for line in lines if "entered" in line] for lines in ends]
@@ -74,15 +77,17 @@ def test_each_sample_once_across_planned_changes_with_a_loader_that_fetches_ahea
         for worker in late:
             job.spawn(worker, "torch_train", *args)
         job.wait_for(lambda: {request.worker for request in job.requests} >= set(late), "the joiners")
-        job.start(workers, "torch_train", *args)
-        job.wait_step(workers[0], 5)
+        job.start(workers, "torch_train", *args, hold={workers[0]: "5,30"})
+        job.wait_held(workers[0], 5)
         job.plan(workers[:2], removed=workers[2:])
         job.notify(NoticeKind.HOSTS_UPDATED, "two slots removed")
+        job.release(workers[0])
         for worker in workers[2:]:
             job.wait_end(worker)
-        job.wait_step(workers[0], 30)
+        job.wait_held(workers[0], 30)
         job.plan([*workers[:2], *late])
         job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        job.release(workers[0])
         ends = [job.wait_end(worker).lines[-1] for worker in (*workers[:2], *late)]
         sizes: list[Any] = []
         for line in job.processes[workers[0]].lines:

@@ -24,10 +24,11 @@ def entries(job: FakeJob, worker: WorkerId) -> list[dict[str, object]]:
 def test_killed_peer_costs_the_steps_since_the_last_commit(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
-        job.start(workers, "train", "60", "5")
-        job.wait_step(workers[1], 22)
+        job.start(workers, "train", "60", "5", hold={workers[1]: "22"})
+        job.wait_held(workers[1], 22)
         killed_at = time.monotonic()
         os.kill(job.processes[workers[0]].popen.pid, signal.SIGKILL)  # rank 0, so that another becomes the root
+        job.release(workers[1])
         job.wait_for(lambda: len(job.rounds) == 2, "the second round")
         assert time.monotonic() - killed_at < 5.0
         lines = [job.wait_end(worker).lines for worker in workers[1:]]
@@ -47,16 +48,18 @@ def test_killed_peer_costs_the_steps_since_the_last_commit(backend: Backend) -> 
 def test_planned_growth_and_removal_lose_and_repeat_no_step(backend: Backend) -> None:
     first, late = workers_on(a=2), WorkerId("b", 0, 0)
     with FakeJob(backend=backend) as job:
-        job.start(first, "train", "100", "1")
-        job.wait_step(first[0], 10)
+        job.start(first, "train", "100", "1", hold={first[0]: "10,60"})
+        job.wait_held(first[0], 10)
         job.spawn(late, "train", "100", "1")
         job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
         job.plan([*first, late])
         job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
-        job.wait_step(late, 40)
+        job.release(first[0])
+        job.wait_held(first[0], 60)
         assert len(job.rounds) == 2
         job.plan([first[0], late], sync=False, removed=[first[1]])
         job.notify(NoticeKind.HOSTS_UPDATED, "slot a[1] removed")
+        job.release(first[0])
         removed = job.wait_end(first[1])
         lines = {worker: job.wait_end(worker).lines for worker in (first[0], late)}
     assert removed.lines[-1].get("done") is None
@@ -125,10 +128,11 @@ def test_peer_that_dies_before_the_contexts_stand(backend: Backend) -> None:
 def test_notice_that_is_taken_back_changes_nothing() -> None:
     workers = workers_on(a=1)
     with FakeJob() as job:
-        job.start(workers, "train", "200", "1", "0.005")
-        job.wait_step(workers[0], 3)
+        job.start(workers, "train", "200", "1", "0.005", hold={workers[0]: "3"})
+        job.wait_held(workers[0], 3)
         job.plan([])
         job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        job.release(workers[0])
         job.wait_for(lambda: len(job.requests) == 2, "the worker that leaves")
         job.notify(NoticeKind.NONE, "")
         job.plan(workers)
@@ -139,12 +143,13 @@ def test_notice_that_is_taken_back_changes_nothing() -> None:
 def test_size_one_round_under_a_driver_grows() -> None:
     first, late = workers_on(a=1)[0], WorkerId("b", 0, 0)
     with FakeJob() as job:
-        job.start([first], "train", "60", "1")
-        job.wait_step(first, 5)
+        job.start([first], "train", "60", "1", hold={first: "5"})
+        job.wait_held(first, 5)
         job.spawn(late, "train", "60", "1")
         job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
         job.plan([first, late])
         job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        job.release(first)
         ends = [job.wait_end(worker).lines[-1] for worker in (first, late)]
     assert ends[0]["weights"] == ends[1]["weights"]
     steps = [line["step"] for line in job.processes[first].lines if "step" in line]

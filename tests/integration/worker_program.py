@@ -30,6 +30,17 @@ def digest(*arrays: Any) -> str:
     return total.hexdigest()
 
 
+_to_hold = os.environ.get("HOLD_AT", "").split(",")
+
+
+def hold(step: int) -> None:
+    """Waits for the test, the first time each of the steps in HOLD_AT is reached."""
+    if str(step) in _to_hold:
+        _to_hold.remove(str(step))
+        say(held=step)
+        sys.stdin.readline()
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -148,6 +159,7 @@ def train(steps: str, commit_each: str = "1", pause_s: str = "0.01") -> None:
     def loop(state: Any) -> None:
         say(entered=state.step, commits=state.commits, rank=hvd.rank(), size=hvd.size(), weights=digest(state.weights))
         while state.step < int(steps):
+            hold(state.step)
             time.sleep(float(pause_s))  # stands for the computing
             grads = np.random.default_rng([state.step, hvd.rank() % 2]).standard_normal(1000).astype(np.float32)
             state.weights = state.weights + hvd.allreduce(grads)
@@ -268,6 +280,7 @@ def torch_train(
         say(entered=state.step, rank=thvd.rank(), size=thvd.size(), state=fingerprint(), commits=state.commits)
         while state.step < int(steps) and state.epoch < int(epochs):
             for index, (x, y, which) in enumerate(loader):
+                hold(state.step)
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(x, (state.step + thvd.rank()) % 4 == 0), y)
                 loss.backward()
