@@ -29,6 +29,7 @@ from elastic_driver.rendezvous.messages import (
     Notice,
     RunningReport,
     WatchRequest,
+    parse_json,
     parse_next_round_reply,
     unpack_entries,
 )
@@ -143,8 +144,7 @@ class RendezvousClient:
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
         _, body = self._request("GET", "status", expected=(200,))
-        data: dict[str, Any] = json.loads(body)
-        return data
+        return parse_json(body)
 
     # --- key-value -------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class RendezvousClient:
         body: bytes | None = None,
         *,
         query: dict[str, str] | None = None,
-        wait_s: float = 0.0,
+        wait_s: float | None = None,
         expected: tuple[int, ...],
     ) -> tuple[int, bytes]:
         """Asks until there is an answer.
@@ -224,7 +224,8 @@ class RendezvousClient:
             path: behind the version.
             body: of the request.
             query: of the request; ``wait_s`` is added.
-            wait_s: how long the server may let the request wait; a repeated one has what is left of it.
+            wait_s: how long the server may let the request wait; a repeated one has what is left of it. None: it
+                does not wait.
             expected: the statuses that the caller reads.
 
         Raises:
@@ -232,12 +233,12 @@ class RendezvousClient:
         """
         if os.getpid() != self._pid:
             self._begin_process()
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + (wait_s or 0.0)
         failing_since: float | None = None
         pause_s = _FIRST_PAUSE_S
         while not self._closed.is_set():
             left_s = max(0.0, deadline - time.monotonic())
-            parameters = (query or {}) | ({"wait_s": f"{left_s:.3f}"} if wait_s else {})
+            parameters = (query or {}) | ({} if wait_s is None else {"wait_s": f"{left_s:.3f}"})
             target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
                 status, answer = self._once(method, target, body, left_s + _SLACK_S)
@@ -276,6 +277,8 @@ class RendezvousClient:
             connection.sock.settimeout(silence_s)
             connection.request(method, target, body=body, headers=self._headers)
             response = connection.getresponse()
+            if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
+                raise http.client.HTTPException("the answer was cut off")
             answer = response.read()
             keep = not response.will_close
             if response.status == 503 or (response.status == 408 and response.will_close):
