@@ -114,6 +114,8 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // Contexts that live until the interpreter's end, and a forked child's, which are its parent's, are no leaks of ours.
+  nb::set_leak_warnings(false);
   module.doc() = "Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
   const nb::object base = nb::exception<elastic::CollectiveError>(module, "CollectiveError", PyExc_RuntimeError);
   nb::exception<elastic::AbortedError>(module, "AbortedError", base.ptr());
