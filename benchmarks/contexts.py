@@ -136,11 +136,13 @@ def aborted_rank(rank: int, size: int, pipe: Connection) -> None:
     data = np.ones(4 << 20, np.float32)
     group.allreduce("global", data, "float32", "max", LIMIT_S)
     called = [0.0]
+    heard = threading.Event()
 
     def watch() -> None:
         pipe.recv()
         called[0] = time.monotonic()
         group.abort("told")
+        heard.set()
 
     pipe.send("ready")
     if rank:
@@ -148,7 +150,10 @@ def aborted_rank(rank: int, size: int, pipe: Connection) -> None:
         try:
             group.allreduce("global", data, "float32", "max", LIMIT_S)
         except native.CollectiveError:
-            pipe.send(time.monotonic() - called[0])
+            raised = time.monotonic()
+            heard.wait()
+            # A peer's abort may have ended it before this rank's own.
+            pipe.send(max(0.0, raised - called[0]))
     pipe.recv()
     os._exit(0)
 
