@@ -1,5 +1,6 @@
 #include "abortable_transport.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,8 +11,14 @@ namespace elastic {
 // Known to the switch from its making to its end. Gloo keeps an abort that comes before the wait until that wait.
 class AbortableBuffer : public gloo::transport::UnboundBuffer {
  public:
-  AbortableBuffer(std::unique_ptr<gloo::transport::UnboundBuffer> inner, std::shared_ptr<AbortSwitch> abort_switch)
-      : UnboundBuffer(inner->ptr, inner->size), inner_(std::move(inner)), switch_(std::move(abort_switch)) {
+  using Clock = std::chrono::steady_clock;
+
+  AbortableBuffer(std::unique_ptr<gloo::transport::UnboundBuffer> inner, std::shared_ptr<AbortSwitch> abort_switch,
+                  Clock::time_point deadline)
+      : UnboundBuffer(inner->ptr, inner->size),
+        inner_(std::move(inner)),
+        switch_(std::move(abort_switch)),
+        deadline_(deadline) {
     switch_->add(this);
   }
 
@@ -22,12 +29,12 @@ class AbortableBuffer : public gloo::transport::UnboundBuffer {
 
   bool waitRecv(int* rank, std::chrono::milliseconds timeout) override {
     switch_->check();
-    return completed(inner_->waitRecv(rank, timeout));
+    return completed(inner_->waitRecv(rank, left(timeout)));
   }
 
   bool waitSend(int* rank, std::chrono::milliseconds timeout) override {
     switch_->check();
-    return completed(inner_->waitSend(rank, timeout));
+    return completed(inner_->waitSend(rank, left(timeout)));
   }
 
   void abortWaitRecv() override { inner_->abortWaitRecv(); }
@@ -49,6 +56,13 @@ class AbortableBuffer : public gloo::transport::UnboundBuffer {
   }
 
  private:
+  std::chrono::milliseconds left(std::chrono::milliseconds timeout) const {
+    if (deadline_ == Clock::time_point::max()) return timeout;
+    const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
+    // Above zero: Gloo takes zero for no limit at all.
+    return std::max(std::min(timeout, rest), std::chrono::milliseconds(1));
+  }
+
   bool completed(bool done) const {
     if (!done) {
       switch_->check();
@@ -59,6 +73,7 @@ class AbortableBuffer : public gloo::transport::UnboundBuffer {
 
   const std::unique_ptr<gloo::transport::UnboundBuffer> inner_;
   const std::shared_ptr<AbortSwitch> switch_;
+  const Clock::time_point deadline_;
 };
 
 void AbortSwitch::abort(const std::string& reason) {
@@ -107,10 +122,12 @@ AbortableTransport::AbortableTransport(std::shared_ptr<gloo::transport::Context>
 
 std::unique_ptr<gloo::transport::Pair>& AbortableTransport::getPair(int member) { return inner_->getPair(member); }
 
-std::unique_ptr<gloo::transport::Pair>& AbortableTransport::createPair(int member) { return inner_->createPair(member); }
+std::unique_ptr<gloo::transport::Pair>& AbortableTransport::createPair(int member) {
+  return inner_->createPair(member);
+}
 
 std::unique_ptr<gloo::transport::UnboundBuffer> AbortableTransport::createUnboundBuffer(void* ptr, size_t bytes) {
-  return std::make_unique<AbortableBuffer>(inner_->createUnboundBuffer(ptr, bytes), switch_);
+  return std::make_unique<AbortableBuffer>(inner_->createUnboundBuffer(ptr, bytes), switch_, deadline_);
 }
 
 }  // namespace elastic

@@ -1,14 +1,15 @@
 // A Gloo transport context whose waits can be ended from another thread.
 //
-// Gloo's algorithms wait on unbound buffers and ignore it when a wait was aborted; and a pair that fails tells the operations
-// in its queues, but not the buffer whose message is half received. So this wraps the real transport context: every
-// unbound buffer that an algorithm makes is known here, abort() ends the waits on all of them, and a wait that did not
-// complete throws.
+// Gloo's algorithms wait on unbound buffers and ignore it when a wait was aborted; and a pair that fails tells the
+// operations in its queues, but not the buffer whose message is half received. So this wraps the real transport
+// context: every unbound buffer that an algorithm makes is known here, abort() ends the waits on all of them, and a
+// wait that did not complete throws.
 #pragma once
 
 #include <gloo/transport/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,9 +48,14 @@ class AbortableTransport : public gloo::transport::Context {
   std::unique_ptr<gloo::transport::Pair>& createPair(int member) override;
   std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t bytes) override;
 
+  // When the collective that the calling thread is about to begin must be over. Gloo's own limit is for each wait, of
+  // which a collective has many.
+  void set_deadline(std::chrono::steady_clock::time_point deadline) { deadline_ = deadline; }
+
  private:
   const std::shared_ptr<gloo::transport::Context> inner_;
   const std::shared_ptr<AbortSwitch> switch_;
+  std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace elastic

@@ -53,8 +53,8 @@ class Reader {
   size_t at_ = 0;
 };
 
-// Gloo's bytes are a sockaddr_storage, of which it fills as much as the family needs, and a sequence number. The rest is
-// whatever was in memory: it is cleared, so that addresses can be compared and nothing of this process leaks.
+// Gloo's bytes are a sockaddr_storage, of which it fills as much as the family needs, and a sequence number. The rest
+// is whatever was in memory: it is cleared, so that addresses can be compared and nothing of this process leaks.
 Bytes cleaned(Bytes address) {
   if (address.size() < sizeof(sockaddr_storage)) return address;
   sa_family_t family;
@@ -115,9 +115,9 @@ std::vector<GroupAddresses> unpack_addresses(const std::string& blob) {
   if (std::memcmp(reader.bytes(sizeof(kMagic)), kMagic, sizeof(kMagic)) != 0) {
     throw CollectiveError("cannot read a peer's addresses: they are not of this version of the extension");
   }
-  std::vector<GroupAddresses> groups(reader.number(16));
+  std::vector<GroupAddresses> groups(reader.number(kMostGroups));
   for (GroupAddresses& group : groups) {
-    const uint32_t length = reader.number(256);
+    const uint32_t length = reader.number(kLongestName);
     group.name.assign(reader.bytes(length), length);
     const uint32_t count = reader.number(kMostPairs);
     if (reader.number(1) == 1) {

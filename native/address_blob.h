@@ -5,12 +5,17 @@
 // bytes as they are.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace elastic {
 
 using Bytes = std::vector<char>;
+
+// What a blob can hold.
+constexpr size_t kMostGroups = 16;
+constexpr size_t kLongestName = 256;
 
 struct GroupAddresses {
   std::string name;

@@ -14,18 +14,22 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <initializer_list>
+#include <map>
 #include <numeric>
+#include <set>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "errors.h"
-#include "sockets.h"
+#include "small_allreduce.h"
 
 namespace elastic {
 namespace {
 
-// Connecting and closing each wait for a turn of the device's loop, up to 10 ms; one turn serves all that wait. 8 threads
-// measured best for 32 ranks on 2 cores (30 to 100 are slower).
+// Connecting and closing each wait for a turn of the device's loop, up to 10 ms; one turn serves all that wait. 8
+// threads measured best for 32 ranks on 2 cores (30 to 100 are slower).
 constexpr size_t kThreads = 8;
 // Gloo waits five times this for a peer to connect, which nothing but our own limit is to end.
 constexpr std::chrono::milliseconds kPairTimeout = std::chrono::hours(1);
@@ -38,8 +42,8 @@ std::chrono::milliseconds milliseconds(Seconds timeout) {
   return std::chrono::milliseconds(static_cast<int64_t>(value));
 }
 
-// The thread is SCHED_BATCH for as long as this lives; threads it starts stay so. Without it Gloo's loop thread preempts
-// those that compute at every packet, and where threads outnumber cores it spins through whole time slices.
+// The thread is SCHED_BATCH for as long as this lives; threads it starts stay so. Without it Gloo's loop thread
+// preempts those that compute at every packet, and where threads outnumber cores it spins through whole time slices.
 class BatchScheduling {
  public:
   BatchScheduling() : policy_(sched_getscheduler(0)) {
@@ -58,6 +62,28 @@ class BatchScheduling {
   sched_param param_{};
   bool changed_ = false;
 };
+
+// FNV-1a of what must be the same on all members of a collective.
+uint64_t hash(std::initializer_list<uint64_t> values, uint64_t state = 0xcbf29ce484222325u) {
+  for (const uint64_t value : values) {
+    for (int shift = 0; shift < 64; shift += 8) state = (state ^ ((value >> shift) & 0xff)) * 0x100000001b3u;
+  }
+  return state;
+}
+
+enum Call : uint64_t { kAllreduce, kBroadcast, kAllgather, kBarrier };
+
+// Starts up to `count` threads that each run `work`; fewer where the system has no more. Returns those that run.
+template <typename Work>
+std::vector<std::thread> start_threads(size_t count, Work work) {
+  std::vector<std::thread> threads;
+  threads.reserve(count);
+  try {
+    while (threads.size() < count) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+  }
+  return threads;
+}
 
 std::string endpoint_of(const Bytes& address) {
   sockaddr_storage storage{};
@@ -81,9 +107,10 @@ class ContextGroup::GlooContext : public gloo::Context {
 
 struct ContextGroup::Group {
   GroupPlan plan;
-  std::shared_ptr<GlooContext> context;  // none for a group of one
-  std::mutex busy;                       // held by the collective under way
-  uint32_t tag = 0;                      // another for each collective, the same on all members
+  std::shared_ptr<AbortableTransport> transport;  // this and the next: none for a group of one
+  std::shared_ptr<GlooContext> context;
+  std::mutex busy;     // held by the collective under way
+  uint64_t calls = 0;  // collectives begun; the same on all members
 
   int size() const { return static_cast<int>(plan.members.size()); }
 };
@@ -97,7 +124,13 @@ struct ContextGroup::Dial {
 
 ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host)
     : host_(std::move(host)), owner_(getpid()) {
+  if (groups.size() > kMostGroups) throw std::invalid_argument("there can be no more than 16 groups");
   for (GroupPlan& plan : groups) {
+    if (plan.name.size() > kLongestName) throw std::invalid_argument("a group's name is longer than 256 bytes");
+    std::set<int> distinct(plan.members.begin(), plan.members.end());
+    if (distinct.size() != plan.members.size() || (!distinct.empty() && *distinct.begin() < 0)) {
+      throw std::invalid_argument("the members of group '" + plan.name + "' are not distinct ranks");
+    }
     if (plan.index < 0 || plan.index >= static_cast<int>(plan.members.size())) {
       throw std::invalid_argument("group '" + plan.name + "' has no member number " + std::to_string(plan.index));
     }
@@ -111,8 +144,10 @@ ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host)
 
 ContextGroup::~ContextGroup() {
   if (getpid() != owner_) {
-    // In a forked child the device's thread does not exist; joining it would wait for ever. The memory goes with the child.
+    // In a forked child the device's thread does not exist; joining it would wait for ever. The memory goes with the
+    // child.
     for (auto& group : groups_) new std::shared_ptr<GlooContext>(std::move(group->context));
+    for (auto& group : groups_) new std::shared_ptr<AbortableTransport>(std::move(group->transport));
     new std::shared_ptr<gloo::transport::Device>(std::move(device_));
     return;
   }
@@ -120,9 +155,17 @@ ContextGroup::~ContextGroup() {
   close();
 }
 
-std::string ContextGroup::prepare() {
+void ContextGroup::check() const {
+  if (getpid() != owner_) throw CollectiveError("the contexts belong to the process that forked this one");
   switch_->check();
-  if (device_) throw CollectiveError("prepare() was called before");
+}
+
+std::string ContextGroup::prepare() {
+  check();
+  const std::lock_guard<std::mutex> building(build_mutex_);
+  check();
+  if (phase_ != Phase::kNew) throw CollectiveError("prepare() was called before");
+  phase_ = Phase::kBroken;  // until it has worked
   const bool alone = std::all_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->size() == 1; });
   std::vector<GroupAddresses> addresses;
   try {
@@ -137,22 +180,23 @@ std::string ContextGroup::prepare() {
       if (group->size() == 1) continue;
       const auto inner = device_->createContext(group->plan.index, group->size());
       inner->setTimeout(kPairTimeout);
-      group->context = std::make_shared<GlooContext>(group->plan.index, group->size(), device_,
-                                                     std::make_shared<AbortableTransport>(inner, switch_));
+      group->transport = std::make_shared<AbortableTransport>(inner, switch_);
+      group->context = std::make_shared<GlooContext>(group->plan.index, group->size(), device_, group->transport);
       for (int member = 0; member < group->size(); ++member) {
         if (member == group->plan.index) continue;
         addresses.back().pairs.push_back(inner->createPair(member)->address().bytes());
-        const std::lock_guard<std::mutex> lock(endpoints_mutex_);
-        own_endpoints_.insert(endpoint_of(addresses.back().pairs.back()));
+        const std::lock_guard<std::mutex> lock(names_mutex_);
+        names_.own.insert(endpoint_of(addresses.back().pairs.back()));
       }
     }
   } catch (const std::exception& error) {
     throw CollectiveError("cannot listen on " + host_ + ": " + error.what());
   }
+  phase_ = Phase::kPrepared;
   return pack_addresses(addresses);
 }
 
-std::vector<ContextGroup::Dial> ContextGroup::plan_dials(const std::vector<std::string>& blobs) {
+std::vector<ContextGroup::Dial> ContextGroup::plan_dials(const std::vector<std::string>& blobs) const {
   std::map<int, std::vector<GroupAddresses>> peers;  // by global rank
   std::vector<Dial> dials;
   for (const auto& group : groups_) {
@@ -178,16 +222,25 @@ std::vector<ContextGroup::Dial> ContextGroup::plan_dials(const std::vector<std::
 }
 
 void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeout) {
-  switch_->check();
-  const bool unprepared = std::any_of(groups_.begin(), groups_.end(),
-                                      [](const auto& group) { return group->size() > 1 && !group->context; });
-  if (unprepared) throw CollectiveError("prepare() was not called");
+  check();
+  const std::lock_guard<std::mutex> building(build_mutex_);
+  check();
+  if (phase_ == Phase::kNew) throw CollectiveError("prepare() was not called");
+  if (phase_ != Phase::kPrepared) throw CollectiveError("connect() was called before, or prepare() failed");
   const std::vector<Dial> dials = plan_dials(blobs);
   {
-    const std::lock_guard<std::mutex> lock(endpoints_mutex_);
-    for (const Dial& one : dials) peer_endpoints_.insert(endpoint_of(one.address));
+    const std::lock_guard<std::mutex> lock(names_mutex_);
+    for (const Dial& one : dials) names_.peers.insert(endpoint_of(one.address));
   }
+  phase_ = Phase::kBroken;  // until it has worked
   dial(dials, timeout);
+  {
+    // Of each pair, one side's port is free again and may come back as that of any socket of this process.
+    const std::lock_guard<std::mutex> lock(names_mutex_);
+    names_ = names_in_use(names_);
+    phase_ = Phase::kConnected;
+  }
+  switch_->check();
 }
 
 void ContextGroup::dial(const std::vector<Dial>& dials, Seconds timeout) {
@@ -220,10 +273,12 @@ void ContextGroup::dial(const std::vector<Dial>& dials, Seconds timeout) {
     --running;
     changed.notify_all();
   };
-  std::vector<std::thread> threads;
-  for (size_t i = 0, count = running; i < count; ++i) threads.emplace_back(work);
+  const size_t wanted = running;
+  std::vector<std::thread> threads = start_threads(wanted, work);
 
   std::unique_lock<std::mutex> lock(mutex);
+  running -= wanted - threads.size();
+  if (threads.empty() && wanted != 0) error = "cannot connect: the system has no more threads";
   const auto deadline = std::chrono::steady_clock::now() + milliseconds(timeout);
   bool late = false;
   const auto finished = [&] { return running == 0; };
@@ -253,11 +308,6 @@ void ContextGroup::dial(const std::vector<Dial>& dials, Seconds timeout) {
     throw CollectiveTimeout("cannot connect within " + std::to_string(timeout.count()) + " s to ranks " + names);
   }
   if (!open.empty()) throw CollectiveError(error);
-  {
-    const std::lock_guard<std::mutex> connected(endpoints_mutex_);
-    connected_ = true;
-  }
-  switch_->check();
 }
 
 ContextGroup::Group& ContextGroup::find(const std::string& name) const {
@@ -272,25 +322,35 @@ int ContextGroup::group_size(const std::string& group) const { return find(group
 int ContextGroup::group_index(const std::string& group) const { return find(group).plan.index; }
 
 template <typename Operation>
-void ContextGroup::run(const std::string& name, const char* what, Seconds timeout, Operation operation) {
+void ContextGroup::run(const std::string& name, const char* what, uint64_t signature, Seconds timeout,
+                       Operation operation) {
+  check();
   Group& group = find(name);
-  switch_->check();
   const std::unique_lock<std::mutex> busy(group.busy, std::try_to_lock);
   if (!busy.owns_lock()) {
-    throw CollectiveError(std::string("cannot begin ") + what + ": another thread is in a collective of group '" + name +
-                          "'");
+    throw CollectiveError(std::string("cannot begin ") + what + ": another thread is in a collective of group '" +
+                          name + "'");
   }
+  check();  // close() holds `busy` when it frees the context
   if (group.size() == 1) return;
-  if (!group.context) throw CollectiveError(std::string("cannot begin ") + what + ": the contexts are not connected");
+  if (phase_ != Phase::kConnected) {
+    throw CollectiveError(std::string("cannot begin ") + what + ": the contexts are not connected");
+  }
+  // Gloo would take a message of another size for the one it expects, and end the process or leave the rest as it was.
+  // With all that must be alike in the tag, it waits for what never comes.
+  const auto tag = static_cast<uint32_t>(hash({group.calls++, signature}) >> 32);
+  const std::chrono::milliseconds limit = milliseconds(timeout);
+  group.transport->set_deadline(std::chrono::steady_clock::now() + limit);
   try {
-    operation(group.context, group.tag++, milliseconds(timeout));
+    operation(group.context, tag, limit);
   } catch (const CollectiveError&) {
     throw;
   } catch (const gloo::IoException& error) {
     switch_->check();
     const std::string text = error.what();
     if (text.find("Timed out") != std::string::npos || text.find("timeout") != std::string::npos) {
-      throw CollectiveTimeout(std::string(what) + " did not end within " + std::to_string(timeout.count()) + " s");
+      throw CollectiveTimeout(std::string(what) + " did not end within " + std::to_string(timeout.count()) +
+                              " s: a member is late, or its call differs in size, type or operation");
     }
     throw CollectiveError(std::string(what) + " failed: " + text);
   } catch (const std::exception& error) {
@@ -301,30 +361,37 @@ void ContextGroup::run(const std::string& name, const char* what, Seconds timeou
 
 void ContextGroup::allreduce(const std::string& group, void* data, size_t count, DType dtype, ReduceOp op,
                              Seconds timeout) {
-  run(group, "allreduce", timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
+  const size_t width = element_size(dtype);
+  const Kernel kernel = reduce_kernel(dtype, op);
+  const uint64_t signature = hash({kAllreduce, count, static_cast<uint64_t>(dtype), static_cast<uint64_t>(op)});
+  run(group, "allreduce", signature, timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
     if (count == 0) return;
-    const size_t size = element_size(dtype);
-    gloo::AllreduceOptions options(context);
-    // The buffer goes in as bytes of the element's width; the kernel knows what they are.
-    switch (size) {
-      case 1:
-        options.setOutput(static_cast<uint8_t*>(data), count);
-        break;
-      case 2:
-        options.setOutput(static_cast<uint16_t*>(data), count);
-        break;
-      case 4:
-        options.setOutput(static_cast<uint32_t*>(data), count);
-        break;
-      default:
-        options.setOutput(static_cast<uint64_t*>(data), count);
+    if (count * width <= kSmallBytes) {
+      small_allreduce(*context, data, count, width, kernel, tag, limit);
+    } else {
+      gloo::AllreduceOptions options(context);
+      // The buffer goes in as bytes of the element's width; the kernel knows what they are.
+      switch (width) {
+        case 1:
+          options.setOutput(static_cast<uint8_t*>(data), count);
+          break;
+        case 2:
+          options.setOutput(static_cast<uint16_t*>(data), count);
+          break;
+        case 4:
+          options.setOutput(static_cast<uint32_t*>(data), count);
+          break;
+        default:
+          options.setOutput(static_cast<uint64_t*>(data), count);
+      }
+      options.setReduceFunction(kernel);
+      // Never BCUBE: of its survivors, some wait until the time is up when a member dies.
+      options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
+      options.setTag(tag);
+      options.setTimeout(limit);
+      gloo::allreduce(options);
     }
-    options.setReduceFunction(reduce_kernel(dtype, op));
-    // Never BCUBE: of its survivors, some wait until the time is up when a member dies.
-    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
-    options.setTag(tag);
-    options.setTimeout(limit);
-    gloo::allreduce(options);
+    if (op == ReduceOp::kAverage) divide(data, count, dtype, context->size);
   });
 }
 
@@ -332,7 +399,8 @@ void ContextGroup::broadcast(const std::string& group, void* data, size_t bytes,
   if (root < 0 || root >= group_size(group)) {
     throw std::invalid_argument("there is no member number " + std::to_string(root) + " in group '" + group + "'");
   }
-  run(group, "broadcast", timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
+  const uint64_t signature = hash({kBroadcast, bytes, static_cast<uint64_t>(root)});
+  run(group, "broadcast", signature, timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
     if (bytes == 0) return;
     gloo::BroadcastOptions options(context);
     options.setOutput(static_cast<uint8_t*>(data), bytes);
@@ -351,17 +419,21 @@ void ContextGroup::allgather(const std::string& group, const void* input, void* 
                                 " members of group '" + group + "'");
   }
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  auto* const out = static_cast<uint8_t*>(output);
+  uint8_t* const own = out + std::accumulate(counts.begin(), counts.begin() + index, size_t{0});
   if (counts.size() == 1) {
-    switch_->check();
-    if (total != 0) std::memcpy(output, input, total);
+    check();
+    if (total != 0 && input != own) std::memcpy(own, input, total);
     return;
   }
-  run(group, "allgather", timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
+  uint64_t signature = hash({kAllgather});
+  for (const size_t count : counts) signature = hash({count}, signature);
+  run(group, "allgather", signature, timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
     if (total == 0) return;
     gloo::AllgathervOptions options(context);
-    // Gloo reads the input only, but its buffers know no const.
-    options.setInput(static_cast<uint8_t*>(const_cast<void*>(input)), counts[index]);
-    options.setOutput(static_cast<uint8_t*>(output), counts);
+    // Gloo reads the input only, but its buffers know no const. Without an input it takes it from the output.
+    if (input != own) options.setInput(static_cast<uint8_t*>(const_cast<void*>(input)), counts[index]);
+    options.setOutput(out, counts);
     options.setTag(tag);
     options.setTimeout(limit);
     gloo::allgatherv(options);
@@ -369,36 +441,35 @@ void ContextGroup::allgather(const std::string& group, const void* input, void* 
 }
 
 void ContextGroup::barrier(const std::string& group, Seconds timeout) {
-  run(group, "barrier", timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
-    gloo::BarrierOptions options(context);
-    options.setTag(tag);
-    options.setTimeout(limit);
-    gloo::barrier(options);
-  });
+  run(group, "barrier", hash({kBarrier}), timeout,
+      [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
+        gloo::BarrierOptions options(context);
+        options.setTag(tag);
+        options.setTimeout(limit);
+        gloo::barrier(options);
+      });
 }
 
 void ContextGroup::abort(const std::string& reason) {
+  if (getpid() != owner_) return;
   switch_->abort(reason);
   shut_down_sockets();
 }
 
 void ContextGroup::shut_down_sockets() {
-  const std::lock_guard<std::mutex> lock(endpoints_mutex_);
-  if (own_endpoints_.empty()) return;
-  // While pairs connect, nothing but the wait for a peer blocks, and that is on a listener. A connection must be left alone
-  // until Gloo has made a pair of it: its loop thread asks for the peer's name and ends the process when there is none.
-  if (connected_) {
-    shutdown_sockets(own_endpoints_, peer_endpoints_);
-  } else {
-    shutdown_listeners(own_endpoints_);
-  }
+  const std::lock_guard<std::mutex> lock(names_mutex_);
+  if (names_.own.empty() && names_.peers.empty()) return;
+  // While pairs connect, what blocks is the wait for a peer, on a listener or on an answer to a SYN. Connections are
+  // left alone until Gloo has made pairs of them.
+  shutdown_sockets(names_, phase_ == Phase::kConnected ? Which::kAll : Which::kUnconnected);
 }
 
 void ContextGroup::close() {
-  const std::lock_guard<std::mutex> closing(close_mutex_);
+  if (getpid() != owner_) return;
+  switch_->abort("the contexts are closed");
+  const std::lock_guard<std::mutex> building(build_mutex_);  // a connect() under way ends by itself now
   if (closed_) return;
   closed_ = true;
-  switch_->abort("the contexts are closed");
   std::vector<gloo::transport::Pair*> pairs;
   for (auto& group : groups_) {
     const std::lock_guard<std::mutex> idle(group->busy);  // a collective under way ends first
@@ -410,26 +481,25 @@ void ContextGroup::close() {
     }
   }
   std::atomic<size_t> next{0};
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < std::min(kThreads, pairs.size()); ++i) {
-    threads.emplace_back([&] {
-      for (size_t mine = next++; mine < pairs.size(); mine = next++) {
-        try {
-          pairs[mine]->close();
-        } catch (const std::exception&) {
-          // A pair that failed before is closed already.
-        }
+  const auto work = [&] {
+    for (size_t mine = next++; mine < pairs.size(); mine = next++) {
+      try {
+        pairs[mine]->close();
+      } catch (const std::exception&) {
+        // A pair that failed before is closed already.
       }
-    });
-  }
+    }
+  };
+  std::vector<std::thread> threads = start_threads(std::min(kThreads, pairs.size()), work);
+  work();
   for (std::thread& thread : threads) thread.join();
   for (auto& group : groups_) {
     const std::lock_guard<std::mutex> idle(group->busy);
     group->context.reset();
+    group->transport.reset();
   }
-  const std::lock_guard<std::mutex> lock(endpoints_mutex_);
-  own_endpoints_.clear();
-  peer_endpoints_.clear();
+  const std::lock_guard<std::mutex> lock(names_mutex_);
+  names_ = {};
   device_.reset();
 }
 

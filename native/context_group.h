@@ -3,24 +3,27 @@
 // This is the Gloo store over the rendezvous, in one request: prepare() gives the bytes that this worker publishes,
 // connect() takes everybody's. Carrying them is the caller's; there is no HTTP here.
 //
-// One thread calls prepare, connect and the collectives; two at once in one group are refused. abort() may come from any
-// thread at any time. close() waits for calls under way, so abort first where one may block.
+// One thread calls prepare, connect and the collectives; two at once in one group are refused. abort() may come from
+// any thread at any time. close() ends calls under way as abort() does, and waits for them. In a forked child all calls
+// but abort() and close() throw, and those two do nothing: the sockets are the parent's.
+//
+// Members must call alike: the same collective with the same sizes, type and operation. One that does not is never
+// taken for its peers' counterpart, and the call ends at its time limit.
 #pragma once
 
 #include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "abortable_transport.h"
 #include "address_blob.h"
 #include "reduce.h"
+#include "sockets.h"
 
 namespace gloo::transport {
 class Device;
@@ -51,11 +54,11 @@ class ContextGroup {
   // it is not done in time; AbortedError; CollectiveError.
   void connect(const std::vector<std::string>& blobs, Seconds timeout);
 
-  // In place on `count` elements.
+  // In place on `count` elements. Integers wrap around; their average is rounded toward zero.
   void allreduce(const std::string& group, void* data, size_t count, DType dtype, ReduceOp op, Seconds timeout);
   // Overwrites `bytes` bytes with those of the member at index `root`.
   void broadcast(const std::string& group, void* data, size_t bytes, int root, Seconds timeout);
-  // `counts` are the members' bytes; `output` has room for their sum.
+  // `counts` are the members' bytes; `output` has room for their sum. The input may be its own place in the output.
   void allgather(const std::string& group, const void* input, void* output, const std::vector<size_t>& counts,
                  Seconds timeout);
   void barrier(const std::string& group, Seconds timeout);
@@ -74,23 +77,26 @@ class ContextGroup {
   struct Group;
   struct Dial;
 
+  // How far it is. What failed to connect stays kBroken.
+  enum class Phase { kNew, kPrepared, kConnected, kBroken };
+
+  void check() const;
   Group& find(const std::string& name) const;
-  std::vector<Dial> plan_dials(const std::vector<std::string>& blobs);
+  std::vector<Dial> plan_dials(const std::vector<std::string>& blobs) const;
   void dial(const std::vector<Dial>& dials, Seconds timeout);
   void shut_down_sockets();
   template <typename Operation>
-  void run(const std::string& name, const char* what, Seconds timeout, Operation operation);
+  void run(const std::string& name, const char* what, uint64_t signature, Seconds timeout, Operation operation);
 
   const std::string host_;
   const pid_t owner_;  // a forked child must not join threads that it does not have
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();
   std::vector<std::unique_ptr<Group>> groups_;
   std::shared_ptr<gloo::transport::Device> device_;
-  std::mutex endpoints_mutex_;  // guards the three below
-  bool connected_ = false;
-  std::set<std::string> own_endpoints_;
-  std::set<std::string> peer_endpoints_;
-  std::mutex close_mutex_;
+  std::atomic<Phase> phase_{Phase::kNew};
+  std::mutex build_mutex_;  // held by prepare(), connect() and close(), in which groups_ and device_ change
+  std::mutex names_mutex_;  // guards names_
+  SocketNames names_;
   bool closed_ = false;
 };
 

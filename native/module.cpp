@@ -1,4 +1,5 @@
-// elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's lock.
+// elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's
+// lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -60,7 +62,7 @@ nb::bytes prepare(ContextGroup& self) {
   return nb::bytes(blob.data(), blob.size());
 }
 
-void connect(ContextGroup& self, const std::vector<nb::bytes>& blobs, double timeout_s) {
+void connect_peers(ContextGroup& self, const std::vector<nb::bytes>& blobs, double timeout_s) {
   const Seconds timeout = checked(timeout_s);
   std::vector<std::string> copies;
   for (const nb::bytes& blob : blobs) copies.emplace_back(blob.c_str(), blob.size());
@@ -98,7 +100,10 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
   const Buffer in(input, false);
   const Buffer out(output, true);
   size_t total = 0;
-  for (const size_t count : counts) total += count;
+  for (const size_t count : counts) {
+    if (count > out.size() - total) throw std::invalid_argument("the counts add up to more than the output's bytes");
+    total += count;
+  }
   const auto index = static_cast<size_t>(self.group_index(group));
   if (index >= counts.size() || in.size() != counts[index]) {
     throw std::invalid_argument("the input has " + std::to_string(in.size()) + " bytes, not this member's count");
@@ -106,6 +111,12 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
   if (out.size() != total) {
     throw std::invalid_argument("the output has " + std::to_string(out.size()) + " bytes, the counts add up to " +
                                 std::to_string(total));
+  }
+  const auto* const from = static_cast<char*>(in.data());
+  const auto* const to = static_cast<char*>(out.data());
+  const auto* const own = to + std::accumulate(counts.begin(), counts.begin() + index, size_t{0});
+  if (from != own && in.size() != 0 && from < to + out.size() && from + in.size() > to) {
+    throw std::invalid_argument("the input overlaps the output, and not at its own place");
   }
   const nb::gil_scoped_release unlocked;
   self.allgather(group, in.data(), out.data(), counts, timeout);
@@ -126,7 +137,7 @@ NB_MODULE(_native, module) {
   nb::class_<ContextGroup>(module, "ContextGroup")
       .def("__init__", &make, arg("groups"), nb::kw_only(), arg("host"))
       .def("prepare", &prepare)
-      .def("connect", &connect, arg("blobs"), arg("timeout_s"))
+      .def("connect", &connect_peers, arg("blobs"), arg("timeout_s"))
       .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))
       .def("broadcast", &broadcast, arg("group"), arg("buffer"), arg("root"), arg("timeout_s"))
       .def("allgather", &allgather, arg("group"), arg("input"), arg("output"), arg("counts"), arg("timeout_s"))

@@ -20,6 +20,12 @@ uint32_t to_bits(float value) {
   return bits;
 }
 
+// Without a branch, so that loops vectorise: for ?: the compiler would rather jump over the arithmetic.
+uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 struct BFloat16 {
   uint16_t bits;
 
@@ -30,7 +36,7 @@ struct BFloat16 {
     // Round to nearest even; a NaN must not be rounded up into an infinity.
     const uint32_t rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
     const bool nan = (wide & 0x7fffffffu) > 0x7f800000u;
-    return {static_cast<uint16_t>(nan ? (wide >> 16) | 0x40u : rounded)};
+    return {static_cast<uint16_t>(select(nan, (wide >> 16) | 0x40u, rounded))};
   }
 };
 
@@ -39,10 +45,10 @@ struct Float16 {
 
   float widen() const {
     // Exponent and mantissa are moved into place and scaled, which takes care of subnormals; infinities and NaNs get
-    // float32's greatest exponent. No branches, so that loops vectorise.
+    // float32's greatest exponent.
     const uint32_t magnitude = (bits & 0x7fffu) << 13;
     const float scaled = from_bits(magnitude) * from_bits(0x77800000u);  // 2**112
-    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    const uint32_t special = select((bits & 0x7c00u) == 0x7c00u, 0x7f800000u, 0u);
     return from_bits(to_bits(scaled) | special | (static_cast<uint32_t>(bits & 0x8000u) << 16));
   }
 
@@ -53,9 +59,9 @@ struct Float16 {
     // Subnormal results: adding 0.5 leaves them, rounded to nearest even, in the lowest bits of the sum.
     const uint32_t small = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    uint32_t result = magnitude < 0x38800000u ? small : normal;
-    result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // rounds up to above the greatest: infinity
-    result = magnitude > 0x7f800000u ? 0x7e00u : result;
+    uint32_t result = select(magnitude < 0x38800000u, small, normal);
+    result = select(magnitude >= 0x477ff000u, 0x7c00u, result);  // rounds up to above the greatest: infinity
+    result = select(magnitude > 0x7f800000u, 0x7e00u, result);
     return {static_cast<uint16_t>(sign | result)};
   }
 };
@@ -113,6 +119,7 @@ template <typename T>
 Kernel kernel_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
+    case ReduceOp::kAverage:
       return kernel<T, ReduceOp::kSum>;
     case ReduceOp::kMin:
       return kernel<T, ReduceOp::kMin>;
@@ -122,6 +129,21 @@ Kernel kernel_of(ReduceOp op) {
       return kernel<T, ReduceOp::kProduct>;
   }
   throw std::invalid_argument("unknown operation");
+}
+
+template <typename T>
+void divide_by(void* data, size_t count, int members) {
+  using W = typename Wide<T>::type;
+  T* const at = static_cast<T*>(data);
+  const W divisor = static_cast<W>(members);
+  for (size_t i = 0; i < count; ++i) at[i] = Wide<T>::out(static_cast<W>(Wide<T>::in(at[i]) / divisor));
+}
+
+// The number of members may be more than the type holds.
+template <typename T>
+void divide_small(void* data, size_t count, int members) {
+  T* const at = static_cast<T*>(data);
+  for (size_t i = 0; i < count; ++i) at[i] = static_cast<T>(static_cast<int>(at[i]) / members);
 }
 
 struct Named {
@@ -147,10 +169,11 @@ DType parse_dtype(const std::string& name) {
 
 ReduceOp parse_op(const std::string& name) {
   if (name == "sum") return ReduceOp::kSum;
+  if (name == "average") return ReduceOp::kAverage;
   if (name == "min") return ReduceOp::kMin;
   if (name == "max") return ReduceOp::kMax;
   if (name == "product") return ReduceOp::kProduct;
-  throw std::invalid_argument("cannot reduce by '" + name + "': it is none of sum, min, max, product");
+  throw std::invalid_argument("cannot reduce by '" + name + "': it is none of sum, average, min, max, product");
 }
 
 size_t element_size(DType dtype) {
@@ -180,6 +203,27 @@ Kernel reduce_kernel(DType dtype, ReduceOp op) {
       return kernel_of<int64_t>(op);
   }
   throw std::invalid_argument("unknown element type");
+}
+
+void divide(void* data, size_t count, DType dtype, int members) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return divide_by<Float16>(data, count, members);
+    case DType::kBFloat16:
+      return divide_by<BFloat16>(data, count, members);
+    case DType::kFloat32:
+      return divide_by<float>(data, count, members);
+    case DType::kFloat64:
+      return divide_by<double>(data, count, members);
+    case DType::kInt8:
+      return divide_small<int8_t>(data, count, members);
+    case DType::kUInt8:
+      return divide_small<uint8_t>(data, count, members);
+    case DType::kInt32:
+      return divide_by<int32_t>(data, count, members);
+    case DType::kInt64:
+      return divide_by<int64_t>(data, count, members);
+  }
 }
 
 }  // namespace elastic

@@ -7,19 +7,23 @@
 namespace elastic {
 
 enum class DType { kFloat16, kBFloat16, kFloat32, kFloat64, kInt8, kUInt8, kInt32, kInt64 };
-enum class ReduceOp { kSum, kMin, kMax, kProduct };
+enum class ReduceOp { kSum, kAverage, kMin, kMax, kProduct };
 
 // By the names that numpy and PyTorch use. Throws std::invalid_argument for another.
 DType parse_dtype(const std::string& name);
 
-// "sum", "min", "max" or "product". Throws std::invalid_argument for another.
+// "sum", "average", "min", "max" or "product". Throws std::invalid_argument for another.
 ReduceOp parse_op(const std::string& name);
 
 size_t element_size(DType dtype);
 
-// out[i] = op(a[i], b[i]) for `count` elements; out may be a. 16-bit floats are combined as float32 and rounded to nearest
-// even. Integers wrap around on overflow. Minimum and maximum keep a NaN of either side, as numpy does.
+// out[i] = op(a[i], b[i]) for `count` elements; out may be a. 16-bit floats are combined as float32 and rounded to
+// nearest even. Integers wrap around on overflow. Minimum and maximum keep a NaN of either side, as numpy does.
 using Kernel = void (*)(void* out, const void* a, const void* b, size_t count);
+// That of an average is the sum's.
 Kernel reduce_kernel(DType dtype, ReduceOp op);
+
+// Divides `count` elements by the number of members, which makes a sum an average. Integers are rounded toward zero.
+void divide(void* data, size_t count, DType dtype, int members);
 
 }  // namespace elastic

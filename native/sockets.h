@@ -11,12 +11,23 @@ namespace elastic {
 // "family/address/port" of a socket address; "" for one that is neither IPv4 nor IPv6.
 std::string endpoint(const sockaddr_storage& address);
 
-// Shuts down, both ways, every TCP socket of this process that is bound to one of `own` (a listener of ours, or a connection
-// it accepted) or connected to one of `peers`. A wait on such a socket ends at once. Nothing is closed: the descriptors stay
-// their owner's. Returns how many there were.
-int shutdown_sockets(const std::set<std::string>& own, const std::set<std::string>& peers);
+// The endpoints by which sockets are known: those bound to one of `own` (a listener of ours, or a connection it
+// accepted), and those connected, or on the way of connecting, to one of `peers`.
+struct SocketNames {
+  std::set<std::string> own;
+  std::set<std::string> peers;
+};
 
-// The same for the listeners among those bound to one of `own`.
-int shutdown_listeners(const std::set<std::string>& own);
+enum class Which {
+  kAll,
+  kUnconnected,  // listeners, and sockets that wait for an answer to their SYN
+};
+
+// Shuts down, both ways, every such TCP socket of this process. A wait on it ends at once. Nothing is closed: the
+// descriptors stay their owner's. Returns how many there were.
+int shutdown_sockets(const SocketNames& names, Which which);
+
+// Those of `names` that some open socket bears. The rest may by now be given to sockets that are not ours.
+SocketNames names_in_use(const SocketNames& names);
 
 }  // namespace elastic
