@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +24,13 @@ from elastic_driver.rendezvous.messages import ENV_JOB
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
+# What of the script's standard error is kept, and shown.
+_STDERR_BYTES = 65536
 _STDERR_LINES = 5
+_MAX_SAID = 1000
+# A killed process ends at once, unless the kernel holds it (a dead network disc).
+_REAP_S = 5.0
+_RESOLVE_S = 3.0
 
 
 class HostDiscovery(Protocol):
@@ -76,68 +84,96 @@ class ScriptDiscovery:
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
                 env={**os.environ, ENV_JOB: self._job_id},
-                limit=_MAX_OUTPUT_BYTES,
             )
         except OSError as error:
-            raise DiscoveryError(f"cannot run the host discovery script {self._script!r}: {error.strerror}") from error
+            raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                stdout, stderr = await _read_all(process)
+                stdout, stderr = await self._read_all(process)
                 await process.wait()
         except TimeoutError:
-            _kill_tree(process.pid)
+            # The shell may have ended while something that it started holds its output open.
+            happened = "did not end" if process.returncode is None else "left a process that holds its output open"
+            await _kill_tree(process)
             raise DiscoveryError(
-                f"the host discovery script {self._script!r} did not end within {self._timeout_s:g} s "
-                "(--discovery-timeout) and was killed"
+                f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
             ) from None
         except BaseException:
-            _kill_tree(process.pid)
+            await _kill_tree(process)
             raise
         if process.returncode:
             said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
             raise DiscoveryError(
-                f"the host discovery script {self._script!r} failed with exit code {process.returncode}: "
-                f"{said or 'it printed nothing on its standard error'}"
+                f"{self._what} {_failed(process.returncode)}: "
+                f"{_cut(said) or 'it printed nothing on its standard error'}"
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
-        except UnicodeDecodeError:
-            raise DiscoveryError(
-                f"the host discovery script {self._script!r} printed bytes that are not UTF-8: {stdout[:40]!r}"
-            ) from None
+        except UnicodeDecodeError as error:
+            near = stdout[max(0, error.start - 20) : error.start + 20]
+            raise DiscoveryError(f"{self._what} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
-            raise DiscoveryError(
-                f"the host discovery script {self._script!r} printed no list of hosts: {error}"
-            ) from error
+            raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
         await asyncio.to_thread(check_local, hosts)
         return hosts
 
+    @property
+    def _what(self) -> str:
+        return f"the host discovery script {self._script!r}"
 
-async def _read_all(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    async def read(stream: asyncio.StreamReader | None) -> bytes:
-        data = bytearray()
-        while stream is not None and (piece := await stream.read(65536)):
-            data += piece
-            if len(data) > _MAX_OUTPUT_BYTES:
-                raise DiscoveryError(f"the host discovery script printed more than {_MAX_OUTPUT_BYTES} bytes")
-        return bytes(data)
+    async def _read_all(self, process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+        """Reads both streams to their ends: all of stdout, the tail of stderr."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = asyncio.create_task(_read_tail(process.stderr))
+        try:
+            stdout = bytearray()
+            while piece := await process.stdout.read(65536):
+                stdout += piece
+                if len(stdout) > _MAX_OUTPUT_BYTES:
+                    raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes")
+            return bytes(stdout), await errors
+        finally:
+            errors.cancel()
 
-    stdout, stderr = await asyncio.gather(read(process.stdout), read(process.stderr))
-    return stdout, stderr
+
+async def _read_tail(stream: asyncio.StreamReader) -> bytes:
+    tail = b""
+    while piece := await stream.read(65536):
+        tail = (tail + piece)[-_STDERR_BYTES:]
+    return tail
 
 
-def _kill_tree(pid: int) -> None:
-    """Kills the script, its descendants, and what is left of its session's process group when it has ended already."""
-    try:
-        root = psutil.Process(pid)
-        tree = [*root.children(recursive=True), root]
-    except psutil.Error:
-        tree = []
-    for process in tree:
+async def _kill_tree(process: asyncio.subprocess.Process) -> None:
+    """Kills the script, its descendants and what is left of its process group. Waits for the script's end."""
+    tree: list[psutil.Process] = []
+    if process.returncode is None:
         with contextlib.suppress(psutil.Error):
-            process.kill()
+            root = psutil.Process(process.pid)
+            tree = [*root.children(recursive=True), root]
+    # The group first: at once, and before any of its members can leave another descendant behind.
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    for one in tree:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REAP_S):
+            await process.wait()
+
+
+def _failed(returncode: int) -> str:
+    if returncode > 0:
+        return f"failed with exit code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def _cut(text: str) -> str:
+    """A text that stays one readable line, whatever the script printed."""
+    return text if len(text) <= _MAX_SAID else f"{text[: _MAX_SAID // 2]} ... {text[-_MAX_SAID // 2 :]}"
 
 
 def check_local(hosts: Sequence[Host]) -> None:
@@ -153,33 +189,55 @@ def check_local(hosts: Sequence[Host]) -> None:
             )
 
 
-_known_local: set[str] = {"localhost", "127.0.0.1", "::1"}
+# Names that were found to be local: a script is asked each second, and resolving a name may take a while.
+_known_local: set[str] = {"localhost"}
 
 
 def is_local_host(name: str) -> bool:
     """Whether a name or address means this machine.
 
-    Loopback names, this machine's host name and addresses, and names that resolve (forwards; never backwards, which can
-    hang for seconds) to one of its addresses. A positive answer is remembered.
+    Loopback names and addresses, this machine's host name and addresses, and names that resolve (forwards; never
+    backwards, which can hang for seconds) to nothing but these. A positive answer is remembered. Blocks for up to 3 s.
     """
     if name in _known_local:
         return True
-    addresses = {
+    ours = {
         entry.address.split("%")[0]
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     }
-    hostname = socket.gethostname()
-    local = name in addresses or name.lower() in (hostname.lower(), hostname.split(".")[0].lower())
+
+    def is_ours(address: str) -> bool:
+        address = address.split("%")[0]
+        return address in ours or ipaddress.ip_address(address).is_loopback
+
+    try:
+        return is_ours(name)
+    except ValueError:
+        pass  # no address, so a name
+    hostname = socket.gethostname().lower()
+    local = name.lower() in (hostname, hostname.split(".")[0])
     if not local:
-        try:
-            resolved = {
-                str(info[4][0]).split("%")[0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            }
-        except (OSError, UnicodeError):
-            resolved = set()
-        local = bool(resolved) and resolved <= addresses | {"127.0.0.1", "::1"}
+        resolved = _resolve(name)
+        local = bool(resolved) and all(is_ours(address) for address in resolved)
     if local:
         _known_local.add(name)
     return local
+
+
+def _resolve(name: str) -> list[str]:
+    """The addresses of a name; none when there is no answer in time."""
+    found: list[str] = []
+
+    def look_up() -> None:
+        # UnicodeError: a label that is too long for the name to be one.
+        with contextlib.suppress(OSError, UnicodeError):
+            found.extend(str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+
+    # The system's resolver cannot be interrupted and takes 30 s and more when no name server answers. A daemon, so that
+    # nobody waits for it at the end either; the resolver ends it.
+    thread = threading.Thread(target=look_up, name=f"elasticrun-resolve-{name}", daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_S)
+    return [] if thread.is_alive() else found
