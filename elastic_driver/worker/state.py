@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -129,6 +129,11 @@ class ObjectState(State):
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._saved = copy.deepcopy(self._values())
+
+    if TYPE_CHECKING:  # the attributes are the caller's own
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}

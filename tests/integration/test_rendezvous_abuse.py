@@ -292,9 +292,11 @@ def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
 
 def test_more_connections_than_there_is_room_for() -> None:
     with serving(limits=ServerLimits(connections=4)) as service:
-        workers = [Peer(service) for _ in range(3)]
-        for one in workers:
-            assert one.ask("GET", "/v1/status").status == 200
+        workers = []
+        for _ in range(3):
+            # One after the other: of connections that have not asked yet, only two are let stay here.
+            workers.append(Peer(service))
+            assert workers[-1].ask("GET", "/v1/status").status == 200
         strangers = [Peer(service) for _ in range(2)]
         assert strangers[0].is_closed()  # the oldest stranger goes first
         assert strangers[1].ask("GET", "/v1/status").status == 200
