@@ -60,6 +60,17 @@ class HorovodInternalError(ElasticError, RuntimeError):
     """
 
 
+class MismatchError(ElasticError, ValueError, RuntimeError):
+    """The ranks submitted operations of one name that do not fit together. Raised on all of them.
+
+    It is a fault of the program, not of a peer, so it is no HorovodInternalError: another round would end the same way.
+    """
+
+
+class DuplicateNameError(ElasticError, ValueError, RuntimeError):
+    """An operation was submitted under a name that is under way already."""
+
+
 class NotInitializedError(ElasticError, ValueError):
     """The library was used before ``init()``. Horovod raises ValueError here, so this is one."""
 
