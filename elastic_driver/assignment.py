@@ -5,6 +5,7 @@ Owns the order of hosts and the arithmetic of rank, local_rank and cross_rank (H
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,11 +24,23 @@ def order_hosts(known: Sequence[str], hosts: Sequence[Host]) -> tuple[Host, ...]
     """Puts hosts that were known before first, in their old order, and new ones behind, in the order given.
 
     So that a script whose order wanders does not move ranks, and a newcomer never takes a low rank from a survivor.
+    Newcomers whose names differ in numbers only are put in the order of these (worker-2 before worker-10): a script
+    that lists them sorted as text means that. Which kind of name comes first is the lister's choice.
     """
     by_name = {host.name: host for host in hosts}
-    old = [by_name[name] for name in known if name in by_name]
+    old = [by_name[name] for name in dict.fromkeys(known) if name in by_name]
     known_names = frozenset(known)
-    return (*old, *(host for host in hosts if host.name not in known_names))
+    new = [host for host in hosts if host.name not in known_names]
+    kinds = list(dict.fromkeys(_kind(host.name) for host in new))
+    return (*old, *sorted(new, key=lambda host: (kinds.index(_kind(host.name)), _numbers(host.name), host.name)))
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"[0-9]+", "#", name)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"[0-9]+", name))
 
 
 def assign_ranks(

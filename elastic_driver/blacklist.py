@@ -12,7 +12,7 @@ class BlacklistEntry:
 
     Attributes:
         hostname: as discovery names it.
-        failures: how often it has failed in this job.
+        failures: how often it has been put out in this job.
         until: when it may be used again (the clock of ``now``, seconds); None for never.
         active: False once its time ran out, or once it left the list of hosts; the count of failures stays.
     """
@@ -48,12 +48,17 @@ class Blacklist:
         The k-th failure keeps it out for ``low * 2**(k-1)`` seconds, at most ``high``; from the second failure on,
         up to ``low`` more at random, so that hosts that failed together do not all come back at once.
 
+        A failure while the host is out already belongs to the one that put it there (siblings die together), and
+        changes nothing, as in Horovod.
+
         Args:
             hostname: the host.
             now: the present, seconds.
             draw: a random number from 0 to 1.
         """
         old = self._entry(hostname)
+        if old is not None and old.active:
+            return self
         failures = (old.failures if old else 0) + 1
         if self.cooldown_range_s is None:
             return self._with(BlacklistEntry(hostname, failures, None, active=True))
@@ -66,6 +71,11 @@ class Blacklist:
         """Whether the host gets no new workers, as of the last :meth:`expire`."""
         entry = self._entry(hostname)
         return entry is not None and entry.active
+
+    def is_out_for_good(self, hostname: str) -> bool:
+        """Whether the host is out and no time will bring it back."""
+        entry = self._entry(hostname)
+        return entry is not None and entry.active and entry.until is None
 
     def expire(self, now: float) -> Blacklist:
         """Lets hosts off whose time has run out. Their failures stay counted."""

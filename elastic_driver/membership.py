@@ -13,30 +13,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.assignment import assign_ranks, order_hosts
+from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import (
     Command,
-    DiscoveryFailed,
-    DismissWorker,
-    EndJob,
     Event,
     ExitCode,
-    HostsDiscovered,
-    PublishRound,
-    Report,
-    ReportResumed,
-    SetNotice,
     StartWorker,
-    StopRequested,
-    StopWorker,
-    TimerExpired,
     WorkerExited,
     WorkerNotStarted,
-    WorkerReady,
-    WorkerRunning,
 )
 from elastic_driver.explain import explain, names
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.formation import form_round, with_handover
+from elastic_driver.hosts import WorkerId
+from elastic_driver.intake import take
 from elastic_driver.job_state import (
     DISMISSED_GRACE_S,
     Failure,
@@ -57,12 +46,10 @@ from elastic_driver.job_state import (
     usable_slots,
 )
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
-from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.transition import Transition
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
-
-# The order in which the driver prefers collective backends.
-_BACKENDS = (Backend.NATIVE, Backend.TORCH)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
@@ -78,9 +65,9 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
     """
     if state.phase is JobPhase.ENDED:
         return _after_the_end(state, event), []
-    transition = _Transition(state, now)
-    transition.take(event)
-    transition.settle()
+    transition = Transition(state, now)
+    take(transition, event)
+    settle(transition)
     return transition.state, transition.commands
 
 
@@ -90,506 +77,236 @@ def _after_the_end(state: State, event: Event) -> State:
     return state
 
 
-class _Transition:
-    """One step under way: the state so far and the commands so far."""
+def settle(t: Transition) -> None:
+    """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
+    if t.state.phase is JobPhase.ENDED:
+        return
+    _stop_late_workers(t)
+    _vote_out_the_silent(t)
+    if t.state.phase is JobPhase.WAITING:
+        _start_first_round(t)
+    _stop_misplaced(t)
+    _fill_places(t)
+    if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
+        t.state.phase is JobPhase.RUNNING and t.state.registry.complete
+    ):
+        _close_registry(t)
+    if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
+        _set_planned_notice(t)
+    _check_deadlines(t)
 
-    def __init__(self, state: State, now: float) -> None:
-        self.state = replace(state, blacklist=state.blacklist.expire(now))
-        self.now = now
-        self.commands: list[Command] = []
 
-    # --- taking in what happened ----------------------------------------------------------------------------------
-
-    def take(self, event: Event) -> None:
-        match event:
-            case HostsDiscovered():
-                self._take_hosts(event.hosts)
-            case DiscoveryFailed():
-                self._take_discovery_failure(event)
-            case WorkerReady():
-                self._take_ready(event)
-            case WorkerRunning():
-                self._take_running(event)
-            case WorkerExited():
-                self._take_exit(event)
-            case WorkerNotStarted():
-                self._take_not_started(event)
-            case StopRequested():
-                self._end(128 + event.signal, f"interrupted by {event.name}")
-            case TimerExpired():
-                pass
-
-    def _take_hosts(self, hosts: tuple[Host, ...]) -> None:
-        ordered = order_hosts(self.state.host_order, hosts)
-        listed = [host.name for host in ordered]
-        living = [record.worker.hostname for record in self.state.workers]
-        # A host with living workers keeps its place in the order although it is no longer listed.
-        kept = [name for name in self.state.host_order if name in listed or name in living]
-        self.state = replace(
-            self.state,
-            hosts=ordered,
-            host_order=(*kept, *(name for name in listed if name not in kept)),
-            blacklist=self.state.blacklist.forgive_absent(listed),
-            discovered=True,
-            discovery_failing_since=None,
-        )
-
-    def _take_discovery_failure(self, event: DiscoveryFailed) -> None:
-        if not self.state.discovered:
-            self._end(ExitCode.BAD_USAGE, event.message)
-            return
-        since = self.state.discovery_failing_since
-        if since is None:
-            since = self.now
-            self._report(f"{event.message}; going on with the hosts known so far", warning=True)
-        self.state = replace(self.state, discovery_failing_since=since)
-        self.state = replace(self.state, discovery_error=event.message)
-
-    def _take_ready(self, event: WorkerReady) -> None:
-        record = record_of(self.state, event.worker)
-        if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
-            return  # of the past: a process that has ended, or a request that was answered already
-        if record.phase is WorkerPhase.READY:
-            return  # the same level again: its long poll ran out
-        was_member = record.phase is WorkerPhase.MEMBER
-        self._put(
-            replace(
-                record,
-                phase=WorkerPhase.READY,
-                since=self.now,
-                deadline=None,
-                commits=max(event.commits, record.commits) if was_member else event.commits,
-                backends=event.backends,
-                running=False,
-            )
-        )
-        self.state = replace(
-            self.state,
-            ever_ready=True,
-            commits=max(self.state.commits, event.commits),
-            registry=self.state.registry.record(event.worker, WorkerState.READY),
-        )
-        if was_member:
-            self._open_reset()
-            if event.cause is ReadyCause.INTERNAL_ERROR:
-                lost = f"worker {event.worker} lost its round" + (f" ({event.detail})" if event.detail else "")
-                self.state = replace(self.state, unplanned=True, lost=self.state.lost or lost)
-                self._break_round(lost)
-
-    def _take_running(self, event: WorkerRunning) -> None:
-        record = record_of(self.state, event.worker)
-        if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != self.state.round_id:
-            return
-        if record.running:
-            return
-        self._put(replace(record, running=True, commits=event.commits))
-        if self.state.phase is JobPhase.RUNNING and all(r.running for r in in_phase(self.state, WorkerPhase.MEMBER)):
-            took_s = self.now - self.state.reset_began
-            self.commands.append(ReportResumed(self.state.round_id, event.commits, took_s))
-
-    def _take_exit(self, event: WorkerExited) -> None:
-        record = record_of(self.state, event.worker)
-        if record is None:
-            return
-        self._forget(event.worker)
+def _stop_late_workers(t: Transition) -> None:
+    for record in t.state.workers:
+        if record.deadline is None or t.now < record.deadline:
+            continue
         if record.phase is WorkerPhase.LEAVING:
-            return
-        if event.returncode == 0:
-            self._take_clean_exit(record)
-        else:
-            self._take_crash(record, event.how, event.draw)
+            t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
+        elif record.worker not in t.state.registry.expected:
+            how = f"did not call hvd.init() within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
+            t.stop(record, f"it {how}")
+            t.report(f"worker {record.worker} {how}; another is started in its place", warning=True)
 
-    def _take_clean_exit(self, record: WorkerRecord) -> None:
-        if record.phase is WorkerPhase.BOOTING or not record.round_id:
-            message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
-            if not self.state.ever_ready:
-                self._end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
-                return
-            self._take_crash(record, "exited with code 0 before it called hvd.init()", 0.0)
-            return
-        self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.SUCCESS))
 
-    def _take_crash(self, record: WorkerRecord, how: str, draw: float) -> None:
-        worker = record.worker
-        self._note_failure(worker, record, how)
-        blacklist = self.state.blacklist.fail(worker.hostname, now=self.now, draw=draw)
-        registry = self.state.registry.record(worker, WorkerState.FAILURE)
-        self.state = replace(self.state, blacklist=blacklist, registry=registry)
-        if worker not in self.state.members:
-            # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
-            text = f"worker {worker} {how} before its first round"
-            self._report(f"{text}; host {worker.hostname} gets no new workers", warning=True)
-            if self.state.phase is JobPhase.STARTING:
-                self.state = replace(self.state, crashes=(*self.state.crashes, text))
-            return
-        text = f"host {worker.hostname} lost (worker {worker} {how})"
-        for other in self.state.workers:
-            if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
-                self._stop(other, f"its host is blacklisted: worker {worker} {how}")
-        self._open_reset()
-        self._break_round(text)
-        self.state = replace(self.state, unplanned=True, crashes=(*self.state.crashes, text))
-
-    def _take_not_started(self, event: WorkerNotStarted) -> None:
-        record = record_of(self.state, event.worker)
-        if record is None:
-            return
-        self._forget(event.worker)
-        if event.bad_command and not self.state.ever_ready:
-            self._end(ExitCode.BAD_USAGE, event.message)
-        elif record.phase is not WorkerPhase.LEAVING:
-            self._take_crash(record, f"could not be started: {event.message}", event.draw)
-
-    # --- deciding --------------------------------------------------------------------------------------------------
-
-    def settle(self) -> None:
-        """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
-        if self.state.phase is JobPhase.ENDED:
-            return
-        self._stop_late_workers()
-        self._vote_out_the_silent()
-        if self.state.phase is JobPhase.WAITING:
-            self._start_first_round()
-        self._stop_misplaced()
-        self._fill_places()
-        if self.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
-            self.state.phase is JobPhase.RUNNING and self.state.registry.complete
-        ):
-            self._close_registry()
-        if self.state.phase is JobPhase.RUNNING and not finishing(self.state):
-            self._set_planned_notice()
-        self._check_deadlines()
-
-    def _stop_late_workers(self) -> None:
-        for record in self.state.workers:
-            if record.deadline is None or self.now < record.deadline:
-                continue
-            if record.phase is WorkerPhase.LEAVING:
-                self._stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
-            elif record.worker not in self.state.registry.expected:
-                how = f"did not call hvd.init() within {self.state.policy.start_timeout_s:g} s (--start-timeout)"
-                self._stop(record, f"it {how}")
-                self._take_crash(record, how, 0.0)
-
-    def _vote_out_the_silent(self) -> None:
-        registry = self.state.registry
-        if self.state.phase not in (JobPhase.STARTING, JobPhase.RESETTING):
-            return
-        if registry.complete or registry.deadline is None or self.now < registry.deadline:
-            return
-        limit = f"{self.state.policy.start_timeout_s:g} s (--start-timeout)"
-        if not self.state.ever_ready:
-            self._end(
-                ExitCode.BAD_USAGE,
-                f"no worker called hvd.init() within {limit}; missing: {names(registry.missing)}. Does the script call "
-                "it? If it only starts slowly, raise --start-timeout",
-            )
-            return
-        what = "call hvd.init()" if self.state.phase is JobPhase.STARTING else "ask for the next round"
-        for worker in registry.missing:
-            how = f"did not {what} within {limit}"
-            record = record_of(self.state, worker)
-            self._note_failure(worker, record, how)
-            self.state = replace(
-                self.state,
-                registry=self.state.registry.record(worker, WorkerState.FAILURE),
-                crashes=(*self.state.crashes, f"worker {worker} hung ({how})"),
-                unplanned=self.state.unplanned or bool(self.state.round_id),
-            )
-            if record is not None:
-                self._stop(record, f"it {how}")
-
-    def _start_first_round(self) -> None:
-        if usable_slots(self.state) < self.state.policy.num_proc:
-            return
-        self.state = replace(self.state, phase=JobPhase.STARTING, slots_deadline=None, reset_began=self.now)
-        self._fill_places()
-        expected = tuple(record.worker for record in self.state.workers)
-        deadline = self.now + self.state.policy.start_timeout_s
-        self.state = replace(self.state, registry=WorkerStateRegistry(0, expected, deadline=deadline))
-
-    def _stop_misplaced(self) -> None:
-        """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
-        targets = target_places(self.state)
-        for record in self.state.workers:
-            if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, targets):
-                continue
-            self.state = replace(self.state, registry=self.state.registry.without(record.worker))
-            reason = f"host {record.worker.hostname} has no slot {record.worker.slot} any more"
-            if record.phase is WorkerPhase.READY:
-                self._dismiss(record, reason)
-            else:
-                self._stop(record, reason)
-
-    def _fill_places(self) -> None:
-        """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
-        if self.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(self.state):
-            return
-        held = [(record.worker.hostname, record.worker.slot) for record in self.state.workers]
-        free = [place for place in target_places(self.state) if place not in held]
-        if not free:
-            return
-        attempts = dict(self.state.attempts)
-        fresh = []
-        for hostname, slot in free:
-            fresh.append(WorkerId(hostname, slot, attempts.get((hostname, slot), 0)))
-            attempts[(hostname, slot)] = fresh[-1].attempt + 1
-        deadline = self.now + self.state.policy.start_timeout_s
-        records = tuple(WorkerRecord(worker, WorkerPhase.BOOTING, self.now, deadline) for worker in fresh)
-        self.state = replace(self.state, workers=(*self.state.workers, *records), attempts=tuple(attempts.items()))
-        staying = [record.worker for record in self.state.workers if record.phase is not WorkerPhase.LEAVING]
-        for placed in assign_ranks(staying, host_order=self.state.host_order, root=None):
-            if placed.worker in fresh:
-                self.commands.append(StartWorker(placed.worker, placed.slot))
-
-    def _close_registry(self) -> None:
-        """Ends the job or forms the next round, when all who are expected have reported."""
-        if not self.state.registry.complete:
-            return
-        ready = in_phase(self.state, WorkerPhase.READY)
-        if self._end_if_over(ready):
-            return
-        targets = target_places(self.state)
-        members = self._with_handover(tuple(record for record in ready if in_target(record, targets)), ready)
-        if len(members) < self.state.policy.min_num_proc:
-            self._wait_for_slots()
-            return
-        # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
-        waits = joiners_wait_until(self.state)
-        survivors = sum(1 for record in members if record.round_id)
-        suffices = survivors >= self.state.policy.min_num_proc or (
-            self.state.phase is JobPhase.STARTING and len(members) >= self.state.policy.num_proc
+def _vote_out_the_silent(t: Transition) -> None:
+    registry = t.state.registry
+    if t.state.phase not in (JobPhase.STARTING, JobPhase.RESETTING):
+        return
+    if registry.complete or registry.deadline is None or t.now < registry.deadline:
+        return
+    limit = f"{t.state.policy.start_timeout_s:g} s (--start-timeout)"
+    if not t.state.ever_ready:
+        t.end(
+            ExitCode.BAD_USAGE,
+            f"no worker called hvd.init() within {limit}; missing: {names(registry.missing)}. Does the script call "
+            "it? If it only starts slowly, raise --start-timeout",
         )
-        if waits is None or self.now >= waits or suffices:
-            self._form_round(members, ready)
+        return
+    what = "call hvd.init()" if t.state.phase is JobPhase.STARTING else "ask for the next round"
+    for worker in registry.missing:
+        how = f"did not {what} within {limit}"
+        record = record_of(t.state, worker)
+        t.note_failure(worker, record, how)
+        t.state = replace(
+            t.state,
+            registry=t.state.registry.record(worker, WorkerState.FAILURE),
+            crashes=(*t.state.crashes, f"worker {worker} hung ({how})"),
+            unplanned=t.state.unplanned or bool(t.state.round_id),
+        )
+        if record is not None:
+            t.stop(record, f"it {how}")
 
-    def _end_if_over(self, ready: tuple[WorkerRecord, ...]) -> bool:
-        """Ends the job when the closed registry says so."""
-        if not self.state.round_id:
-            return self._end_if_start_failed(ready)
-        state, failure = self.state, self.state.first_failure
-        succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-        stateful = tuple(record.worker for record in ready if record.round_id)
-        if not stateful and not succeeded:
-            hosts = ", ".join(dict.fromkeys(worker.hostname for worker in state.members))
-            self._end(
-                ExitCode.USER_CODE_FAILED,
-                f"all workers of round {state.round_id} are lost, and the training's state with them (hosts {hosts}); "
-                f"first: {_described(failure)}",
-            )
-        elif not stateful and failure is None:
-            self._end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
-        elif succeeded and failure is not None:
-            self._end(ExitCode.USER_CODE_FAILED, f"{_described(failure)}, when other workers had already finished")
-        elif succeeded:
-            self._end(
-                ExitCode.USER_CODE_FAILED,
-                f"{names(succeeded)} exited with code 0 while {names(stateful)} still trained: a rank left early",
-            )
-        elif state.unplanned and state.policy.reset_limit is not None and state.resets >= state.policy.reset_limit:
-            self._end(
-                ExitCode.RESET_LIMIT,
-                f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
-                f"{'; '.join(state.crashes) or state.lost}",
-            )
+
+def _start_first_round(t: Transition) -> None:
+    if usable_slots(t.state) < t.state.policy.num_proc:
+        return
+    t.state = replace(t.state, phase=JobPhase.STARTING, slots_deadline=None, reset_began=t.now)
+    _fill_places(t)
+    expected = tuple(record.worker for record in t.state.workers)
+    deadline = t.now + t.state.policy.start_timeout_s
+    t.state = replace(t.state, registry=WorkerStateRegistry(0, expected, deadline=deadline))
+
+
+def _stop_misplaced(t: Transition) -> None:
+    """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
+    targets = target_places(t.state)
+    for record in t.state.workers:
+        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, targets):
+            continue
+        t.state = replace(t.state, registry=t.state.registry.without(record.worker))
+        reason = f"host {record.worker.hostname} has no slot {record.worker.slot} any more"
+        if record.phase is WorkerPhase.READY:
+            t.dismiss(record, reason)
         else:
-            return False
-        return True
+            t.stop(record, reason)
 
-    def _end_if_start_failed(self, ready: tuple[WorkerRecord, ...]) -> bool:
-        if ready or in_phase(self.state, WorkerPhase.BOOTING) or self.state.first_failure is None:
-            return False
-        self._end(
+
+def _fill_places(t: Transition) -> None:
+    """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
+    if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
+        return
+    held = [(record.worker.hostname, record.worker.slot) for record in t.state.workers]
+    free = [place for place in target_places(t.state) if place not in held]
+    if not free:
+        return
+    attempts = dict(t.state.attempts)
+    fresh = []
+    for hostname, slot in free:
+        fresh.append(WorkerId(hostname, slot, attempts.get((hostname, slot), 0)))
+        attempts[(hostname, slot)] = fresh[-1].attempt + 1
+    deadline = t.now + t.state.policy.start_timeout_s
+    records = tuple(WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
+    t.state = replace(t.state, workers=(*t.state.workers, *records), attempts=tuple(attempts.items()))
+    staying = [record.worker for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
+    for placed in assign_ranks(staying, host_order=t.state.host_order, root=None):
+        if placed.worker in fresh:
+            t.commands.append(StartWorker(placed.worker, placed.slot))
+
+
+def _close_registry(t: Transition) -> None:
+    """Ends the job or forms the next round, when all who are expected have reported."""
+    if not t.state.registry.complete:
+        return
+    ready = in_phase(t.state, WorkerPhase.READY)
+    if _end_if_over(t, ready):
+        return
+    targets = target_places(t.state)
+    members = with_handover(t, tuple(record for record in ready if in_target(record, targets)), ready)
+    if len(members) < t.state.policy.min_num_proc:
+        if not _end_if_no_host_can_start(t, ready):
+            _wait_for_slots(t)
+        return
+    # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
+    waits = joiners_wait_until(t.state)
+    survivors = sum(1 for record in members if record.round_id)
+    suffices = survivors >= t.state.policy.min_num_proc or (
+        t.state.phase is JobPhase.STARTING and len(members) >= t.state.policy.num_proc
+    )
+    late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
+    if waits is None or t.now >= waits or suffices or late:
+        form_round(t, members, ready)
+
+
+def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
+    """Ends the job when the closed registry says so."""
+    if not t.state.round_id:
+        return _end_if_start_failed(t, ready)
+    state, failure = t.state, t.state.first_failure
+    failed = state.registry.workers_in(WorkerState.FAILURE)
+    succeeded = state.registry.workers_in(WorkerState.SUCCESS)
+    stateful = tuple(record.worker for record in ready if record.has_state)
+    if not stateful and not succeeded:
+        hosts = ", ".join(dict.fromkeys(worker.hostname for worker in state.members))
+        t.end(
             ExitCode.USER_CODE_FAILED,
-            f"all workers failed before their first round; first: {_described(self.state.first_failure)}",
+            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
+            f"first: {_described(failure)}",
         )
-        return True
-
-    def _with_handover(
-        self, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]
-    ) -> tuple[WorkerRecord, ...]:
-        """If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers."""
-        stateful = tuple(record for record in ready if record.round_id)
-        if not members or not stateful or any(record.round_id for record in members):
-            return members
-        limit = self.state.policy.max_num_proc
-        kept = members if limit is None else members[: limit - 1]
-        return (_state_root(stateful), *kept)
-
-    def _wait_for_slots(self) -> None:
-        if self.state.slots_deadline is None:
-            deadline = self.now + self.state.policy.elastic_timeout_s
-            self.state = replace(self.state, slots_deadline=deadline)
-            self._report(explain(self.state, self.now))
-
-    def _form_round(self, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
-        state = self.state
-        stateful = tuple(record for record in members if record.round_id)
-        root = _state_root(stateful) if stateful else None
-        backend = _common_backend(members)
-        if backend is None:
-            lacking = names(tuple(record.worker for record in members if not record.backends))
-            self._end(
-                ExitCode.BAD_USAGE,
-                f"cannot run {len(members)} workers: they have no collective backend in common (none at all: "
-                f"{lacking or 'no worker'}); install the native extension or PyTorch in every worker's environment",
-            )
-            return
-        placed = assign_ranks(
-            tuple(record.worker for record in members), host_order=state.host_order, root=root.worker if root else None
+    elif not stateful and not failed:
+        t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
+    elif succeeded and failed:
+        t.end(ExitCode.USER_CODE_FAILED, f"{_described(failure)}, when other workers had already finished")
+    elif succeeded:
+        t.end(
+            ExitCode.USER_CODE_FAILED,
+            f"{names(succeeded)} exited with code 0 while {names(stateful)} still trained: a rank left early",
         )
-        # Members who were interrupted at one commit hold equal states, unless one of them is new.
-        in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
-        round_id = state.round_id + 1
-        by_worker = {record.worker: record for record in members}
-        self.commands.append(
-            PublishRound(
-                round_id=round_id,
-                placed=placed,
-                sync=state.unplanned or not in_step,
-                commits=root.commits if root else 0,
-                backend=backend,
-                cause=self._cause(tuple(one.worker for one in placed)),
-                old_size=len(state.members),
-            )
+    elif state.unplanned and state.policy.reset_limit is not None and state.resets >= state.policy.reset_limit:
+        t.end(
+            ExitCode.RESET_LIMIT,
+            f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
+            f"{'; '.join(state.crashes) or state.lost}",
         )
-        self.state = replace(
-            state,
-            phase=JobPhase.RUNNING,
-            round_id=round_id,
-            members=tuple(one.worker for one in placed),
-            registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
-            slots_deadline=None,
-            resets=state.resets + (1 if state.unplanned else 0),
-            unplanned=False,
-            crashes=(),
-            lost="",
-            first_failure=None,
-        )
-        for one in placed:
-            self._put(
-                replace(
-                    by_worker[one.worker],
-                    phase=WorkerPhase.MEMBER,
-                    since=self.now,
-                    round_id=round_id,
-                    rank=one.slot.rank,
-                )
-            )
-        self._notify(NoticeKind.NONE, "")
-        for record in ready:
-            if record.worker not in by_worker:
-                self._dismiss(
-                    record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}"
-                )
-
-    def _cause(self, new: tuple[WorkerId, ...]) -> str:
-        """What makes the round that is being formed, in words."""
-        state = self.state
-        if not state.round_id:
-            return "; ".join(("start", *state.crashes))
-        parts = list(state.crashes) or ([state.lost] if state.lost else [])
-        failed = [worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)]
-        before = [worker.hostname for worker in state.members]
-        after = [worker.hostname for worker in new]
-        for name in dict.fromkeys((*before, *after)):
-            old, now = before.count(name), after.count(name)
-            if not old:
-                parts.append(f"host {name} added")
-            elif name not in failed and old != now:
-                parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} removed")
-        return ", ".join(parts) or "hosts changed and changed back"
-
-    def _set_planned_notice(self) -> None:
-        """Asks the members to leave at their next commit when the round they would get is another than this one."""
-        targets = target_places(self.state)
-        members = in_phase(self.state, WorkerPhase.MEMBER)
-        off = tuple(record for record in members if not in_target(record, targets))
-        joiners = tuple(r for r in in_phase(self.state, WorkerPhase.READY) if in_target(r, targets))
-        booting = tuple(r for r in in_phase(self.state, WorkerPhase.BOOTING) if in_target(r, targets))
-        waits = joiners_wait_until(self.state)
-        grows = bool(joiners) and (waits is None or self.now >= waits)
-        # Members that leave go on training while those who are to replace them boot, if they are needed until then.
-        enough = len(members) - len(off) + len(joiners) >= self.state.policy.min_num_proc
-        if grows or (off and (enough or not booting)):
-            going = [f"host {name} removed or reduced" for name in dict.fromkeys(r.worker.hostname for r in off)]
-            coming = [f"host {name} ready" for name in dict.fromkeys(r.worker.hostname for r in joiners)]
-            self._notify(NoticeKind.HOSTS_UPDATED, ", ".join((*going, *coming)))
-        elif self.state.notice_kind is NoticeKind.HOSTS_UPDATED:
-            self._notify(NoticeKind.NONE, "")
-
-    def _check_deadlines(self) -> None:
-        state = self.state
-        if state.phase is JobPhase.ENDED:
-            return
-        limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
-        if state.slots_deadline is not None and self.now >= state.slots_deadline:
-            self._end(ExitCode.TOO_FEW_SLOTS, f"{explain(state, self.now)}; gave up after {limit}")
-        elif (
-            state.discovery_failing_since is not None
-            and self.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
-        ):
-            self._end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
-
-    # --- small steps that several decisions share ------------------------------------------------------------------
-
-    def _put(self, record: WorkerRecord) -> None:
-        workers = tuple(record if other.worker == record.worker else other for other in self.state.workers)
-        self.state = replace(self.state, workers=workers)
-
-    def _forget(self, worker: WorkerId) -> None:
-        self.state = replace(self.state, workers=tuple(r for r in self.state.workers if r.worker != worker))
-
-    def _note_failure(self, worker: WorkerId, record: WorkerRecord | None, how: str) -> None:
-        if self.state.first_failure is None:
-            rank = record.rank if record is not None and record.round_id else None
-            self.state = replace(self.state, first_failure=Failure(worker, rank, how))
-
-    def _open_reset(self) -> None:
-        if self.state.phase is JobPhase.RUNNING:
-            deadline = self.now + self.state.policy.start_timeout_s
-            registry = replace(self.state.registry, deadline=deadline)
-            self.state = replace(self.state, phase=JobPhase.RESETTING, reset_began=self.now, registry=registry)
-
-    def _break_round(self, reason: str) -> None:
-        if self.state.notice_kind is not NoticeKind.ABORT:
-            self._notify(NoticeKind.ABORT, reason)
-
-    def _notify(self, kind: NoticeKind, reason: str) -> None:
-        if kind is self.state.notice_kind and kind is not NoticeKind.NONE:
-            return
-        self.state = replace(self.state, notice_kind=kind, notice_version=self.state.notice_version + 1)
-        self.commands.append(SetNotice(self.state.notice_version, self.state.round_id, kind, reason))
-
-    def _stop(self, record: WorkerRecord, reason: str) -> None:
-        self.commands.append(StopWorker(record.worker, reason))
-        self._put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=None, stopped=True))
-        self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
-
-    def _dismiss(self, record: WorkerRecord, reason: str) -> None:
-        self.commands.append(DismissWorker(record.worker, reason))
-        deadline = self.now + DISMISSED_GRACE_S
-        self._put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=deadline))
-
-    def _report(self, text: str, *, warning: bool = False) -> None:
-        self.commands.append(Report(text, warning))
-
-    def _end(self, exit_code: int, message: str) -> None:
-        if self.state.phase is JobPhase.ENDED:
-            return
-        self.state = replace(self.state, phase=JobPhase.ENDED)
-        self.commands.append(EndJob(int(exit_code), message))
+    else:
+        return False
+    return True
 
 
-def _state_root(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
-    return min(stateful, key=lambda record: (-record.commits, record.rank))
+def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
+    if ready or in_phase(t.state, WorkerPhase.BOOTING) or t.state.first_failure is None:
+        return False
+    t.end(
+        ExitCode.USER_CODE_FAILED,
+        f"all workers failed before their first round; first: {_described(t.state.first_failure)}",
+    )
+    return True
 
 
-def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:
-    common = [backend for backend in _BACKENDS if all(backend in record.backends for record in members)]
-    # One worker alone needs none: its collectives are copies.
-    return common[0] if common else (Backend.NATIVE if len(members) == 1 else None)
+def _end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
+    """Ends a job that has not started when every host is out for good: waiting would bring nothing back."""
+    state = t.state
+    alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
+    if state.round_id or not state.hosts or alive >= state.policy.min_num_proc:
+        return False
+    if not all(state.blacklist.is_out_for_good(host.name) for host in state.hosts):
+        return False
+    hosts = ", ".join(host.name for host in state.hosts)
+    t.end(
+        ExitCode.USER_CODE_FAILED,
+        f"cannot start: {_described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
+        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed (--min-np)",
+    )
+    return True
+
+
+def _wait_for_slots(t: Transition) -> None:
+    if t.state.slots_deadline is None:
+        deadline = t.now + t.state.policy.elastic_timeout_s
+        t.state = replace(t.state, slots_deadline=deadline)
+        t.report(explain(t.state, t.now))
+
+
+def _set_planned_notice(t: Transition) -> None:
+    """Asks the members to leave at their next commit when the round they would get is another than this one."""
+    targets = target_places(t.state)
+    members = in_phase(t.state, WorkerPhase.MEMBER)
+    off = tuple(record for record in members if not in_target(record, targets))
+    joiners = tuple(r for r in in_phase(t.state, WorkerPhase.READY) if in_target(r, targets))
+    booting = tuple(r for r in in_phase(t.state, WorkerPhase.BOOTING) if in_target(r, targets))
+    waits = joiners_wait_until(t.state)
+    grows = bool(joiners) and (waits is None or t.now >= waits)
+    # Members that leave go on training while those who are to replace them boot, if they are needed until then.
+    enough = len(members) - len(off) + len(joiners) >= t.state.policy.min_num_proc
+    if grows or (off and (enough or not booting)):
+        going = [f"host {name} removed or reduced" for name in dict.fromkeys(r.worker.hostname for r in off)]
+        coming = [f"host {name} ready" for name in dict.fromkeys(r.worker.hostname for r in joiners)]
+        t.notify(NoticeKind.HOSTS_UPDATED, ", ".join((*going, *coming)))
+    elif t.state.notice_kind is NoticeKind.HOSTS_UPDATED:
+        t.notify(NoticeKind.NONE, "")
+
+
+def _check_deadlines(t: Transition) -> None:
+    state = t.state
+    if state.phase is JobPhase.ENDED:
+        return
+    limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
+    if state.slots_deadline is not None and t.now >= state.slots_deadline:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"{explain(state, t.now)}; gave up after {limit}")
+    elif (
+        state.discovery_failing_since is not None
+        and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
+    ):
+        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
 
 
 def _described(failure: Failure | None) -> str:

@@ -1,0 +1,127 @@
+"""The forming of a round: who is in it, whose state it goes on from, whether it syncs, and what made it.
+
+Owns no decision on whether a round is due; :mod:`elastic_driver.membership` asks for one when the registry is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.assignment import assign_ranks
+from elastic_driver.events import ExitCode, PublishRound
+from elastic_driver.explain import names
+from elastic_driver.hosts import WorkerId
+from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, target_places
+from elastic_driver.registry import WorkerState, WorkerStateRegistry
+from elastic_driver.rendezvous.messages import Backend, NoticeKind
+from elastic_driver.transition import Transition
+
+# The order in which the driver prefers collective backends.
+_BACKENDS = (Backend.NATIVE, Backend.TORCH)
+
+
+def with_handover(
+    t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]
+) -> tuple[WorkerRecord, ...]:
+    """If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers."""
+    stateful = tuple(record for record in ready if record.has_state)
+    if not members or not stateful or any(record.has_state for record in members):
+        return members
+    limit = t.state.policy.max_num_proc
+    # With max-np 1 there is no other way to hand over than to be two for this one round.
+    kept = members if limit is None else members[: max(1, limit - 1)]
+    return (_state_root(stateful), *kept)
+
+
+def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
+    state = t.state
+    stateful = tuple(record for record in members if record.has_state)
+    root = _state_root(stateful) if stateful else None
+    backend = _common_backend(members)
+    if backend is None:
+        lacking = names(tuple(record.worker for record in members if not record.backends))
+        t.end(
+            ExitCode.BAD_USAGE,
+            f"cannot run {len(members)} workers: they have no collective backend in common (none at all: "
+            f"{lacking or 'no worker'}); install the native extension or PyTorch in every worker's environment",
+        )
+        return
+    placed = assign_ranks(
+        tuple(record.worker for record in members), host_order=state.host_order, root=root.worker if root else None
+    )
+    # Members who were interrupted at one commit hold equal states, unless one of them is new.
+    in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
+    commits = root.commits if root else 0
+    round_id = state.round_id + 1
+    by_worker = {record.worker: record for record in members}
+    t.commands.append(
+        PublishRound(
+            round_id=round_id,
+            placed=placed,
+            sync=state.unplanned or not in_step,
+            commits=commits,
+            backend=backend,
+            cause=_cause(t, tuple(one.worker for one in placed)),
+            old_size=len(state.members),
+        )
+    )
+    t.state = replace(
+        state,
+        phase=JobPhase.RUNNING,
+        round_id=round_id,
+        members=tuple(one.worker for one in placed),
+        registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
+        slots_deadline=None,
+        resets=state.resets + (1 if state.unplanned else 0),
+        unplanned=False,
+        crashes=(),
+        lost="",
+        first_failure=None,
+    )
+    for one in placed:
+        t.put(
+            replace(
+                by_worker[one.worker],
+                phase=WorkerPhase.MEMBER,
+                since=t.now,
+                round_id=round_id,
+                # Before the first commit, what a process is born with is the state.
+                has_state=by_worker[one.worker].has_state or not commits,
+                rank=one.slot.rank,
+            )
+        )
+    t.notify(NoticeKind.NONE, "")
+    targets = target_places(t.state)
+    for record in ready:
+        # Who has a place but had to make room for a handover stays READY, for the round after it.
+        if record.worker not in by_worker and not in_target(record, targets):
+            t.dismiss(record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}")
+
+
+def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
+    """What makes the round that is being formed, in words."""
+    state = t.state
+    if not state.round_id:
+        return "; ".join(("start", *state.crashes))
+    parts = list(state.crashes) or ([state.lost] if state.lost else [])
+    failed = [worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)]
+    before = [worker.hostname for worker in state.members]
+    after = [worker.hostname for worker in new]
+    for name in dict.fromkeys((*before, *after)):
+        old, now = before.count(name), after.count(name)
+        if not old:
+            parts.append(f"host {name} added")
+        elif name not in failed and old != now:
+            parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} removed")
+    return ", ".join(parts) or "hosts changed and changed back"
+
+
+def _state_root(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
+    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
+    return min(stateful, key=lambda record: (-record.commits, record.rank))
+
+
+def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:
+    common = [backend for backend in _BACKENDS if all(backend in record.backends for record in members)]
+    # One worker alone needs none: its collectives are copies.
+    return common[0] if common else (Backend.NATIVE if len(members) == 1 else None)

@@ -1,0 +1,194 @@
+"""What each event means: it changes what is known of hosts, workers and reports.
+
+Owns the accounting by cause (crashed, not started, removed, finished) and the refusal of what belongs to the past.
+Decides nothing that needs more than the event itself: :mod:`elastic_driver.membership` looks at the levels afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.assignment import order_hosts
+from elastic_driver.events import (
+    DiscoveryFailed,
+    Event,
+    ExitCode,
+    HostsDiscovered,
+    ReportResumed,
+    StopRequested,
+    TimerExpired,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkerRunning,
+)
+from elastic_driver.hosts import Host
+from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_phase, in_target, record_of, target_places
+from elastic_driver.registry import WorkerState
+from elastic_driver.rendezvous.messages import ReadyCause
+from elastic_driver.transition import Transition
+
+
+def take(t: Transition, event: Event) -> None:
+    """Takes in one event. What belongs to the past changes nothing."""
+    match event:
+        case HostsDiscovered():
+            _take_hosts(t, event.hosts)
+        case DiscoveryFailed():
+            _take_discovery_failure(t, event)
+        case WorkerReady():
+            _take_ready(t, event)
+        case WorkerRunning():
+            _take_running(t, event)
+        case WorkerExited():
+            _take_exit(t, event)
+        case WorkerNotStarted():
+            _take_not_started(t, event)
+        case StopRequested():
+            t.end(128 + event.signal, f"interrupted by {event.name}")
+        case TimerExpired():
+            pass
+
+
+def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
+    ordered = order_hosts(t.state.host_order, hosts)
+    listed = [host.name for host in ordered]
+    living = [record.worker.hostname for record in t.state.workers]
+    # A host with living workers keeps its place in the order although it is no longer listed.
+    kept = [name for name in t.state.host_order if name in listed or name in living]
+    t.state = replace(
+        t.state,
+        hosts=ordered,
+        host_order=(*kept, *(name for name in listed if name not in kept)),
+        blacklist=t.state.blacklist.forgive_absent(listed),
+        discovered=True,
+        discovery_failing_since=None,
+    )
+
+
+def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
+    if not t.state.discovered:
+        t.end(ExitCode.BAD_USAGE, event.message)
+        return
+    since = t.state.discovery_failing_since
+    if since is None:
+        since = t.now
+        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+    t.state = replace(t.state, discovery_failing_since=since)
+    t.state = replace(t.state, discovery_error=event.message)
+
+
+def _take_ready(t: Transition, event: WorkerReady) -> None:
+    record = record_of(t.state, event.worker)
+    if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
+        return  # of the past: a process that has ended, or a request that was answered already
+    if record.phase is WorkerPhase.READY:
+        return  # the same level again: its long poll ran out
+    was_member = record.phase is WorkerPhase.MEMBER
+    t.put(
+        replace(
+            record,
+            phase=WorkerPhase.READY,
+            since=t.now,
+            deadline=None,
+            # Who has commits has synced, though its report was lost; who calls init() again was through with its start.
+            has_state=record.has_state or (was_member and (event.commits > 0 or event.cause is ReadyCause.REINIT)),
+            commits=max(event.commits, record.commits) if was_member else event.commits,
+            backends=event.backends,
+            running=False,
+        )
+    )
+    t.state = replace(
+        t.state,
+        ever_ready=True,
+        commits=max(t.state.commits, event.commits),
+        registry=t.state.registry.record(event.worker, WorkerState.READY),
+    )
+    if was_member:
+        t.open_reset()
+        if event.cause is ReadyCause.INTERNAL_ERROR:
+            lost = f"worker {event.worker} lost its round" + (f" ({event.detail})" if event.detail else "")
+            t.state = replace(t.state, unplanned=True, lost=t.state.lost or lost)
+            t.break_round(lost)
+
+
+def _take_running(t: Transition, event: WorkerRunning) -> None:
+    record = record_of(t.state, event.worker)
+    if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
+        return
+    if record.running:
+        return
+    t.put(replace(record, running=True, has_state=True, commits=event.commits))
+    if t.state.phase is JobPhase.RUNNING and all(r.running for r in in_phase(t.state, WorkerPhase.MEMBER)):
+        took_s = t.now - t.state.reset_began
+        t.commands.append(ReportResumed(t.state.round_id, event.commits, took_s))
+
+
+def _take_exit(t: Transition, event: WorkerExited) -> None:
+    record = record_of(t.state, event.worker)
+    if record is None:
+        return
+    wanted = in_target(record, target_places(t.state))
+    t.forget(event.worker)
+    if record.phase is WorkerPhase.LEAVING:
+        return
+    if event.returncode == 0:
+        _take_clean_exit(t, record, wanted=wanted)
+    else:
+        _take_crash(t, record, event.how, event.draw, wanted=wanted)
+
+
+def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    if not record.round_id:
+        message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
+        if not t.state.ever_ready:
+            t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
+            return
+        _take_crash(t, record, "exited with code 0", 0.0, wanted=wanted)
+        return
+    registry = t.state.registry
+    if not wanted and registry.expected != (record.worker,):
+        # It had been asked to leave, by discovery's list or by whoever took its machine away: not the end of the job.
+        t.report(f"worker {record.worker} left: its place is no longer listed")
+        t.state = replace(t.state, registry=registry.without(record.worker))
+        return
+    t.state = replace(t.state, registry=registry.record(record.worker, WorkerState.SUCCESS))
+
+
+def _take_crash(t: Transition, record: WorkerRecord, how: str, draw: float, *, wanted: bool) -> None:
+    """Counts a failure against the worker's host, unless discovery had already taken the place away."""
+    worker = record.worker
+    t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
+    if wanted:
+        t.state = replace(t.state, blacklist=t.state.blacklist.fail(worker.hostname, now=t.now, draw=draw))
+    if worker not in t.state.members:
+        # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
+        text = f"worker {worker} {how} before its first round"
+        t.report(f"{text}; host {worker.hostname} gets no new workers", warning=True)
+        if t.state.phase is JobPhase.STARTING:
+            t.note_failure(worker, record, how)
+            t.state = replace(t.state, crashes=(*t.state.crashes, text))
+        return
+    t.note_failure(worker, record, how)
+    text = f"host {worker.hostname} lost (worker {worker} {how})"
+    if wanted:
+        for other in t.state.workers:
+            if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
+                t.stop(other, f"its host is blacklisted: worker {worker} {how}")
+    else:
+        text = f"worker {worker} {how} after its place was removed"
+    t.open_reset()
+    t.break_round(text)
+    t.state = replace(t.state, unplanned=True, crashes=(*t.state.crashes, text))
+
+
+def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
+    record = record_of(t.state, event.worker)
+    if record is None:
+        return
+    wanted = in_target(record, target_places(t.state))
+    t.forget(event.worker)
+    if event.bad_command and not t.state.ever_ready:
+        t.end(ExitCode.BAD_USAGE, event.message)
+    elif record.phase is not WorkerPhase.LEAVING:
+        _take_crash(t, record, f"could not be started: {event.message}", event.draw, wanted=wanted)
