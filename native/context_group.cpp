@@ -2,6 +2,7 @@
 
 #include <gloo/allgatherv.h>
 #include <gloo/allreduce.h>
+#include <gloo/alltoallv.h>
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
 #include <gloo/common/error.h>
@@ -71,7 +72,7 @@ uint64_t hash(std::initializer_list<uint64_t> values, uint64_t state = 0xcbf29ce
   return state;
 }
 
-enum Call : uint64_t { kAllreduce, kBroadcast, kAllgather, kBarrier };
+enum Call : uint64_t { kAllreduce, kBroadcast, kAllgather, kBarrier, kAlltoall };
 
 // Starts up to `count` threads that each run `work`; fewer where the system has no more. Returns those that run.
 template <typename Work>
@@ -438,6 +439,31 @@ void ContextGroup::allgather(const std::string& group, const void* input, void* 
     options.setTimeout(limit);
     gloo::allgatherv(options);
   });
+}
+
+void ContextGroup::alltoall(const std::string& group, const void* input, const std::vector<size_t>& sent, void* output,
+                            const std::vector<size_t>& received, Seconds timeout) {
+  const auto members = static_cast<size_t>(group_size(group));
+  if (sent.size() != members || received.size() != members) {
+    throw std::invalid_argument("there must be a size for each of the " + std::to_string(members) +
+                                " members of group '" + group + "'");
+  }
+  if (members == 1) {
+    check();
+    if (sent[0] != 0) std::memcpy(output, input, sent[0]);
+    return;
+  }
+  // Each member knows its own sizes only, so they are no part of what must be alike.
+  run(group, "alltoall", hash({kAlltoall}), timeout,
+      [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
+        gloo::AlltoallvOptions options(context);
+        options.setInput(static_cast<uint8_t*>(const_cast<void*>(input)),
+                         std::vector<int64_t>(sent.begin(), sent.end()));
+        options.setOutput(static_cast<uint8_t*>(output), std::vector<int64_t>(received.begin(), received.end()));
+        options.setTag(tag);
+        options.setTimeout(limit);
+        gloo::alltoallv(options);
+      });
 }
 
 void ContextGroup::barrier(const std::string& group, Seconds timeout) {

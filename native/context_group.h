@@ -61,6 +61,9 @@ class ContextGroup {
   // `counts` are the members' bytes; `output` has room for their sum. The input may be its own place in the output.
   void allgather(const std::string& group, const void* input, void* output, const std::vector<size_t>& counts,
                  Seconds timeout);
+  // Bytes to and from each member; both buffers are end to end in the members' order, and apart.
+  void alltoall(const std::string& group, const void* input, const std::vector<size_t>& sent, void* output,
+                const std::vector<size_t>& received, Seconds timeout);
   void barrier(const std::string& group, Seconds timeout);
 
   // Members of a group, for checks of arguments. Throws std::invalid_argument for an unknown name.

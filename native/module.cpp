@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "context_group.h"
+#include "engine_module.h"
 #include "errors.h"
 #include "reduce.h"
 
@@ -127,7 +128,7 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
 NB_MODULE(_native, module) {
   // Contexts that live until the interpreter's end, and a forked child's, which are its parent's, are no leaks of ours.
   nb::set_leak_warnings(false);
-  module.doc() = "Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
+  module.doc() = "The engine and the Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
   const nb::object base = nb::exception<elastic::CollectiveError>(module, "CollectiveError", PyExc_RuntimeError);
   nb::exception<elastic::AbortedError>(module, "AbortedError", base.ptr());
   nb::exception<elastic::CollectiveTimeout>(module, "CollectiveTimeout", base.ptr());
@@ -149,4 +150,5 @@ NB_MODULE(_native, module) {
           arg("group"), arg("timeout_s"), unlocked)
       .def("abort", &ContextGroup::abort, arg("reason"), unlocked)
       .def("close", &ContextGroup::close, unlocked);
+  elastic::bind_engine(module);
 }

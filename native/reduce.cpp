@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <type_traits>
 
@@ -85,6 +86,15 @@ struct Wide<Float16> {
   static Float16 out(float value) { return Float16::narrow(value); }
 };
 
+// What is beyond the type's range becomes its end: a cast of it would be undefined.
+template <typename T>
+T saturated(double value) {
+  if (value != value) return 0;
+  if (value <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
+  if (value >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
+  return static_cast<T>(value);
+}
+
 template <typename T, ReduceOp op>
 T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum || op == ReduceOp::kProduct) {
@@ -145,6 +155,65 @@ void divide_small(void* data, size_t count, int members) {
   T* const at = static_cast<T*>(data);
   for (size_t i = 0; i < count; ++i) at[i] = static_cast<T>(static_cast<int>(at[i]) / members);
 }
+
+template <typename T>
+void scale_by(void* data, size_t count, double factor) {
+  using W = typename Wide<T>::type;
+  T* const at = static_cast<T*>(data);
+  if constexpr (std::is_floating_point_v<W>) {
+    const W by = static_cast<W>(factor);
+    for (size_t i = 0; i < count; ++i) at[i] = Wide<T>::out(Wide<T>::in(at[i]) * by);
+  } else {
+    for (size_t i = 0; i < count; ++i) at[i] = saturated<T>(static_cast<double>(at[i]) * factor);
+  }
+}
+
+template <typename T>
+void combine_scaled_as(void* a, const void* b, size_t count, double factor_a, double factor_b) {
+  using W = typename Wide<T>::type;
+  T* const x = static_cast<T*>(a);
+  const T* const y = static_cast<const T*>(b);
+  const W p = static_cast<W>(factor_a), q = static_cast<W>(factor_b);
+  for (size_t i = 0; i < count; ++i) x[i] = Wide<T>::out(p * Wide<T>::in(x[i]) + q * Wide<T>::in(y[i]));
+}
+
+template <typename T>
+Dots dots_as(const void* a, const void* b, size_t count) {
+  const T* const x = static_cast<const T*>(a);
+  const T* const y = static_cast<const T*>(b);
+  Dots dots{0, 0, 0};
+  for (size_t i = 0; i < count; ++i) {
+    const double p = static_cast<double>(Wide<T>::in(x[i])), q = static_cast<double>(Wide<T>::in(y[i]));
+    dots.ab += p * q;
+    dots.aa += p * p;
+    dots.bb += q * q;
+  }
+  return dots;
+}
+
+template <template <typename> class Work, typename... Args>
+auto for_float(DType dtype, Args... args) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return Work<Float16>::run(args...);
+    case DType::kBFloat16:
+      return Work<BFloat16>::run(args...);
+    case DType::kFloat32:
+      return Work<float>::run(args...);
+    case DType::kFloat64:
+      return Work<double>::run(args...);
+    default:
+      throw std::invalid_argument("Adasum is for floating point only");
+  }
+}
+template <typename T>
+struct CombineWork {
+  static void run(void* a, const void* b, size_t count, double p, double q) { combine_scaled_as<T>(a, b, count, p, q); }
+};
+template <typename T>
+struct DotsWork {
+  static Dots run(const void* a, const void* b, size_t count) { return dots_as<T>(a, b, count); }
+};
 
 struct Named {
   const char* name;
@@ -224,6 +293,35 @@ void divide(void* data, size_t count, DType dtype, int members) {
     case DType::kInt64:
       return divide_by<int64_t>(data, count, members);
   }
+}
+
+void scale(void* data, size_t count, DType dtype, double factor) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return scale_by<Float16>(data, count, factor);
+    case DType::kBFloat16:
+      return scale_by<BFloat16>(data, count, factor);
+    case DType::kFloat32:
+      return scale_by<float>(data, count, factor);
+    case DType::kFloat64:
+      return scale_by<double>(data, count, factor);
+    case DType::kInt8:
+      return scale_by<int8_t>(data, count, factor);
+    case DType::kUInt8:
+      return scale_by<uint8_t>(data, count, factor);
+    case DType::kInt32:
+      return scale_by<int32_t>(data, count, factor);
+    case DType::kInt64:
+      return scale_by<int64_t>(data, count, factor);
+  }
+}
+
+void combine_scaled(void* a, const void* b, size_t count, DType dtype, double factor_a, double factor_b) {
+  for_float<CombineWork>(dtype, a, b, count, factor_a, factor_b);
+}
+
+Dots dot_products(const void* a, const void* b, size_t count, DType dtype) {
+  return for_float<DotsWork>(dtype, a, b, count);
 }
 
 }  // namespace elastic

@@ -26,4 +26,15 @@ Kernel reduce_kernel(DType dtype, ReduceOp op);
 // Divides `count` elements by the number of members, which makes a sum an average. Integers are rounded toward zero.
 void divide(void* data, size_t count, DType dtype, int members);
 
+// Multiplies `count` elements. Integers are multiplied in float64 and rounded toward zero.
+void scale(void* data, size_t count, DType dtype, double factor);
+
+// a = factor_a * a + factor_b * b, and the three dot products that it takes to find the factors of Adasum. For types of
+// floating point only; throws std::invalid_argument for another.
+void combine_scaled(void* a, const void* b, size_t count, DType dtype, double factor_a, double factor_b);
+struct Dots {
+  double ab, aa, bb;
+};
+Dots dot_products(const void* a, const void* b, size_t count, DType dtype);
+
 }  // namespace elastic

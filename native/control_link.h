@@ -1,0 +1,67 @@
+// Connections between rank 0, which coordinates, and the other ranks, for the engine's small messages.
+//
+// One thread sends and receives; wake() may come from any other.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace elastic {
+
+class ControlLink {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Called while something blocks, each few milliseconds; throws when it is to end.
+  using Check = std::function<void()>;
+  struct Frame {
+    int rank;
+    std::string bytes;
+  };
+
+  ControlLink(int rank, int size);
+  ~ControlLink();
+  ControlLink(const ControlLink&) = delete;
+  ControlLink& operator=(const ControlLink&) = delete;
+
+  // Rank 0: listens, and returns how the others find it. The others: "".
+  std::string listen(const std::string& host);
+  // Connects to rank 0, or awaits all others; `where` is what rank 0's listen() returned. Throws CollectiveTimeout,
+  // naming who is missing, and CollectiveError.
+  void connect(const std::string& where, Clock::time_point deadline, const Check& check);
+
+  // To rank 0, or from rank 0. Blocks while the peer's buffers are full. Throws CollectiveError when it is gone.
+  void send(int rank, std::string_view bytes, const Check& check);
+  // What has come, after a message, a wake() or the timeout. Throws CollectiveError when a peer is gone.
+  std::vector<Frame> receive(int timeout_ms);
+  void wake();
+  // Throws CollectiveError when a peer has closed its connection.
+  void check_peers();
+
+ private:
+  struct Peer {
+    int rank;
+    int socket;
+    std::string received;
+    bool gone = false;
+  };
+
+  void add(int rank, int socket);
+  void accept_all(Clock::time_point deadline, const Check& check);
+  void dial(const std::string& where, Clock::time_point deadline, const Check& check);
+  [[noreturn]] void lost(int rank) const;
+
+  const int rank_;
+  const int size_;
+  int listener_ = -1;
+  int event_ = -1;
+  int epoll_ = -1;
+  std::string secret_;
+  std::vector<Peer> peers_;         // connected
+  std::vector<size_t> by_rank_;     // place in peers_
+};
+
+}  // namespace elastic

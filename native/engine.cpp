@@ -1,0 +1,784 @@
+#include "engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "adasum.h"
+#include "errors.h"
+#include "wire.h"
+
+namespace elastic {
+namespace {
+
+// Smaller tensors that run together are copied into one buffer; larger ones gain nothing from that.
+constexpr size_t kPackedTensorBytes = 256 * 1024;
+// What is packed at a time: it stays in the cache.
+constexpr size_t kPackBytes = size_t{4} << 20;
+// The thread looks up from its sleep now and then, for peers that have waited long.
+constexpr int kSleepMs = 1000;
+
+std::unique_ptr<char[]> uninitialized(size_t bytes) { return std::unique_ptr<char[]>(new char[std::max<size_t>(bytes, 1)]); }
+
+// Rows of each member's part: as even as can be, the first ones have one more.
+std::vector<size_t> even_rows(size_t rows, size_t members) {
+  std::vector<size_t> parts(members, rows / members);
+  for (size_t i = 0; i < rows % members; ++i) ++parts[i];
+  return parts;
+}
+
+bool same_memory_or_copied(const void* in, void* out, size_t bytes) {
+  if (bytes != 0 && in != out) std::memcpy(out, in, bytes);
+  return true;
+}
+
+}  // namespace
+
+Engine::Engine(int rank, int size, EngineOptions options)
+    : rank_(rank), size_(size), options_(options), owner_(getpid()), link_(rank, size) {
+  if (rank < 0 || rank >= size) throw std::invalid_argument("the rank is not below the size");
+  if (options_.shared_memory) {
+    try {
+      machine_ = this_machine();
+      if (!machine_.empty()) segment_ = std::make_shared<SharedSegment>();
+    } catch (const CollectiveError& error) {
+      machine_.clear();
+      unshared_ = error.what();
+    }
+  }
+  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, options_.fusion_bytes, options_.patience);
+}
+
+Engine::~Engine() {
+  if (getpid() != owner_) {
+    // In a forked child the thread does not exist, and its mutex may be locked for ever.
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  close();
+  if (pack_ != nullptr) segment_->release(pack_);
+}
+
+std::string Engine::prepare(const std::string& host) {
+  Writer writer;
+  writer.text(link_.listen(host));
+  writer.text(segment_ ? machine_ : "");
+  if (segment_) {
+    const SegmentName name = segment_->name();
+    writer.number(static_cast<uint64_t>(name.pid));
+    writer.number(static_cast<uint64_t>(name.descriptor));
+    writer.number(name.nonce);
+    writer.number(name.words_address);
+  }
+  return writer.take();
+}
+
+void Engine::connect(const std::vector<std::string>& blobs, Seconds timeout) {
+  if (blobs.size() != static_cast<size_t>(size_)) throw std::invalid_argument("there must be a blob for each rank");
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  const auto check = [this] { throw_if_aborted(); };
+  std::string where;
+  std::map<std::string, std::vector<int>> by_machine;
+  std::map<int, SegmentName> neighbours;
+  for (int rank = 0; rank < size_; ++rank) {
+    Reader reader(blobs[static_cast<size_t>(rank)]);
+    const std::string_view listens = reader.text();
+    if (rank == 0) where = listens;
+    const std::string machine(reader.text());
+    by_machine[machine.empty() ? "rank " + std::to_string(rank) : machine].push_back(rank);
+    if (machine.empty()) continue;
+    SegmentName name;
+    name.machine = machine;
+    name.pid = static_cast<pid_t>(reader.number());
+    name.descriptor = reader.small_number();
+    name.nonce = reader.number();
+    name.words_address = reader.number();
+    if (segment_ && machine == machine_ && rank != rank_) neighbours[rank] = name;
+  }
+  link_.connect(where, deadline, check);
+
+  std::vector<std::unique_ptr<PeerSegment>> peers;
+  bool mapped = true, direct = options_.direct_reads;
+  try {
+    for (const auto& [rank, name] : neighbours) {
+      peers.push_back(std::make_unique<PeerSegment>(rank, name));
+      direct = direct && peers.back()->can_read_private();
+    }
+  } catch (const CollectiveError& error) {
+    mapped = false;
+    unshared_ = error.what();
+  }
+  // All share memory, or none: whoever does it alone would wait for ever.
+  const auto receive_from = [&](int count) {
+    std::map<int, std::string> received;
+    while (received.size() < static_cast<size_t>(count)) {
+      check();
+      if (Clock::now() >= deadline) throw CollectiveTimeout("cannot agree with the other ranks in time");
+      for (auto& frame : link_.receive(5)) received[frame.rank] = std::move(frame.bytes);
+    }
+    return received;
+  };
+  Writer mine;
+  mine.number(mapped);
+  mine.number(direct);
+  mine.text(unshared_);
+  std::string verdict = mine.bytes();
+  if (rank_ == 0) {
+    for (const auto& [rank, bytes] : receive_from(size_ - 1)) {
+      Reader reader(bytes);
+      mapped = reader.number() != 0 && mapped;
+      direct = reader.number() != 0 && direct;
+      const std::string_view why = reader.text();
+      if (unshared_.empty()) unshared_ = why;
+    }
+    Writer all;
+    all.number(mapped);
+    all.number(direct);
+    all.text(unshared_);
+    verdict = all.bytes();
+    for (int rank = 1; rank < size_; ++rank) link_.send(rank, verdict, check);
+  } else {
+    link_.send(0, verdict, check);
+    verdict = receive_from(1)[0];
+  }
+  Reader reader(verdict);
+  mapped = reader.number() != 0;
+  direct = reader.number() != 0;
+  unshared_ = reader.text();
+
+  for (auto& [machine, ranks] : by_machine) {
+    if (mapped) {
+      machines_.push_back(ranks);
+    } else {
+      for (const int rank : ranks) machines_.push_back({rank});
+    }
+  }
+  std::sort(machines_.begin(), machines_.end());
+  if (mapped && segment_ && !peers.empty()) {
+    plane_ = std::make_unique<LocalPlane>(segment_, std::move(peers), direct, [this] { look(); });
+  }
+}
+
+void Engine::start() {
+  throw_if_aborted();
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::add_process_set(int number, std::vector<int> ranks, ContextGroup* contexts) {
+  auto set = std::make_unique<ProcessSet>();
+  set->contexts = contexts;
+  const std::set<int> distinct(ranks.begin(), ranks.end());
+  if (ranks.empty() || distinct.size() != ranks.size() || *distinct.begin() < 0 || *distinct.rbegin() >= size_) {
+    throw std::invalid_argument("the members of a process set must be distinct ranks of the job");
+  }
+  set->lanes = size_;
+  for (const std::vector<int>& machine : machines_) {
+    std::vector<int> here;
+    for (const int rank : ranks) {
+      if (std::find(machine.begin(), machine.end(), rank) != machine.end()) here.push_back(rank);
+    }
+    if (here.empty()) continue;
+    set->lanes = std::min(set->lanes, static_cast<int>(here.size()));
+    const auto mine = std::find(here.begin(), here.end(), rank_);
+    if (mine != here.end()) {
+      set->party.index = static_cast<int>(mine - here.begin());
+      set->party.ranks = here;
+    }
+    set->one_machine = set->one_machine && here.size() == ranks.size();
+  }
+  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+  if (place != ranks.end()) set->place = static_cast<int>(place - ranks.begin());
+  set->ranks = std::move(ranks);
+  if (set->place >= 0 && !set->one_machine && contexts == nullptr) {
+    throw std::invalid_argument("a process set on several machines needs contexts");
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (coordinator_) coordinator_->add_process_set(number, set->ranks);
+  sets_[number] = std::move(set);
+}
+
+void Engine::remove_process_set(int number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (coordinator_) coordinator_->remove_process_set(number);
+  sets_.erase(number);
+}
+
+std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, std::vector<Memory> memory,
+                                          std::vector<int64_t> sizes) {
+  auto operation = std::make_shared<Operation>();
+  operation->name_ = name;
+  operation->plan_ = std::move(plan);
+  operation->memory_ = std::move(memory);
+  operation->sizes_ = std::move(sizes);
+  operation->submitted_ = Clock::now();
+  const Plan& what = operation->plan_;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (getpid() != owner_) throw AbortedError("the engine belongs to the process that forked this one");
+    if (!broken_.empty()) throw AbortedError(broken_);
+    const auto set = sets_.find(what.process_set);
+    if (set == sets_.end()) {
+      throw std::invalid_argument("there is no process set number " + std::to_string(what.process_set));
+    }
+    const ProcessSet& members = *set->second;
+    if (members.place < 0) {
+      throw std::invalid_argument("rank " + std::to_string(rank_) + " is not in process set " +
+                                  std::to_string(what.process_set));
+    }
+    if (what.kind == Kind::kBroadcast &&
+        std::find(members.ranks.begin(), members.ranks.end(), what.root) == members.ranks.end()) {
+      throw std::invalid_argument("root rank " + std::to_string(what.root) + " is not in process set " +
+                                  std::to_string(what.process_set));
+    }
+    if (what.kind == Kind::kAlltoall && operation->sizes_.size() != what.tensors.size() * members.ranks.size()) {
+      throw std::invalid_argument("there must be a split for each of the " + std::to_string(members.ranks.size()) +
+                                  " members of the process set");
+    }
+    if (what.kind == Kind::kJoin) {
+      operation->key_ = named_key(0, "join");
+    } else if (name.empty()) {
+      operation->key_ = unnamed_key(what.process_set, what.kind, unnamed_[{what.process_set, what.kind}]++);
+    } else {
+      operation->key_ = named_key(what.process_set, name);
+    }
+    if (!inflight_.emplace(operation->key_, operation).second) {
+      throw DuplicateNameError("cannot " + std::string(kind_name(what.kind)) + " '" + key_name(operation->key_) +
+                               "': an operation of this name is under way");
+    }
+    queue_.push_back(operation);
+  }
+  if (asleep_) link_.wake();
+  return operation;
+}
+
+bool Engine::wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, limit, [&] { return operation->state_ != Operation::State::kPending; });
+}
+
+void Engine::check(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  switch (operation->state_) {
+    case Operation::State::kDone:
+      return;
+    case Operation::State::kMismatch:
+      throw MismatchError(operation->error_);
+    case Operation::State::kFailed:
+      throw AbortedError(operation->error_);
+    case Operation::State::kPending:
+      throw CollectiveError("the operation is still under way");
+  }
+}
+
+void* Engine::allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper) {
+  if (!segment_ || !plane_) return nullptr;
+  keeper = segment_;
+  return segment_->allocate(bytes);
+}
+
+void Engine::abort(const std::string& reason) {
+  if (getpid() != owner_) return;
+  std::vector<ContextGroup*> contexts;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.empty()) broken_ = reason.empty() ? "aborted" : reason;
+    for (const auto& [number, set] : sets_) {
+      if (set->contexts != nullptr) contexts.push_back(set->contexts);
+    }
+  }
+  aborted_ = true;
+  for (ContextGroup* const one : contexts) one->abort(reason);
+  link_.wake();
+}
+
+void Engine::close() {
+  if (getpid() != owner_) return;
+  const std::lock_guard<std::mutex> closing(close_mutex_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+    if (broken_.empty()) broken_ = "the engine is closed";
+  }
+  aborted_ = true;
+  link_.wake();
+  if (thread_.joinable()) thread_.join();
+  plane_.reset();
+}
+
+void Engine::throw_if_aborted() const {
+  if (!aborted_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throw AbortedError(broken_);
+}
+
+void Engine::look() {
+  throw_if_aborted();
+  link_.check_peers();
+}
+
+// --- the engine's thread ------------------------------------------------------------------------------------------
+
+void Engine::run() {
+  pthread_setname_np(pthread_self(), "elastic-engine");
+  std::string reason;
+  try {
+    while (true) {
+      throw_if_aborted();
+      tell();
+      answer();
+      asleep_ = true;
+      bool idle;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        idle = queue_.empty() && !aborted_;
+      }
+      const std::vector<ControlLink::Frame> frames = link_.receive(idle ? kSleepMs : 0);
+      asleep_ = false;
+      for (const auto& frame : frames) {
+        if (coordinator_) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          coordinator_->handle(frame.rank, frame.bytes, Clock::now());
+        } else {
+          take(replies_.read(frame.bytes));
+        }
+      }
+    }
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  if (segment_) segment_->words().gave_up = 1;
+  abort(reason);
+  std::vector<std::shared_ptr<Operation>> left;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.clear();
+    for (auto& [key, operation] : inflight_) left.push_back(operation);
+    inflight_.clear();
+    reason = broken_;
+  }
+  for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
+}
+
+// Tells rank 0 what was submitted here.
+void Engine::tell() {
+  std::deque<std::shared_ptr<Operation>> fresh;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fresh.swap(queue_);
+  }
+  if (fresh.empty()) return;
+  for (const auto& operation : fresh) requests_.add(operation->name_, operation->plan_, operation->sizes_);
+  const std::string message = requests_.message();
+  if (coordinator_) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coordinator_->handle(0, message, Clock::now());
+  } else {
+    link_.send(0, message, [this] { throw_if_aborted(); });
+  }
+}
+
+// On rank 0: tells all what runs, and runs it.
+void Engine::answer() {
+  if (!coordinator_) return;
+  std::string message;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::string& warning : coordinator_->look(Clock::now())) {
+      const std::string line = "elastic_driver: " + warning + "\n";
+      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    }
+    message = coordinator_->flush();
+  }
+  if (message.empty()) return;
+  for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });
+  take(replies_.read(message));
+}
+
+void Engine::take(const std::vector<Reply>& replies) {
+  for (const Reply& reply : replies) {
+    ++reply_;
+    turn_ = 0;
+    switch (reply.type) {
+      case Reply::Type::kRun:
+        run_entries(reply.entries);
+        break;
+      case Reply::Type::kMismatch:
+        for (const Entry& entry : reply.entries) {
+          const auto operation = take_inflight(entry.key);
+          if (operation) finish(operation, Operation::State::kMismatch, reply.text);
+        }
+        break;
+      case Reply::Type::kAbort:
+        throw CollectiveError(reply.text);
+    }
+  }
+}
+
+std::shared_ptr<Operation> Engine::take_inflight(const std::string& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = inflight_.find(key);
+  if (found == inflight_.end()) return nullptr;
+  auto operation = std::move(found->second);
+  inflight_.erase(found);
+  return operation;
+}
+
+void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    operation->state_ = state;
+    operation->error_ = error;
+  }
+  changed_.notify_all();
+}
+
+const Engine::ProcessSet* Engine::find_set(int number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = sets_.find(number);
+  return found == sets_.end() ? nullptr : found->second.get();
+}
+
+void Engine::run_entries(const std::vector<Entry>& entries) {
+  const Plan& plan = *entries[0].plan;
+  const ProcessSet* const set = find_set(plan.process_set);
+  if (set == nullptr || set->place < 0) return;
+  // None for an operation that others run while this rank has joined.
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
+  const auto begin = Clock::now();
+  try {
+    Operation* const first = operations[0].get();
+    switch (plan.kind) {
+      case Kind::kAllreduce:
+        run_allreduces(*set, entries, operations);
+        break;
+      case Kind::kAllgather:
+        run_allgather(*set, entries[0], first);
+        break;
+      case Kind::kBroadcast:
+        run_broadcast(*set, entries[0], first);
+        break;
+      case Kind::kAlltoall:
+        run_alltoall(*set, entries[0], first);
+        break;
+      case Kind::kReducescatter:
+        run_reducescatter(*set, entries[0], first);
+        break;
+      case Kind::kBarrier:
+        if (set->one_machine) {
+          if (set->ranks.size() > 1) plane_->barrier(set->party, next_turn());
+        } else {
+          set->contexts->barrier("global", options_.collective_timeout);
+        }
+        break;
+      case Kind::kJoin:
+        if (first != nullptr) first->last_joined_ = static_cast<int>(entries[0].sizes.at(0));
+        break;
+    }
+  } catch (...) {
+    // They are failed with all others; but their memory is in use no more only after this.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& operation : operations) {
+      if (operation) inflight_.emplace(operation->key_, std::move(operation));
+    }
+    throw;
+  }
+  const auto end = Clock::now();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& operation : operations) {
+      if (operation) operation->state_ = Operation::State::kDone;
+    }
+  }
+  changed_.notify_all();
+  if (!timeline_.on()) return;
+  for (const auto& operation : operations) {
+    if (!operation) continue;
+    const std::string name = key_name(operation->key_);
+    timeline_.span(name, "NEGOTIATE", operation->submitted_, begin);
+    timeline_.span(name, kind_name(plan.kind), begin, end);
+  }
+}
+
+char* Engine::pack_buffer(size_t bytes) {
+  if (plane_) {
+    if (pack_bytes_ < bytes) {
+      if (pack_ != nullptr) segment_->release(pack_);
+      pack_bytes_ = 0;
+      pack_ = static_cast<char*>(segment_->allocate(bytes));
+      if (pack_ != nullptr) pack_bytes_ = bytes;
+    }
+    if (pack_ != nullptr) return pack_;
+  }
+  if (private_pack_.size() < bytes) private_pack_.resize(bytes);
+  return private_pack_.data();
+}
+
+void Engine::run_allreduces(const ProcessSet& set, const std::vector<Entry>& entries,
+                            const std::vector<std::shared_ptr<Operation>>& operations) {
+  const Plan& first = *entries[0].plan;
+  std::vector<std::unique_ptr<char[]>> zeros;
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Plan& plan = *entries[i].plan;
+    for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+      Piece piece{nullptr, nullptr, plan.elements(tensor), static_cast<DType>(plan.tensors[tensor].type)};
+      if (operations[i]) {
+        piece.in = operations[i]->memory_[tensor].input;
+        piece.out = operations[i]->memory_[tensor].output;
+      } else {
+        zeros.push_back(uninitialized(plan.bytes(tensor)));
+        std::memset(zeros.back().get(), 0, plan.bytes(tensor));
+        piece.in = piece.out = zeros.back().get();
+      }
+      if (piece.count != 0) pieces.push_back(piece);
+    }
+  }
+  if (first.reduction == Reduction::kAdasum) {
+    for (const Piece& piece : pieces) reduce_adasum(set, piece, first.prescale, first.postscale);
+    return;
+  }
+  const auto bytes_of = [](const Piece& piece) { return piece.count * element_size(piece.type); };
+  size_t next = 0;
+  std::vector<Piece> batch;
+  const auto flush = [&] {
+    if (batch.empty()) return;
+    if (batch.size() == 1) {
+      allreduce(set, batch[0], first.reduction, first.prescale, first.postscale);
+      batch.clear();
+      return;
+    }
+    size_t count = 0, bytes = 0;
+    for (const Piece& piece : batch) {
+      count += piece.count;
+      bytes += bytes_of(piece);
+    }
+    char* const packed = pack_buffer(bytes);
+    size_t at = 0;
+    for (const Piece& piece : batch) {
+      std::memcpy(packed + at, piece.in, bytes_of(piece));
+      at += bytes_of(piece);
+    }
+    allreduce(set, {packed, packed, count, batch[0].type}, first.reduction, first.prescale, first.postscale);
+    at = 0;
+    for (const Piece& piece : batch) {
+      std::memcpy(piece.out, packed + at, bytes_of(piece));
+      at += bytes_of(piece);
+    }
+    batch.clear();
+  };
+  // In the order of the entries, which is the same on all ranks; a batch has one type.
+  std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) {
+    const bool big_a = bytes_of(a) >= kPackedTensorBytes, big_b = bytes_of(b) >= kPackedTensorBytes;
+    return big_a != big_b ? big_b : a.type < b.type;
+  });
+  size_t batched = 0;
+  for (; next < pieces.size() && bytes_of(pieces[next]) < kPackedTensorBytes; ++next) {
+    const Piece& piece = pieces[next];
+    if (!batch.empty() && (batch[0].type != piece.type || batched + bytes_of(piece) > kPackBytes)) flush();
+    if (batch.empty()) batched = 0;
+    batch.push_back(piece);
+    batched += bytes_of(piece);
+  }
+  flush();
+  for (; next < pieces.size(); ++next) allreduce(set, pieces[next], first.reduction, first.prescale, first.postscale);
+}
+
+void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction reduction, double prescale,
+                       double postscale) {
+  const void* in = piece.in;
+  const size_t bytes = piece.count * element_size(piece.type);
+  if (prescale != 1) {
+    same_memory_or_copied(in, piece.out, bytes);
+    scale(piece.out, piece.count, piece.type, prescale);
+    in = piece.out;
+  }
+  const ReduceOp op = kernel_op(reduction);
+  const int members = static_cast<int>(set.ranks.size());
+  const auto conclude = [&](void* data, size_t count) {
+    if (op == ReduceOp::kAverage) divide(data, count, piece.type, members);
+    if (postscale != 1) scale(data, count, piece.type, postscale);
+  };
+  // An average is a sum until it is concluded, once.
+  const ReduceOp each = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
+  if (set.one_machine) {
+    if (members == 1) {
+      same_memory_or_copied(in, piece.out, bytes);
+      conclude(piece.out, piece.count);
+    } else {
+      plane_->allreduce(set.party, next_turn(), in, piece.out, piece.count, piece.type, each, conclude);
+    }
+      return;
+  }
+  const auto across = [&](void* data, size_t count) {
+    if (count != 0) set.contexts->allreduce("lane", data, count, piece.type, each, options_.collective_timeout);
+    conclude(data, count);
+  };
+  if (set.party.size() == 1) {
+    same_memory_or_copied(in, piece.out, bytes);
+    across(piece.out, piece.count);
+  } else {
+    plane_->allreduce(set.party, next_turn(), in, piece.out, piece.count, piece.type, each, across, set.lanes);
+  }
+}
+
+void Engine::allgather_bytes(const ProcessSet& set, const void* in, void* out, const std::vector<size_t>& sizes) {
+  if (!set.one_machine) {
+    set.contexts->allgather("global", in, out, sizes, options_.collective_timeout);
+  } else if (set.ranks.size() == 1) {
+    same_memory_or_copied(in, out, sizes[0]);
+  } else {
+    plane_->allgather(set.party, next_turn(), in, out, sizes);
+  }
+}
+
+void Engine::reduce_adasum(const ProcessSet& set, const Piece& piece, double prescale, double postscale) {
+  const size_t bytes = piece.count * element_size(piece.type);
+  same_memory_or_copied(piece.in, piece.out, bytes);
+  if (prescale != 1) scale(piece.out, piece.count, piece.type, prescale);
+  const auto all = uninitialized(bytes * set.ranks.size());
+  const auto mine = uninitialized(bytes);
+  std::memcpy(mine.get(), piece.out, bytes);
+  allgather_bytes(set, mine.get(), all.get(), std::vector<size_t>(set.ranks.size(), bytes));
+  std::vector<void*> arrays;
+  for (size_t i = 0; i < set.ranks.size(); ++i) arrays.push_back(all.get() + i * bytes);
+  adasum(arrays, piece.count, piece.type);
+  std::memcpy(piece.out, all.get(), bytes);
+  if (postscale != 1) scale(piece.out, piece.count, piece.type, postscale);
+}
+
+void Engine::run_allgather(const ProcessSet& set, const Entry& entry, Operation* operation) {
+  const Plan& plan = *entry.plan;
+  const size_t tensors = plan.tensors.size();
+  for (size_t tensor = 0; tensor < tensors; ++tensor) {
+    const size_t row = plan.bytes(tensor);
+    std::vector<size_t> sizes;
+    int64_t rows = 0;
+    for (size_t member = 0; member < set.ranks.size(); ++member) {
+      const int64_t count = entry.sizes.at(member * tensors + tensor);
+      rows += count;
+      sizes.push_back(static_cast<size_t>(count) * row);
+    }
+    Operation::Output output;
+    output.bytes = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+    output.memory = uninitialized(output.bytes);
+    output.rows = rows;
+    if (output.bytes != 0) {
+      allgather_bytes(set, operation == nullptr ? nullptr : operation->memory_[tensor].input, output.memory.get(), sizes);
+    }
+    if (operation != nullptr) operation->outputs_.push_back(std::move(output));
+  }
+}
+
+void Engine::run_broadcast(const ProcessSet& set, const Entry& entry, Operation* operation) {
+  const Plan& plan = *entry.plan;
+  const auto place = std::find(set.ranks.begin(), set.ranks.end(), plan.root) - set.ranks.begin();
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    const size_t bytes = plan.bytes(tensor);
+    if (bytes == 0) continue;
+    std::unique_ptr<char[]> unwanted;
+    Memory memory{nullptr, nullptr};
+    if (operation != nullptr) {
+      memory = operation->memory_[tensor];
+    } else {
+      unwanted = uninitialized(bytes);
+      memory = {unwanted.get(), unwanted.get()};
+    }
+    if (!set.one_machine) {
+      if (rank_ == plan.root) same_memory_or_copied(memory.input, memory.output, bytes);
+      set.contexts->broadcast("global", memory.output, bytes, static_cast<int>(place), options_.collective_timeout);
+    } else if (set.ranks.size() == 1) {
+      same_memory_or_copied(memory.input, memory.output, bytes);
+    } else {
+      plane_->broadcast(set.party, next_turn(), memory.input, memory.output, bytes, static_cast<int>(place));
+    }
+    }
+}
+
+void Engine::run_alltoall(const ProcessSet& set, const Entry& entry, Operation* operation) {
+  const Plan& plan = *entry.plan;
+  const size_t members = set.ranks.size(), tensors = plan.tensors.size(), me = static_cast<size_t>(set.place);
+  for (size_t tensor = 0; tensor < tensors; ++tensor) {
+    const size_t row = plan.bytes(tensor);
+    std::vector<std::vector<size_t>> sizes(members, std::vector<size_t>(members));
+    Operation::Output output;
+    for (size_t from = 0; from < members; ++from) {
+      for (size_t to = 0; to < members; ++to) {
+        const int64_t rows = entry.sizes.at((from * tensors + tensor) * members + to);
+        sizes[from][to] = static_cast<size_t>(rows) * row;
+        if (to == me) {
+          output.rows += rows;
+          output.received.push_back(rows);
+        }
+      }
+    }
+    output.bytes = static_cast<size_t>(output.rows) * row;
+    output.memory = uninitialized(output.bytes);
+    const void* const in = operation->memory_[tensor].input;
+    if (!set.one_machine) {
+      std::vector<size_t> received;
+      for (size_t from = 0; from < members; ++from) received.push_back(sizes[from][me]);
+      set.contexts->alltoall("global", in, sizes[me], output.memory.get(), received, options_.collective_timeout);
+    } else if (members == 1) {
+      same_memory_or_copied(in, output.memory.get(), output.bytes);
+    } else {
+      plane_->alltoall(set.party, next_turn(), in, output.memory.get(), sizes);
+    }
+      operation->outputs_.push_back(std::move(output));
+  }
+}
+
+void Engine::run_reducescatter(const ProcessSet& set, const Entry& entry, Operation* operation) {
+  const Plan& plan = *entry.plan;
+  const size_t members = set.ranks.size(), me = static_cast<size_t>(set.place);
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    const auto type = static_cast<DType>(plan.tensors[tensor].type);
+    const auto rows = static_cast<size_t>(plan.tensors[tensor].shape.at(0));
+    const size_t count = plan.elements(tensor), row = rows == 0 ? 0 : count / rows;
+    const size_t width = element_size(type);
+    const std::vector<size_t> parts = even_rows(rows, members);
+    std::vector<size_t> counts;
+    for (const size_t part : parts) counts.push_back(part * row);
+    Operation::Output output;
+    output.rows = static_cast<int64_t>(parts[me]);
+    output.bytes = counts[me] * width;
+    output.memory = uninitialized(output.bytes);
+    const ReduceOp op = kernel_op(plan.reduction);
+    const ReduceOp each = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
+    const auto conclude = [&](void* data, size_t elements) {
+      if (op == ReduceOp::kAverage) divide(data, elements, type, static_cast<int>(members));
+      if (plan.postscale != 1) scale(data, elements, type, plan.postscale);
+    };
+    if (count != 0) {
+      const void* in = operation == nullptr ? nullptr : operation->memory_[tensor].input;
+      std::unique_ptr<char[]> own;
+      if (in == nullptr || plan.prescale != 1 || !set.one_machine) {
+        own = uninitialized(count * width);
+        if (in == nullptr) {
+          std::memset(own.get(), 0, count * width);
+        } else {
+          std::memcpy(own.get(), in, count * width);
+        }
+        if (plan.prescale != 1) scale(own.get(), count, type, plan.prescale);
+        in = own.get();
+      }
+      if (!set.one_machine) {
+        const size_t first = std::accumulate(counts.begin(), counts.begin() + static_cast<long>(me), size_t{0});
+        allreduce(set, {own.get(), own.get(), count, type}, plan.reduction, 1, plan.postscale);
+        std::memcpy(output.memory.get(), own.get() + first * width, output.bytes);
+      } else if (members == 1) {
+        std::memcpy(output.memory.get(), in, output.bytes);
+        conclude(output.memory.get(), counts[0]);
+      } else {
+        plane_->reducescatter(set.party, next_turn(), in, output.memory.get(), counts, type, each, conclude);
+      }
+        }
+    if (operation != nullptr) operation->outputs_.push_back(std::move(output));
+  }
+}
+
+}  // namespace elastic

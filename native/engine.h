@@ -1,0 +1,203 @@
+// One worker's engine in one round: takes operations from any thread, agrees with the other ranks on what runs when, and
+// runs it, on a thread of its own that sleeps when there is nothing to do.
+//
+// The way of an operation: submit() queues it; the thread tells rank 0 (RequestWriter, ControlLink); rank 0 answers when
+// all members have submitted it (Coordinator); the thread runs it with its peers (LocalPlane inside the machine,
+// ContextGroup between machines) and wakes who waits.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "context_group.h"
+#include "control_link.h"
+#include "coordinator.h"
+#include "local_plane.h"
+#include "operation.h"
+#include "shared_segment.h"
+#include "timeline.h"
+
+namespace elastic {
+
+// The ranks submitted operations of one name that do not fit together.
+struct MismatchError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// An operation of this name is under way.
+struct DuplicateNameError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct EngineOptions {
+  size_t fusion_bytes = size_t{64} << 20;
+  Patience patience;
+  Seconds collective_timeout{1800};
+  bool shared_memory = true;  // whether it is used where it can be
+  bool direct_reads = true;   // whether private memory of peers is read where that is allowed
+};
+
+struct Memory {
+  const void* input;
+  void* output;
+};
+
+// An operation of this rank, from submit() until nobody holds it.
+class Operation {
+ public:
+  enum class State { kPending, kDone, kMismatch, kFailed };
+
+  const std::string& key() const { return key_; }
+  // After it is done. The memory stays this object's.
+  struct Output {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+    int64_t rows = 0;
+    std::vector<int64_t> received;  // alltoall: rows from each member
+  };
+  std::vector<Output>& outputs() { return outputs_; }
+  int last_joined() const { return last_joined_; }
+
+ private:
+  friend class Engine;
+
+  std::string key_, name_;
+  Plan plan_;
+  std::vector<Memory> memory_;
+  std::vector<int64_t> sizes_;
+  std::vector<Output> outputs_;
+  int last_joined_ = -1;
+  std::chrono::steady_clock::time_point submitted_;
+  State state_ = State::kPending;  // this and the next: guarded by the engine's mutex
+  std::string error_;
+};
+
+class Engine {
+ public:
+  Engine(int rank, int size, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Listens. Returns what this worker publishes to the others; it is small.
+  std::string prepare(const std::string& host);
+  // Connects to the others, whose blobs come by rank. Throws CollectiveTimeout, AbortedError, CollectiveError.
+  void connect(const std::vector<std::string>& blobs, Seconds timeout);
+
+  // The ranks by machine, in the order of their first ranks; after connect(), the same on all ranks. Ranks that cannot
+  // share memory are on machines of their own.
+  const std::vector<std::vector<int>>& machines() const { return machines_; }
+  // Why ranks of one machine do not share memory; "" when they do.
+  const std::string& unshared() const { return unshared_; }
+
+  // Starts the thread; when process set 0, of all ranks, is there.
+  void start();
+
+  // Members by rank, the same on all ranks. `contexts`, for sets on several machines: groups "global", of all
+  // members in this order, and "lane": of the members that have this one's place on their machine, for the places that
+  // all machines have. Kept by the caller until close().
+  void add_process_set(int number, std::vector<int> ranks, ContextGroup* contexts);
+  void remove_process_set(int number);
+
+  // `sizes`: see Plan::sized(). Throws DuplicateNameError, AbortedError, std::invalid_argument.
+  std::shared_ptr<Operation> submit(const std::string& name, Plan plan, std::vector<Memory> memory,
+                                    std::vector<int64_t> sizes);
+  // Whether it is over, after `limit` at the latest.
+  bool wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit);
+  // Throws what it failed with, if it did: MismatchError, AbortedError.
+  void check(const std::shared_ptr<Operation>& operation);
+
+  // Shared memory that peers read without copies, zeroed; nullptr where there is none. Lives as long as `keeper`.
+  void* allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper);
+
+  Timeline& timeline() { return timeline_; }
+  int rank() const { return rank_; }
+
+  // Ends everything under way and refuses what comes. Any thread, any time.
+  void abort(const std::string& reason);
+  // Aborts what is under way, and ends the thread.
+  void close();
+
+ private:
+  struct ProcessSet {
+    std::vector<int> ranks;
+    int place = -1;  // this rank's; -1: not a member
+    Party party;     // the members on this machine
+    bool one_machine = true;
+    int lanes = 0;   // with several machines: members that all machines have at least
+    ContextGroup* contexts = nullptr;
+  };
+  struct Piece {
+    const void* in;
+    void* out;
+    size_t count;
+    DType type;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  void run();
+  void tell();
+  void answer();
+  void take(const std::vector<Reply>& replies);
+  void look();
+  void run_entries(const std::vector<Entry>& entries);
+  void run_allreduces(const ProcessSet& set, const std::vector<Entry>& entries,
+                      const std::vector<std::shared_ptr<Operation>>& operations);
+  void allreduce(const ProcessSet& set, const Piece& piece, Reduction reduction, double prescale, double postscale);
+  void reduce_adasum(const ProcessSet& set, const Piece& piece, double prescale, double postscale);
+  void run_allgather(const ProcessSet& set, const Entry& entry, Operation* operation);
+  void run_broadcast(const ProcessSet& set, const Entry& entry, Operation* operation);
+  void run_alltoall(const ProcessSet& set, const Entry& entry, Operation* operation);
+  void run_reducescatter(const ProcessSet& set, const Entry& entry, Operation* operation);
+  void allgather_bytes(const ProcessSet& set, const void* in, void* out, const std::vector<size_t>& sizes);
+  void finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error);
+  std::shared_ptr<Operation> take_inflight(const std::string& key);
+  char* pack_buffer(size_t bytes);
+  const ProcessSet* find_set(int number);
+  void throw_if_aborted() const;
+  uint64_t next_turn() { return turn_number(reply_, turn_++); }
+
+  const int rank_, size_;
+  const EngineOptions options_;
+  const pid_t owner_;
+  ControlLink link_;
+  std::shared_ptr<SharedSegment> segment_;  // none where memory cannot be shared
+  std::string machine_;
+  std::vector<std::vector<int>> machines_;
+  std::string unshared_;
+  std::unique_ptr<LocalPlane> plane_;
+  std::unique_ptr<Coordinator> coordinator_;  // on rank 0
+  RequestWriter requests_;
+  ReplyReader replies_;
+  // Replies so far, and what was run of the present one: all ranks number alike what they run together.
+  uint64_t reply_ = 0, turn_ = 0;
+  Timeline timeline_;
+  char* pack_ = nullptr;
+  size_t pack_bytes_ = 0;
+  std::vector<char> private_pack_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
+  std::map<std::pair<int, Kind>, uint64_t> unnamed_;
+  std::map<int, std::unique_ptr<ProcessSet>> sets_;
+  std::string broken_;
+  bool closing_ = false;
+
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> asleep_{false};
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace elastic

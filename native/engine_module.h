@@ -1,0 +1,10 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace elastic {
+
+// Adds Engine and Handle to the module.
+void bind_engine(nanobind::module_& module);
+
+}  // namespace elastic
