@@ -1,9 +1,11 @@
-"""allreduce of float32 sums: our Gloo contexts against torch.distributed's Gloo, the two taking turns in one run.
+"""allreduce of float32 sums: our engine and our Gloo contexts against torch.distributed's Gloo, taking turns.
 
     python benchmarks/allreduce.py [--ranks 2,4]
 
 Each rank is a process on this machine. Median of the calls' times on rank 0, after a barrier and a warm-up, in
-microseconds; the ratio is torch's time over ours.
+microseconds; the ratios are torch's time over the engine's and over the contexts'. The engine's time is a whole call:
+submitting, agreeing with the other ranks, reducing, waking the caller. "copy" is the yardstick: each rank copying that
+much memory at the same time.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_driver import native_loader
+from elastic_driver.worker.engine import Kind, Operation, TensorSpec
 
 fork = multiprocessing.get_context("fork")
 SIZES = {"4 KB": 1 << 10, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}  # elements
@@ -36,27 +39,50 @@ def rank_main(rank: int, size: int, file: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
     native: Any = native_loader.load()
     group = native.ContextGroup([("global", list(range(size)), rank)], host="127.0.0.1")
-    pipe.send_bytes(group.prepare())
-    group.connect(pipe.recv(), 60.0)
+    engine: Any = native.Engine(
+        rank,
+        size,
+        fusion_bytes=0,
+        stall_warn_s=0,
+        stall_fail_s=0,
+        timeout_s=60.0,
+        shared_memory=True,
+        direct_reads=True,
+    )
+    pipe.send((group.prepare(), engine.prepare("127.0.0.1")))
+    blobs = pipe.recv()
+    group.connect([pair[0] for pair in blobs], 60.0)
+    engine.connect([pair[1] for pair in blobs], 60.0)
+    engine.add_process_set(0, range(size), None)
+    engine.start()
     for numel in SIZES.values():
         data = np.ones(numel, np.float32)
         tensor = torch.from_numpy(data)
-        times: dict[str, list[float]] = {"ours": [], "torch": []}
+        other = np.ones(numel, np.float32)
+        spec = TensorSpec(data.ctypes.data, data.nbytes, "float32", data.shape, data.ctypes.data)
+        operation = Operation(Kind.ALLREDUCE, (spec,), name=f"gradient.{numel}")
+        times: dict[str, list[float]] = {"engine": [], "contexts": [], "torch": [], "copy": []}
         for turn in range(ROUNDS + 1):
             for name in times:
                 for _ in range(calls_for(numel)):
                     data[:] = 1
-                    group.barrier("global", 60.0)
+                    engine.submit(Operation(Kind.BARRIER)).wait()
                     began = time.perf_counter()
-                    if name == "ours":
+                    if name == "engine":
+                        engine.submit(operation).wait()
+                    elif name == "contexts":
                         group.allreduce("global", data, "float32", "sum", 60.0)
-                    else:
+                    elif name == "torch":
                         dist.all_reduce(tensor)
+                    else:
+                        np.copyto(other, data)
                     if turn:  # the first turn warms up
                         times[name].append(time.perf_counter() - began)
-                    assert data[-1] == size
+                    assert name == "copy" or data[-1] == size
         if rank == 0:
             pipe.send({name: statistics.median(values) * 1e6 for name, values in times.items()})
+    engine.submit(Operation(Kind.BARRIER)).wait()
+    engine.close()
     group.close()
     dist.destroy_process_group()
 
@@ -65,7 +91,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4", help="comma list of numbers of ranks (default 2,4)")
     options = parser.parse_args()
-    print(f"{'ranks':>5}  {'size':>7}  {'ours, us':>10}  {'torch, us':>10}  ratio", flush=True)
+    names = ("engine", "contexts", "torch", "copy")
+    print(f"{'ranks':>5}  {'size':>7}  " + "  ".join(f"{name:>8}" for name in names) + "  ratio: engine  contexts")
     for size in map(int, options.ranks.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             pipes, processes = [], []
@@ -74,15 +101,14 @@ def main() -> None:
                 processes.append(fork.Process(target=rank_main, args=(rank, size, f"{folder}/store", theirs)))
                 processes[-1].start()
                 pipes.append(ours)
-            blobs = [pipe.recv_bytes() for pipe in pipes]
+            blobs = [pipe.recv() for pipe in pipes]
             for pipe in pipes:
                 pipe.send(blobs)
             for name in SIZES:
                 medians = pipes[0].recv()
-                ratio = medians["torch"] / medians["ours"]
-                print(
-                    f"{size:5}  {name:>7}  {medians['ours']:10.0f}  {medians['torch']:10.0f}  {ratio:.1f}x", flush=True
-                )
+                ratios = [f"{medians['torch'] / medians[each]:.1f}x" for each in ("engine", "contexts")]
+                values = "  ".join(f"{medians[each]:8.0f}" for each in names)
+                print(f"{size:5}  {name:>7}  {values}  {ratios[0]:>13}  {ratios[1]:>8}", flush=True)
             for process in processes:
                 process.join()
 

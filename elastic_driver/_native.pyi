@@ -1,11 +1,14 @@
-"""Gloo contexts of one worker in one round (native/context_group.h).
+"""The engine (native/engine.h) and the Gloo contexts (native/context_group.h) of one worker in one round.
 
 All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the buffer protocol.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import Buffer
+
+from elastic_driver.worker.engine import Operation
 
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""
@@ -38,3 +41,65 @@ class ContextGroup:
         """Ends what blocks and refuses what comes. Any thread, any time. Does nothing in a forked child."""
     def close(self) -> None:
         """Ends what blocks; frees sockets and threads. Idempotent. Does nothing in a forked child."""
+
+class MismatchError(RuntimeError):
+    """The ranks submitted operations of one name that do not fit together."""
+
+class DuplicateNameError(RuntimeError):
+    """An operation of this name is under way."""
+
+class Handle:
+    """An operation under way."""
+
+    last_joined: int
+    """After a join: who joined last."""
+
+    def done(self) -> bool:
+        """Whether wait() would not block."""
+    def wait(self) -> None:
+        """Blocks until it is done; signals are handled. Raises what it failed with."""
+    def outputs(self) -> list[tuple[Any, int, tuple[int, ...]]]:
+        """Memory (uint8), rows, and rows from each member, for each tensor. Once; then []."""
+
+class Engine:
+    """See native/engine.h. Connect, add process set 0, start."""
+
+    machines: list[list[int]]
+    """The ranks by machine. After connect()."""
+    unshared: str
+    """Why the ranks of one machine do not share memory."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        fusion_bytes: int,
+        stall_warn_s: float,
+        stall_fail_s: float,
+        timeout_s: float,
+        shared_memory: bool,
+        direct_reads: bool,
+        machine: str = "",
+    ) -> None:
+        """machine: ranks with different ones share no memory."""
+    def prepare(self, host: str) -> bytes:
+        """Listens. Returns what this worker publishes to the others."""
+    def connect(self, blobs: Sequence[bytes], timeout_s: float) -> None:
+        """Connects to all; blobs by rank. Blocks."""
+    def start(self) -> None:
+        """Starts the engine's thread."""
+    def add_process_set(self, number: int, ranks: Sequence[int], contexts: ContextGroup | None) -> None:
+        """Contexts, for a set on several machines: groups "global" and "lane". Kept by the caller until close()."""
+    def remove_process_set(self, number: int) -> None:
+        """Forgets it."""
+    def submit(self, operation: Operation) -> Handle:
+        """Begins an operation, whose memory the caller keeps until it is done."""
+    def allocate(self, nbytes: int) -> Any:
+        """Shared memory, zeroed (uint8); None where there is none."""
+    def start_timeline(self, path: str) -> None: ...
+    def stop_timeline(self) -> None: ...
+    def abort(self, reason: str) -> None:
+        """Ends what is under way and refuses what comes. Any thread, any time."""
+    def close(self) -> None:
+        """Aborts, ends the thread, frees sockets. Idempotent."""

@@ -44,6 +44,7 @@ Engine::Engine(int rank, int size, EngineOptions options)
   if (options_.shared_memory) {
     try {
       machine_ = this_machine();
+      if (!machine_.empty()) machine_ += " " + options_.machine;
       if (!machine_.empty()) segment_ = std::make_shared<SharedSegment>();
     } catch (const CollectiveError& error) {
       machine_.clear();

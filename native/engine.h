@@ -44,6 +44,7 @@ struct EngineOptions {
   Seconds collective_timeout{1800};
   bool shared_memory = true;  // whether it is used where it can be
   bool direct_reads = true;   // whether private memory of peers is read where that is allowed
+  std::string machine;        // ranks with different ones share no memory
 };
 
 struct Memory {

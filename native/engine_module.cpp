@@ -134,13 +134,15 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
 }
 
 std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double stall_warn_s, double stall_fail_s,
-                             double timeout_s, bool shared_memory, bool direct_reads) {
+                             double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine) {
+  if (!(timeout_s > 0)) throw std::invalid_argument("timeout_s must be above 0");
   EngineOptions options;
   options.fusion_bytes = fusion_bytes;
   options.patience = {stall_warn_s, stall_fail_s};
   options.collective_timeout = Seconds(timeout_s);
   options.shared_memory = shared_memory;
   options.direct_reads = direct_reads;
+  options.machine = machine;
   return std::make_shared<Engine>(rank, size, options);
 }
 
@@ -174,7 +176,8 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("last_joined", [](const Handle& self) { return self.operation->last_joined(); });
   nb::class_<Engine>(module, "Engine")
       .def(nb::new_(&make), arg("rank"), arg("size"), nb::kw_only(), arg("fusion_bytes"), arg("stall_warn_s"),
-           arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"))
+           arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"),
+           arg("machine") = "")
       .def("prepare",
            [](Engine& self, const std::string& host) {
              std::string blob;

@@ -23,6 +23,7 @@ constexpr size_t kTile = 128 * 1024;
 // How long a wait may go on before somebody looks whether there is still something to wait for.
 constexpr long kLookNs = 4'000'000;
 constexpr int kPhaseBits = 8;
+constexpr size_t kStagedBytes = size_t{1} << 20;
 
 int available_cores() {
   cpu_set_t set;
@@ -193,7 +194,9 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
   }
   const char* source = static_cast<const char*>(in);
   char* target = result;
-  if (!reachable(in) || !reachable(out)) {
+  // Up to some size two copies are quicker than the system call for each piece (benchmarks/allreduce.py).
+  const bool stage = bytes < kStagedBytes && !(own_->contains(in) && own_->contains(out));
+  if (stage || !reachable(in) || !reachable(out)) {
     target = staging(bytes);
     copy(target, in, bytes);
     source = target;

@@ -1,0 +1,258 @@
+"""The native module's engine behind the Engine protocol: shared memory inside a machine, Gloo between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver import native_loader
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
+from elastic_driver.worker.collectives import CONTEXT_SCOPE, Exchange
+from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result
+
+_log = logging.getLogger("elastic_driver.worker")
+
+ENGINE_SCOPE = "engine"
+# Horovod's default (HOROVOD_FUSION_THRESHOLD).
+_FUSION_BYTES = 64 << 20
+_STALL_WARN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the environment says about the engine.
+
+    Attributes:
+        fusion_bytes: most bytes of small tensors that run together; 0 keeps all apart.
+        stall_warn_s: after how long it is said that some ranks wait for others; 0 never.
+        stall_fail_s: after how long the round fails then; 0 never.
+        shared_memory: whether ranks of one machine share memory.
+        direct_reads: whether large tensors are read where they lie, in the peers' private memory.
+        machine: ranks with different ones share no memory, as if they were on different machines.
+    """
+
+    fusion_bytes: int = _FUSION_BYTES
+    stall_warn_s: float = _STALL_WARN_S
+    stall_fail_s: float = 0.0
+    shared_memory: bool = True
+    direct_reads: bool = True
+    machine: str = ""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> EngineSettings:
+        """Reads Horovod's variables of fusion and stall checks, and two of this package's.
+
+        ELASTIC_DRIVER_SHARED_MEMORY is ``on``, ``staged`` (private memory of peers is not read) or ``off``;
+        ELASTIC_DRIVER_MACHINE is any text.
+
+        Raises:
+            SettingsError: one of them cannot be used.
+        """
+
+        def number(name: str, default: float) -> float:
+            text = environ.get(name, "")
+            try:
+                value = float(text) if text else default
+            except ValueError:
+                value = -1.0
+            if not 0 <= value < 1e15:
+                raise SettingsError(f"cannot use {name}={text!r}: it must be a number, 0 or above")
+            return value
+
+        sharing = environ.get("ELASTIC_DRIVER_SHARED_MEMORY", "on")
+        if sharing not in ("on", "staged", "off"):
+            raise SettingsError(f"cannot use ELASTIC_DRIVER_SHARED_MEMORY={sharing!r}: it is on, staged or off")
+        checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0", "false")
+        return cls(
+            fusion_bytes=int(number("HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES)),
+            stall_warn_s=number("HOROVOD_STALL_CHECK_TIME_SECONDS", _STALL_WARN_S) if checked else 0.0,
+            stall_fail_s=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) if checked else 0.0,
+            shared_memory=sharing != "off",
+            direct_reads=sharing == "on",
+            machine=environ.get("ELASTIC_DRIVER_MACHINE", ""),
+        )
+
+
+class NativeHandle:
+    """See Handle."""
+
+    def __init__(self, native: Any, engine: NativeEngine, what: str) -> None:
+        self._native = native
+        self._engine = engine
+        self._what = what
+        self._result: Result | None = None
+
+    def done(self) -> bool:
+        """See Handle."""
+        return bool(self._native.done())
+
+    def result(self) -> Result:
+        """See Handle."""
+        if self._result is None:
+            with self._engine.failures(self._what):
+                self._native.wait()
+            result = Result(last_joined=self._native.last_joined)
+            for memory, rows, received in self._native.outputs():
+                result.arrays.append(memory)
+                result.rows.append(rows)
+                result.received.append(received)
+            self._result = result
+        return self._result
+
+
+class NativeEngine:
+    """Collectives of one round over ``elastic_driver._native.Engine``.
+
+    Raises:
+        ImportError: the module cannot be loaded.
+    """
+
+    def __init__(self, rank: int, size: int, address: str, *, timeout_s: float) -> None:
+        self._module: Any = native_loader.load()
+        self._rank, self._size, self._address = rank, size, address
+        self._timeout_s = timeout_s
+        self._settings = EngineSettings.from_environ(os.environ)
+        self._exchange: Exchange | None = None
+        self._lock = threading.Lock()  # guards the two below
+        self._contexts: dict[int, Any] = {}
+        self._aborted = ""
+        settings = self._settings
+        with self.failures("make its engine"):
+            self._native: Any = self._module.Engine(
+                rank,
+                size,
+                fusion_bytes=settings.fusion_bytes,
+                stall_warn_s=settings.stall_warn_s,
+                stall_fail_s=settings.stall_fail_s,
+                timeout_s=timeout_s,
+                shared_memory=settings.shared_memory,
+                direct_reads=settings.direct_reads,
+                machine=settings.machine,
+            )
+
+    @contextlib.contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Raises the native module's errors as this package's."""
+        try:
+            yield
+        except self._module.MismatchError as error:
+            raise MismatchError(str(error)) from None
+        except self._module.DuplicateNameError as error:
+            raise DuplicateNameError(str(error)) from None
+        except self._module.CollectiveError as error:
+            raise HorovodInternalError(f"rank {self._rank} cannot {what}: {error}") from error
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up.
+
+        Raises:
+            HorovodInternalError: a peer is gone, the time is up, or the round was aborted.
+        """
+        self._exchange = exchange
+        with self.failures("connect to its peers"):
+            blob = self._native.prepare(self._address)
+            blobs = exchange(ENGINE_SCOPE, key=self._rank, count=self._size, value=blob)
+            self._native.connect(blobs, timeout_s)
+            if self._rank == 0 and self._native.unshared:
+                _log.warning("ranks of one machine go over the network: %s", self._native.unshared)
+        self._add(GLOBAL_SET, range(self._size), timeout_s=timeout_s)
+        with self.failures("start its engine"):
+            self._native.start()
+
+    def _add(self, number: int, ranks: Sequence[int], *, timeout_s: float) -> None:
+        contexts = self._make_contexts(number, list(ranks), timeout_s=timeout_s)
+        with self.failures("add a process set"):
+            self._native.add_process_set(number, list(ranks), contexts)
+
+    def _make_contexts(self, number: int, ranks: list[int], *, timeout_s: float) -> Any:
+        """Gloo contexts for a set that spans machines; None where there is no need, or this rank is no member."""
+        parts = [[rank for rank in ranks if rank in machine] for machine in self._native.machines]
+        parts = [part for part in parts if part]
+        if self._rank not in ranks or len(parts) == 1:
+            return None
+        assert self._exchange is not None
+        mine = next(part for part in parts if self._rank in part)
+        place = mine.index(self._rank)
+        groups = [("global", ranks, ranks.index(self._rank))]
+        if place < min(len(part) for part in parts):
+            lane = [part[place] for part in parts]
+            groups.append(("lane", lane, lane.index(self._rank)))
+        with self.failures("connect to its peers"):
+            contexts = self._module.ContextGroup(groups, host=self._address)
+            with self._lock:
+                self._contexts[number] = contexts
+                aborted = self._aborted
+            if aborted:
+                contexts.abort(aborted)
+            blob = contexts.prepare()
+            scope = CONTEXT_SCOPE if number == GLOBAL_SET else f"{CONTEXT_SCOPE}.{number}"
+            blobs = self._exchange(scope, key=ranks.index(self._rank), count=len(ranks), value=blob)
+            by_rank = [b""] * self._size
+            for rank, each in zip(ranks, blobs, strict=True):
+                by_rank[rank] = each
+            contexts.connect(by_rank, timeout_s)
+        return contexts
+
+    def submit(self, operation: Operation) -> NativeHandle:
+        """See Engine."""
+        what = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
+        with self.failures(what):
+            return NativeHandle(self._native.submit(operation), self, f"finish {what}")
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """See Engine."""
+        self._add(number, ranks, timeout_s=self._timeout_s)
+        self._meet(number)
+
+    def remove_process_set(self, number: int) -> None:
+        """See Engine."""
+        self._meet(number)
+        self._native.remove_process_set(number)
+        with self._lock:
+            contexts = self._contexts.pop(number, None)
+        if contexts is not None:
+            contexts.close()
+
+    def _meet(self, number: int) -> None:
+        self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}")).result()
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """See Engine."""
+        memory: npt.NDArray[np.uint8] | None = self._native.allocate(nbytes)
+        return np.zeros(nbytes, np.uint8) if memory is None else memory
+
+    def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
+        """See Engine. There are no cycles to mark here."""
+        self._native.start_timeline(path)
+
+    def stop_timeline(self) -> None:
+        """See Engine."""
+        self._native.stop_timeline()
+
+    def abort(self, reason: str) -> None:
+        """See Engine."""
+        with self._lock:
+            self._aborted = self._aborted or reason
+            contexts = list(self._contexts.values())
+        for each in contexts:
+            each.abort(reason)
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """See Engine."""
+        self._native.close()
+        with self._lock:
+            contexts, self._contexts = list(self._contexts.values()), {}
+        for each in contexts:
+            each.close()
+
+    def abandon(self) -> None:
+        """See Engine. The native module knows its process."""
