@@ -91,8 +91,9 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
             phase=WorkerPhase.READY,
             since=t.now,
             deadline=None,
-            # Who has commits has synced, though its report was lost; who calls init() again was through with its start.
-            has_state=record.has_state or (was_member and (event.commits > 0 or event.cause is ReadyCause.REINIT)),
+            # Who has commits, or left by itself, was through with its sync, though its report was lost.
+            has_state=record.has_state
+            or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
             commits=max(event.commits, record.commits) if was_member else event.commits,
             backends=event.backends,
             running=False,

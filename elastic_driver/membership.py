@@ -83,6 +83,8 @@ def settle(t: Transition) -> None:
         return
     _stop_late_workers(t)
     _vote_out_the_silent(t)
+    if t.state.phase is JobPhase.ENDED:
+        return
     if t.state.phase is JobPhase.WAITING:
         _start_first_round(t)
     _stop_misplaced(t)
@@ -214,7 +216,8 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     state, failure = t.state, t.state.first_failure
     failed = state.registry.workers_in(WorkerState.FAILURE)
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-    stateful = tuple(record.worker for record in ready if record.has_state)
+    members = tuple(record.worker for record in ready if record.worker in state.members)
+    stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in state.members))
         t.end(
@@ -222,14 +225,14 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
             f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
             f"first: {_described(failure)}",
         )
-    elif not stateful and not failed:
+    elif not members and not failed:
         t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
     elif succeeded and failed:
         t.end(ExitCode.USER_CODE_FAILED, f"{_described(failure)}, when other workers had already finished")
     elif succeeded:
         t.end(
             ExitCode.USER_CODE_FAILED,
-            f"{names(succeeded)} exited with code 0 while {names(stateful)} still trained: a rank left early",
+            f"{names(succeeded)} exited with code 0 while {names(members)} still trained: a rank left early",
         )
     elif state.unplanned and state.policy.reset_limit is not None and state.resets >= state.policy.reset_limit:
         t.end(

@@ -1,0 +1,186 @@
+"""The membership core under any order of events.
+
+Every step is audited (``membership_job.Job``): rounds never overlap, ranks are dense and sizes agree, the state is
+never lost in silence, no blacklisted host gets a worker, no timer spins, no event is news twice. At any moment two
+promises hold: workers that do as they are told bring the job to rest or to its end, and so does silence.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from membership_job import BOTH, Job
+
+from elastic_driver.events import (
+    DiscoveryFailed,
+    Event,
+    HostsDiscovered,
+    StopRequested,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkerRunning,
+)
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.job_state import WorkerPhase, next_deadline
+from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.property
+
+HOSTNAMES = ("a", "b", "c")
+
+host_lists = st.lists(
+    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
+).map(tuple)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> dict[str, object]:
+    """Limits that settings would accept."""
+    least = draw(st.integers(1, 3))
+    wanted = draw(st.integers(least, 4))
+    return {
+        "num_proc": wanted,
+        "min_num_proc": least,
+        "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 5))),
+        "elastic_timeout_s": 40.0,
+        "start_timeout_s": 15.0,
+        "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
+        "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
+    }
+
+
+class Membership(RuleBasedStateMachine):
+    """Random worlds: workers that obey, that fail, that lie about the round, and a discovery that flaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job = Job()
+
+    @initialize(given_limits=limits(), hosts=host_lists, trains=st.integers(0, 5))
+    def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], trains: int) -> None:
+        self.job = Job(**given_limits)
+        if trains:
+            hosts = tuple(Host(name, 2) for name in HOSTNAMES[: 1 + trains // 2])
+        self.job.feed(HostsDiscovered(hosts))
+        if trains:
+            self.some_obey(12)
+            self.all_train(1)
+
+    def a_worker(self, data: st.DataObject) -> WorkerId:
+        """One that lives, mostly; else one of the past."""
+        alive = [record.worker for record in self.job.state.workers]
+        if alive and data.draw(st.integers(0, 9)):
+            return data.draw(st.sampled_from(alive))
+        return data.draw(st.sampled_from(sorted(self.job.started)))
+
+    @rule(hosts=host_lists)
+    def discovered(self, hosts: tuple[Host, ...]) -> None:
+        self.job.feed(HostsDiscovered(hosts))
+
+    @rule()
+    def discovery_failed(self) -> None:
+        self.job.feed(DiscoveryFailed("the script failed"))
+
+    @precondition(lambda self: self.job.started)
+    @rule(
+        data=st.data(),
+        late=st.integers(0, 9),
+        commits=st.integers(0, 2),
+        cause=st.sampled_from(ReadyCause),
+        backends=st.sampled_from((BOTH, BOTH, (Backend.TORCH,), (Backend.NATIVE,))),
+    )
+    def ready(
+        self, data: st.DataObject, late: int, commits: int, cause: ReadyCause, backends: tuple[Backend, ...]
+    ) -> None:
+        worker = self.a_worker(data)
+        after = self.job.last_round.get(worker, 0)
+        if not late:
+            after = data.draw(st.integers(0, self.job.round_id + 1))
+        commits = commits + self.job.commits.get(worker, 0) if after else 0
+        self.job.feed(WorkerReady(worker, after, commits, cause, "detail", backends))
+
+    @precondition(lambda self: self.job.state.workers)
+    @rule(actions=st.integers(1, 12))
+    def some_obey(self, actions: int) -> None:
+        """Workers do what they are asked, one after the other: how a job gets anywhere."""
+        for _ in range(actions):
+            booting = self.job.of(WorkerPhase.BOOTING)
+            asked = self.job.of(WorkerPhase.MEMBER) if self.job.state.notice_kind is not NoticeKind.NONE else []
+            if booting or asked:
+                self.job.ready((asked or booting)[0])
+
+    @precondition(lambda self: self.job.members)
+    @rule(data=st.data(), commits=st.integers(0, 3), late=st.integers(0, 9))
+    def running(self, data: st.DataObject, commits: int, late: int) -> None:
+        round_id = self.job.round_id if late else data.draw(st.integers(0, self.job.round_id + 1))
+        worker = data.draw(st.sampled_from(self.job.members))
+        self.job.feed(WorkerRunning(worker, round_id, self.job.round_commits + commits))
+
+    @precondition(lambda self: self.job.members)
+    @rule(commits=st.integers(1, 3))
+    def all_train(self, commits: int) -> None:
+        for worker in self.job.members:
+            self.job.running(str(worker), commits=self.job.round_commits + commits)
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=st.floats(0, 1))
+    def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
+        self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
+
+    @rule()
+    def those_told_to_go_are_gone(self) -> None:
+        for name in self.job.of(WorkerPhase.LEAVING):
+            self.job.exit(name, -15)
+
+    @precondition(lambda self: self.job.started and len(self.job.history) > 25)
+    @rule(data=st.data())
+    def finished(self, data: st.DataObject) -> None:
+        self.job.exit(str(self.a_worker(data)), 0)
+
+    @precondition(lambda self: len(self.job.history) > 35 and self.job.members)
+    @rule()
+    def all_members_finish(self) -> None:
+        for worker in self.job.members:
+            self.job.exit(str(worker), 0)
+
+    @precondition(lambda self: self.job.of(WorkerPhase.BOOTING))
+    @rule(data=st.data(), bad_command=st.booleans())
+    def not_started(self, data: st.DataObject, bad_command: bool) -> None:
+        booting = [r.worker for r in self.job.state.workers if r.phase is WorkerPhase.BOOTING]
+        self.job.feed(WorkerNotStarted(data.draw(st.sampled_from(booting)), "no such host", 0.5, bad_command))
+
+    @precondition(lambda self: next_deadline(self.job.state) is not None)
+    @rule()
+    def the_timer_fires(self) -> None:
+        deadline = next_deadline(self.job.state)
+        assert deadline is not None
+        self.job.timer(at=max(deadline, self.job.now))
+
+    @rule(seconds=st.sampled_from((0.0, 0.5, 3.0, 12.0)))
+    def time_passes(self, seconds: float) -> None:
+        """Past a deadline, too: a busy loop feeds its timer late, and other events before it."""
+        self.job.now += seconds
+
+    @precondition(lambda self: self.job.history)
+    @rule(data=st.data())
+    def an_old_event_comes_again(self, data: st.DataObject) -> None:
+        event: Event = data.draw(st.sampled_from(self.job.history))
+        if not isinstance(event, StopRequested):
+            self.job.feed(event)
+
+    @precondition(lambda self: len(self.job.history) > 50)
+    @rule()
+    def interrupted(self) -> None:
+        self.job.feed(StopRequested(15, "SIGTERM"))
+        assert self.job.ended is not None
+
+    def teardown(self) -> None:
+        self.job.fork().cooperate()
+        self.job.fall_silent()
+
+
+TestMembership = Membership.TestCase
+TestMembership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

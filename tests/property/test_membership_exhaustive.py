@@ -1,0 +1,128 @@
+"""Every order of events of small worlds, to a stated depth, with the same audit as the random ones.
+
+A world is a list of answers of discovery and the limits. From each state every event that could happen next is fed:
+each worker asks, trains, ends well or badly; discovery gives each of its answers; the timer fires. States that were
+seen before (times and all) are not walked again. At the leaves the two promises are tried: obedience and silence both
+end somewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from membership_job import BOTH, Job
+
+from elastic_driver.events import Event, HostsDiscovered, TimerExpired, WorkerExited, WorkerReady, WorkerRunning
+from elastic_driver.hosts import Host, parse_host
+from elastic_driver.job_state import JobPhase, State, WorkerPhase, finishing, next_deadline
+from elastic_driver.rendezvous.messages import NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.property
+
+
+@dataclass(frozen=True)
+class World:
+    """What is explored.
+
+    Attributes:
+        answers: the lists that discovery can give; the first is given at the start.
+        limits: of the job.
+        trained: whether the walk begins with a running round after one commit; else with the start of the job.
+        depth: how many events.
+        states: how many different states there are at least; a walk that finds fewer has gone wrong.
+    """
+
+    answers: tuple[str, ...]
+    limits: dict[str, object]
+    trained: bool
+    depth: int
+    states: int
+
+
+def limits(least: int, wanted: int, most: int | None = None, **others: object) -> dict[str, object]:
+    return {
+        "num_proc": wanted,
+        "min_num_proc": least,
+        "max_num_proc": most,
+        "elastic_timeout_s": 40.0,
+        "start_timeout_s": 15.0,
+        **others,
+    }
+
+
+COOLDOWN: tuple[float, float] = (1.0, 8.0)
+
+WORLDS = {
+    "one host, from the start": World(("a:2", "a:1", ""), limits(1, 2), False, 6, 1000),
+    "two hosts, from the start": World(("a:1 b:1", "a:1"), limits(2, 2, cooldown_range_s=COOLDOWN), False, 7, 3000),
+    "shrink and come back": World(("a:1 b:1", "a:1", "b:1"), limits(1, 2), True, 6, 3500),
+    "below min-np": World(("a:1 b:1", "a:1"), limits(2, 2, cooldown_range_s=COOLDOWN), True, 7, 4000),
+    "one worker moves": World(("a:1", "b:1"), limits(1, 1, 1), True, 7, 3000),
+    "all hosts replaced": World(("a:2", "b:2"), limits(1, 2, 2), True, 5, 2500),
+    "reset limit": World(("a:1 b:1", "a:1 b:1 c:1"), limits(1, 2, 2, reset_limit=1), True, 7, 1500),
+    "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
+}
+
+
+def hosts_of(answer: str) -> tuple[Host, ...]:
+    return tuple(parse_host(text, default_slots=None) for text in answer.split())
+
+
+def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
+    """What can happen next in this world."""
+    for record in job.state.workers:
+        worker = record.worker
+        match record.phase:
+            case WorkerPhase.BOOTING:
+                yield WorkerReady(worker, 0, 0, ReadyCause.START, "", BOTH)
+                yield WorkerExited(worker, 1, "exited with code 1", 0.5)
+            case WorkerPhase.READY:
+                yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)
+            case WorkerPhase.LEAVING:
+                yield WorkerExited(worker, 0, "exited with code 0", 0.5)
+            case WorkerPhase.MEMBER:
+                yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)
+                yield WorkerExited(worker, 0, "exited with code 0", 0.5)
+                yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
+                if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:
+                    # All leave at one commit: the next after what they had.
+                    commits = job.round_commits + 1
+                    yield WorkerReady(worker, job.round_id, commits, ReadyCause.HOSTS_UPDATED, "", BOTH)
+                if not record.running and job.state.phase is JobPhase.RUNNING and not finishing(job.state):
+                    yield WorkerRunning(worker, job.round_id, job.round_commits)
+    for answer in answers:
+        if frozenset(hosts_of(answer)) != frozenset(job.state.hosts):
+            yield HostsDiscovered(hosts_of(answer))
+    if next_deadline(job.state) is not None:
+        yield TimerExpired()
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_order_of_events(name: str) -> None:
+    world = WORLDS[name]
+    job = Job(**world.limits)
+    if world.trained:
+        job.train(*world.answers[0].split(), commits=1)
+    else:
+        job.feed(HostsDiscovered(hosts_of(world.answers[0])))
+    frontier = [job]
+    seen: set[tuple[State, float]] = {(job.state, job.now)}
+    for depth in range(1, world.depth + 1):
+        reached = []
+        for here in frontier:
+            for event in possible(here, world.answers):
+                there = here.fork()
+                at = next_deadline(here.state) if isinstance(event, TimerExpired) else here.now
+                there.feed(event, at=at)
+                if (there.state, there.now) in seen:
+                    continue
+                seen.add((there.state, there.now))
+                if there.state.phase is not JobPhase.ENDED:
+                    reached.append(there)
+                if depth == world.depth:
+                    there.fork().cooperate()
+                    there.fork().fall_silent()
+        frontier = reached
+    assert len(seen) >= world.states
