@@ -293,6 +293,10 @@ void ControlLink::wake() {
   [[maybe_unused]] const ssize_t written = write(event_, &one, sizeof(one));
 }
 
+void ControlLink::disconnect() {
+  for (const Peer& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
+}
+
 void ControlLink::check_peers() {
   std::vector<pollfd> polled;
   for (const Peer& peer : peers_) polled.push_back({peer.socket, POLLRDHUP, 0});

@@ -353,6 +353,7 @@ void Engine::run() {
   }
   if (segment_) segment_->words().gave_up = 1;
   abort(reason);
+  link_.disconnect();
   std::vector<std::shared_ptr<Operation>> left;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -115,16 +115,17 @@ class NativeEngine:
         ImportError: the module cannot be loaded.
     """
 
-    def __init__(self, rank: int, size: int, address: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, size: int, address: str, *, timeout_s: float, settings: EngineSettings | None = None
+    ) -> None:
         self._module: Any = native_loader.load()
         self._rank, self._size, self._address = rank, size, address
         self._timeout_s = timeout_s
-        self._settings = EngineSettings.from_environ(os.environ)
+        settings = settings or EngineSettings.from_environ(os.environ)
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the two below
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
-        settings = self._settings
         with self.failures("make its engine"):
             self._native: Any = self._module.Engine(
                 rank,
@@ -231,6 +232,8 @@ class NativeEngine:
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. There are no cycles to mark here."""
+        with open(path, "w"):
+            pass  # an OSError that names the file
         self._native.start_timeline(path)
 
     def stop_timeline(self) -> None:

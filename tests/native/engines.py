@@ -1,0 +1,163 @@
+"""Worlds of engines: threads of this process, or forked processes, with an exchange that needs no driver."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy.typing as npt
+
+from elastic_driver.worker.collectives import ReduceOp
+from elastic_driver.worker.engine import Kind, Operation, TensorSpec
+from elastic_driver.worker.native_engine import EngineSettings, NativeEngine
+
+TIMEOUT_S = 30.0
+_kept: list[Any] = []
+
+
+class Meeting:
+    """What the rendezvous server's exchange does, in memory."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: dict[str, dict[int, bytes]] = {}
+
+    def exchange(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        with self._changed:
+            values = self._values.setdefault(scope, {})
+            values[key] = value
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: len(values) == count, TIMEOUT_S):
+                raise TimeoutError(f"{scope}: {sorted(values)} of {count}")
+            return [values[each] for each in range(count)]
+
+
+def make_engine(rank: int, size: int, machine: str = "", **settings: Any) -> NativeEngine:
+    return NativeEngine(
+        rank, size, "127.0.0.1", timeout_s=TIMEOUT_S, settings=EngineSettings(machine=machine, **settings)
+    )
+
+
+@contextlib.contextmanager
+def engines(size: int, machines: str = "", **settings: Any) -> Iterator[list[NativeEngine]]:
+    """An engine for each rank, all of this process. ``machines``: a letter for each rank, the same on one machine."""
+    meeting = Meeting()
+    made = [make_engine(rank, size, machines[rank : rank + 1], **settings) for rank in range(size)]
+    try:
+        errors = each_rank(made, lambda engine, rank: engine.connect(meeting.exchange, timeout_s=TIMEOUT_S))
+        assert not errors, errors
+        yield made
+    finally:
+        for engine in made:
+            engine.close()
+        _kept.clear()
+
+
+def each_rank(made: list[NativeEngine], body: Callable[[NativeEngine, int], None]) -> dict[int, BaseException]:
+    """Runs body(engine, rank) on a thread for each rank. Returns what they raised."""
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            body(made[rank], rank)
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def together(made: list[NativeEngine], body: Callable[[NativeEngine, int], None]) -> None:
+    """Like each_rank; the first error is the test's, and ends the other ranks."""
+    failures: list[BaseException] = []
+
+    def run(engine: NativeEngine, rank: int) -> None:
+        try:
+            body(engine, rank)
+        except BaseException as error:
+            failures.append(error)
+            for each in made:
+                each.abort(f"rank {rank} failed: {error}")
+
+    each_rank(made, run)
+    for error in failures:
+        raise error
+
+
+class EngineProcesses:
+    """A forked process for each rank. ``body(engine, rank, pipe to the test)`` runs connected."""
+
+    def __init__(self, size: int, body: Callable[[NativeEngine, int, Connection], None], machines: str = "") -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        for rank in range(size):
+            ours, theirs = fork.Pipe()
+            process = fork.Process(target=self._main, args=(rank, size, theirs, body, machines), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        # One exchange of all ranks for the engine, and another for the contexts between machines.
+        for _ in range(1 if len(set(machines)) < 2 else 2):
+            values = [pipe.recv() for pipe in self.pipes]
+            for pipe in self.pipes:
+                pipe.send(values)
+
+    @staticmethod
+    def _main(rank: int, size: int, pipe: Connection, body: Any, machines: str) -> None:
+        def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+            pipe.send(value)
+            return list(pipe.recv())
+
+        engine = make_engine(rank, size, machines[rank : rank + 1])
+        engine.connect(exchange, timeout_s=TIMEOUT_S)
+        body(engine, rank, pipe)
+        engine.close()
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
+
+
+def spec(array: npt.NDArray[Any], output: npt.NDArray[Any] | None = None) -> TensorSpec:
+    """An array as an operation's tensor; in place without an output. Must be contiguous. Kept until the world ends."""
+    assert array.flags.c_contiguous
+    target = array if output is None else output
+    _kept.append((array, target))
+    return TensorSpec(array.ctypes.data, array.nbytes, array.dtype.name, array.shape, target.ctypes.data)
+
+
+def allreduce(engine: NativeEngine, array: npt.NDArray[Any], name: str = "", **options: Any) -> None:
+    """In place."""
+    engine.submit(Operation(Kind.ALLREDUCE, (spec(array),), name=name, **options)).result()
+
+
+def barrier(engine: NativeEngine, process_set: int = 0) -> None:
+    engine.submit(Operation(Kind.BARRIER, process_set=process_set)).result()
+
+
+__all__ = [
+    "EngineProcesses",
+    "Kind",
+    "Operation",
+    "ReduceOp",
+    "allreduce",
+    "barrier",
+    "each_rank",
+    "engines",
+    "make_engine",
+    "spec",
+    "together",
+]

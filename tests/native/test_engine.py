@@ -1,0 +1,461 @@
+"""The engine's operations against numpy, inside a machine, between machines and without shared memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
+from elastic_driver.worker.engine import region
+
+from . import conftest  # noqa: F401 - skips these tests where there is no extension
+from .engines import Kind, Operation, ReduceOp, allreduce, barrier, each_rank, engines, spec, together
+
+# Letters: ranks with the same one share memory. "staged" does not read private memory of peers.
+WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "two": (2, {}),
+    "three": (3, {}),
+    "three-staged": (3, {"direct_reads": False}),
+    "two-machines": (4, {"machines": "aabb"}),
+    "uneven-machines": (5, {"machines": "abaab"}),
+    "no-shared-memory": (3, {"shared_memory": False}),
+}
+REDUCTIONS = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
+# Nothing, small, on both sides of a slot's size, and of what is staged.
+COUNTS = (0, 1, 5, 1021, 32 * 1024 // 4, 32 * 1024 // 4 + 1, 300_007)
+
+world = pytest.mark.parametrize("world", WORLDS)
+
+
+def values(rank: int, dtype: str, count: int) -> npt.NDArray[Any]:
+    random = np.random.default_rng(1000 + rank)
+    if dtype.startswith("float"):
+        return random.normal(size=count).astype(dtype)
+    limits = np.iinfo(dtype)
+    return random.integers(limits.min, limits.max, size=count, dtype=dtype, endpoint=True)
+
+
+def check_close(mine: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> None:
+    if mine.dtype == np.float16:
+        np.testing.assert_allclose(mine, wanted.astype(np.float16), rtol=4e-3, atol=4e-3)
+    elif mine.dtype.kind == "f":
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(mine, wanted)
+
+
+@world
+@pytest.mark.parametrize("op", REDUCTIONS, ids=lambda op: op.name)
+def test_allreduce(world: str, op: ReduceOp) -> None:
+    size, options = WORLDS[world]
+
+    def body(engine: Any, rank: int) -> None:
+        for dtype in DTYPES:
+            for count in COUNTS:
+                mine = values(rank, dtype, count)
+                output = np.empty_like(mine)
+                tensor = spec(mine, output)
+                engine.submit(Operation(Kind.ALLREDUCE, (tensor,), name=f"{dtype}{count}", reduce_op=op)).result()
+                allreduce(engine, mine, reduce_op=op)
+                wide = np.float32 if dtype == "float16" else dtype
+                with np.errstate(all="ignore"):
+                    each = [values(r, dtype, count).astype(wide) for r in range(size)]
+                    wanted = functools.reduce(REDUCTIONS[op], each)
+                check_close(output, wanted)
+                np.testing.assert_array_equal(output, mine)
+
+    with engines(size, **options) as made:
+        together(made, body)
+
+
+@world
+def test_averages_and_factors(world: str) -> None:
+    size, options = WORLDS[world]
+
+    def body(engine: Any, rank: int) -> None:
+        for count in (3, 100_000):
+            mine = np.full(count, rank + 1, np.float32)
+            allreduce(engine, mine, reduce_op=ReduceOp.AVERAGE, prescale=2.0, postscale=0.5)
+            np.testing.assert_allclose(mine, (size + 1) / 2)
+            whole = np.full(count, -(rank + 1), np.int64)
+            allreduce(engine, whole, reduce_op=ReduceOp.AVERAGE)
+            assert set(whole) == {int(-(size + 1) * size / 2 / size)}
+
+    with engines(size, **options) as made:
+        together(made, body)
+
+
+@world
+def test_all_ranks_get_the_same_bits(world: str) -> None:
+    size, options = WORLDS[world]
+    results: dict[int, bytes] = {}
+
+    def body(engine: Any, rank: int) -> None:
+        parts = [values(rank + 7 * i, "float32", count) for i, count in enumerate((3, 70_001, 500_009))]
+        engine.submit(Operation(Kind.ALLREDUCE, tuple(spec(part) for part in parts))).result()
+        results[rank] = b"".join(part.tobytes() for part in parts)
+
+    with engines(size, **options) as made:
+        together(made, body)
+    assert len(set(results.values())) == 1
+
+
+@world
+def test_allgather_broadcast_alltoall_reducescatter(world: str) -> None:
+    size, options = WORLDS[world]
+
+    def body(engine: Any, rank: int) -> None:
+        for rows in (1, 40_000):
+            mine = np.full((rank * rows, 3), rank, np.int16)
+            got = engine.submit(Operation(Kind.ALLGATHER, (spec(mine),))).result()
+            wanted = np.concatenate([np.full((r * rows, 3), r, np.int16) for r in range(size)])
+            assert got.rows == [len(wanted)]
+            np.testing.assert_array_equal(got.arrays[0].view(np.int16).reshape(-1, 3), wanted)
+
+            root = size - 1
+            tensor = np.full(rows, rank, np.complex128)
+            engine.submit(Operation(Kind.BROADCAST, (spec(tensor),), root=root)).result()
+            np.testing.assert_array_equal(tensor, root)
+
+            splits = tuple((rank + to) % 3 * rows for to in range(size))
+            mine = np.repeat([100 * rank + to for to in range(size)], splits)
+            got = engine.submit(Operation(Kind.ALLTOALL, (spec(mine),), splits=(splits,))).result()
+            theirs = [(other + rank) % 3 * rows for other in range(size)]
+            assert got.received == [tuple(theirs)]
+            wanted = np.repeat([100 * other + rank for other in range(size)], theirs)
+            np.testing.assert_array_equal(got.arrays[0].view(np.int64), wanted)
+
+            # One row more for the first ranks where it does not come out even.
+            mine = np.arange((size * rows + 1) * 2, dtype=np.float64).reshape(-1, 2)
+            got = engine.submit(Operation(Kind.REDUCESCATTER, (spec(mine),))).result()
+            part = np.array_split(mine * size, size)[rank]
+            assert got.rows == [len(part)]
+            np.testing.assert_allclose(got.arrays[0].view(np.float64).reshape(-1, 2), part)
+        barrier(engine)
+
+    with engines(size, **options) as made:
+        together(made, body)
+
+
+@world
+def test_adasum(world: str) -> None:
+    size, options = WORLDS[world]
+
+    def tree(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        while len(arrays) > 1:
+            paired = []
+            for a, b in zip(arrays[::2], arrays[1::2], strict=False):
+                dot = a @ b
+                paired.append(a * (1 - dot / (2 * a @ a)) + b * (1 - dot / (2 * b @ b)))
+            arrays = paired + arrays[len(arrays) // 2 * 2 :]
+        return arrays[0]
+
+    def body(engine: Any, rank: int) -> None:
+        same = np.ones(100, np.float32)
+        allreduce(engine, same, reduce_op=ReduceOp.ADASUM)
+        np.testing.assert_allclose(same, 1.0)  # what all have in common counts once
+        apart = np.zeros(size, np.float64)
+        apart[rank] = rank + 1.0
+        allreduce(engine, apart, reduce_op=ReduceOp.ADASUM)
+        np.testing.assert_allclose(apart, np.arange(1, size + 1))  # what they have not is added up
+        mine = values(rank, "float32", 1000)
+        allreduce(engine, mine, reduce_op=ReduceOp.ADASUM)
+        wanted = tree([values(r, "float32", 1000).astype(np.float64) for r in range(size)])
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-5)
+
+    with engines(size, **options) as made:
+        together(made, body)
+
+
+def test_ranks_may_submit_in_any_order() -> None:
+    def body(engine: Any, rank: int) -> None:
+        random = np.random.default_rng(rank)
+        for _ in range(20):  # the first step is spelled out, later ones go by number
+            arrays = {f"t{i}": np.full(10 + 900 * i, rank + i, np.float32) for i in range(40)}
+            names = list(arrays)
+            random.shuffle(names)
+            handles = [engine.submit(Operation(Kind.ALLREDUCE, (spec(arrays[n]),), name=n)) for n in names]
+            for handle in handles:
+                handle.result()
+            for i in range(40):
+                np.testing.assert_array_equal(arrays[f"t{i}"], 3 * i + 3)
+
+    with engines(3) as made:
+        together(made, body)
+
+
+def test_grouped_tensors_of_several_types() -> None:
+    def body(engine: Any, rank: int) -> None:
+        arrays = [np.full(n, rank + 1, dtype) for dtype in DTYPES for n in (0, 3, 200_000)]
+        operation = Operation(Kind.ALLREDUCE, tuple(spec(array) for array in arrays), name="all")
+        engine.submit(operation).result()
+        for array in arrays:
+            np.testing.assert_array_equal(array, 3)
+
+    with engines(2) as made:
+        together(made, body)
+
+
+@pytest.mark.parametrize("machines", ["", "abab"])
+def test_process_sets(machines: str) -> None:
+    def body(engine: Any, rank: int) -> None:
+        engine.add_process_set(1, [0, 3])
+        engine.add_process_set(2, [2, 1])
+        mine = 1 if rank in (0, 3) else 2
+        for count in (10, 400_000):
+            array = np.full(count, rank, np.int32)
+            allreduce(engine, array, name="same name", process_set=mine)
+            np.testing.assert_array_equal(array, 3)
+            allreduce(engine, array, name="same name")
+            np.testing.assert_array_equal(array, 12)
+        if mine == 2:
+            token = np.array([rank])
+            engine.submit(Operation(Kind.BROADCAST, (spec(token),), root=2, process_set=2)).result()
+            assert token[0] == 2
+            got = engine.submit(Operation(Kind.ALLGATHER, (spec(np.array([rank])),), process_set=2)).result()
+            assert got.arrays[0].view(np.int64).tolist() == [2, 1]  # in the set's order
+            with pytest.raises(ValueError, match=r"rank . is not in process set 1"):
+                engine.submit(Operation(Kind.BARRIER, process_set=1))
+            with pytest.raises(ValueError, match="root rank 0 is not in process set 2"):
+                engine.submit(Operation(Kind.BROADCAST, (spec(token),), root=0, process_set=2))
+        engine.remove_process_set(1)
+        with pytest.raises(ValueError, match="no process set number 1"):
+            engine.submit(Operation(Kind.BARRIER, process_set=1))
+        engine.add_process_set(1, [1, 2, 3])
+        if rank:
+            array = np.ones(3, np.float32)
+            allreduce(engine, array, process_set=1)
+            np.testing.assert_array_equal(array, 3)
+
+    with engines(4, machines=machines) as made:
+        together(made, body)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"array": np.ones((2, 3), np.float32)}, {"array": np.ones((3, 2), np.float32)}, r"shape \(2, 3\).*\(3, 2\)"),
+        ({"array": np.ones(3, np.float32)}, {"array": np.ones(3, np.int32)}, "dtype float32.*dtype int32"),
+        ({}, {"kind": Kind.BROADCAST}, "operation allreduce.*operation broadcast"),
+        ({"kind": Kind.BROADCAST}, {"kind": Kind.BROADCAST, "root": 1}, "root rank 0.*root rank 1"),
+        ({}, {"reduce_op": ReduceOp.MAX}, "op Sum.*op Max"),
+        ({}, {"prescale": 0.5}, "prescale_factor 1.*prescale_factor 0.5"),
+        ({}, {"count": 2}, "number of tensors 1.*number of tensors 2"),
+        (
+            {"kind": Kind.ALLGATHER, "array": np.ones((2, 3))},
+            {"kind": Kind.ALLGATHER, "array": np.ones((2, 4))},
+            r"shape \(rows, 3\).*\(rows, 4\)",
+        ),
+    ],
+)
+def test_what_differs_is_an_error_on_all_ranks(one: dict[str, Any], other: dict[str, Any], said: str) -> None:
+    def submit(engine: Any, what: dict[str, Any]) -> None:
+        options = dict(what)
+        array = options.pop("array", np.ones(3, np.float32)).copy()
+        count = options.pop("count", 1)
+        kind = options.pop("kind", Kind.ALLREDUCE)
+        engine.submit(Operation(kind, (spec(array),) * count, name="grad", **options)).result()
+
+    def body(engine: Any, rank: int) -> None:
+        submit(engine, {})
+        submit(engine, other if rank == 2 else one)
+
+    with engines(4) as made:
+        errors = each_rank(made, body)
+        assert sorted(errors) == [0, 1, 2, 3]
+        for error in errors.values():
+            assert isinstance(error, MismatchError), error
+            assert str(error) == str(errors[0])
+        assert "'grad'" in str(errors[0])
+        # Two ranks' values: of one that most agree with, and of rank 2.
+        assert re.search(said, str(errors[0])), str(errors[0])
+        assert "rank 2 has" in str(errors[0])
+        # Nothing else is broken by it.
+        together(made, lambda engine, rank: allreduce(engine, np.ones(3), name="grad"))
+
+
+def test_a_name_under_way_is_refused() -> None:
+    with engines(2) as made:
+        array = np.ones(3, np.float32)
+        operation = Operation(Kind.ALLREDUCE, (spec(array),), name="twice")
+        handle = made[0].submit(operation)
+        assert not handle.done()
+        with pytest.raises(DuplicateNameError, match=r"cannot allreduce 'twice': .* under way"):
+            made[0].submit(operation)
+        other = np.ones(3, np.float32)
+        allreduce(made[1], other, name="twice")
+        handle.result()
+        assert array.tolist() == other.tolist() == [2, 2, 2]
+
+
+def test_bad_operations_are_refused() -> None:
+    with engines(2) as made:
+        array = np.ones(3, np.float32)
+        for operation, said in [
+            (Operation(Kind.BROADCAST, (spec(array),), root=2), "root rank 2"),
+            (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "a split for each of the 2 members"),
+            (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, -1),)), "negative"),
+            (Operation(Kind.ALLGATHER, (spec(np.array(1.0)),)), "no first dimension"),
+            (Operation(Kind.ALLREDUCE, (spec(np.ones(2, np.complex64)),)), "cannot reduce elements of type complex64"),
+            (Operation(Kind.REDUCESCATTER, (spec(array),), reduce_op=ReduceOp.ADASUM), "Adasum"),
+            (Operation(Kind.BARRIER, process_set=7), "no process set number 7"),
+        ]:
+            with pytest.raises(ValueError, match=said):
+                made[0].submit(operation)
+
+
+def test_join_serves_the_others_until_all_have_joined() -> None:
+    lasts: dict[int, int] = {}
+
+    def body(engine: Any, rank: int) -> None:
+        for step in range(2 * rank + 1):
+            for count in (4, 200_000):
+                array = np.full(count, 1, np.float32)
+                allreduce(engine, array, name=f"step{count}")
+                np.testing.assert_array_equal(array, sum(step < 2 * r + 1 for r in range(3)))
+            rows = engine.submit(Operation(Kind.ALLGATHER, (spec(np.ones((2, 2))),), name="rows")).result().rows
+            assert rows == [2 * sum(step < 2 * r + 1 for r in range(3))]
+        lasts[rank] = engine.submit(Operation(Kind.JOIN)).result().last_joined
+        allreduce(engine, np.ones(3), name="after")
+
+    with engines(3) as made:
+        together(made, body)
+    assert lasts == {0: 2, 1: 2, 2: 2}
+
+
+def test_alltoall_after_a_join_is_an_error() -> None:
+    def body(engine: Any, rank: int) -> None:
+        if rank == 0:
+            engine.submit(Operation(Kind.JOIN)).result()
+            return
+        with pytest.raises(MismatchError, match="alltoall is not supported while rank 0 has joined"):
+            engine.submit(Operation(Kind.ALLTOALL, (spec(np.ones(2)),), splits=((1, 1),))).result()
+        engine.submit(Operation(Kind.JOIN)).result()
+
+    with engines(2) as made:
+        together(made, body)
+
+
+def test_a_rank_that_never_submits_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with engines(2, stall_warn_s=0.2, stall_fail_s=0.5) as made:
+        handles = [made[0].submit(Operation(Kind.ALLREDUCE, (spec(np.ones(3)),), name=f"g{i}")) for i in range(7)]
+        for handle in handles:
+            with pytest.raises(HorovodInternalError, match=r"rank 1 did not submit 'g.' within 0 s"):
+                handle.result()
+        with pytest.raises(HorovodInternalError):
+            barrier(made[1])
+    said = capfd.readouterr().err
+    assert "stalled: rank 1 has not submitted what the others have" in said
+    assert "g0, g1, g2, g3, g4 and 2 more" in said
+
+
+def test_timeline(tmp_path: Path) -> None:
+    with engines(2) as made:
+        made[0].start_timeline(str(tmp_path / "trace.json"))
+        together(made, lambda engine, rank: allreduce(engine, np.ones(3), name='a "name"'))
+        made[0].stop_timeline()
+        together(made, lambda engine, rank: allreduce(engine, np.ones(3), name="after"))
+    events = json.loads((tmp_path / "trace.json").read_text())
+    spans = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert set(spans) == {"NEGOTIATE", "allreduce"}
+    assert all(span["dur"] >= 0 and span["ts"] >= 0 for span in spans.values())
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert names == ['a "name"']
+
+
+def test_a_timeline_that_cannot_be_written(tmp_path: Path) -> None:
+    with engines(1) as made, pytest.raises(OSError, match="No such file"):
+        made[0].start_timeline(str(tmp_path / "missing" / "trace.json"))
+
+
+def test_allocated_memory_is_shared_and_outlives_the_engine() -> None:
+    arrays: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def body(engine: Any, rank: int) -> None:
+        memory = engine.allocate(3_000_000)
+        assert memory.nbytes == 3_000_000
+        assert not memory.any()
+        view = memory.view(np.float32)
+        view += rank + 1
+        allreduce(engine, view)
+        arrays[rank] = memory
+
+    with engines(2) as made:
+        together(made, body)
+    for memory in arrays.values():
+        np.testing.assert_array_equal(memory.view(np.float32), 3)
+        memory[:] = 0
+
+
+PROGRAM = st.lists(
+    st.tuples(
+        st.sampled_from([Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.BARRIER]),
+        st.sampled_from([0, 1, 7, 5000, 20_000, 70_000]),
+        st.integers(0, 1),  # process set
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(program=PROGRAM, seeds=st.lists(st.integers(0, 1000), min_size=3, max_size=3), staged=st.booleans())
+def test_random_programs_in_random_orders(
+    program: list[tuple[Kind, int, int]], seeds: list[int], *, staged: bool
+) -> None:
+    sets = {0: [0, 1, 2], 1: [0, 2]}
+
+    def body(engine: Any, rank: int) -> None:
+        engine.add_process_set(1, sets[1])
+        steps = [(i, *step) for i, step in enumerate(program) if rank in sets[step[2]]]
+        np.random.default_rng(seeds[rank]).shuffle(steps)
+        running = []
+        for i, kind, count, number in ((int(a), Kind(int(b)), int(c), int(d)) for a, b, c, d in steps):
+            members = sets[number]
+            array = np.full(count, 10 * rank + i, np.int32)
+            splits = ((count - count // 2, count // 2, 0)[: len(members)],) if kind is Kind.ALLTOALL else ()
+            if kind is Kind.ALLTOALL and len(members) == 3:
+                splits = ((count - count // 2, 0, count // 2),)
+            tensors = () if kind is Kind.BARRIER else (spec(array),)
+            operation = Operation(kind, tensors, name=f"op{i}", root=2, splits=splits, process_set=number)
+            running.append((i, kind, count, members, array, engine.submit(operation)))
+        for i, kind, count, members, array, handle in running:
+            got = handle.result()
+            if kind is Kind.ALLREDUCE:
+                np.testing.assert_array_equal(array, sum(10 * r + i for r in members))
+            elif kind is Kind.BROADCAST:
+                np.testing.assert_array_equal(array, 20 + i)
+            elif kind is Kind.ALLGATHER:
+                wanted = np.repeat([10 * r + i for r in members], count)
+                np.testing.assert_array_equal(got.arrays[0].view(np.int32), wanted)
+            elif kind is Kind.ALLTOALL:
+                rows = {members[0]: count - count // 2, members[-1]: count // 2}.get(rank, 0)
+                wanted = np.repeat([10 * r + i for r in members], rows)
+                np.testing.assert_array_equal(got.arrays[0].view(np.int32), wanted)
+
+    with engines(3, direct_reads=not staged) as made:
+        together(made, body)
+
+
+def test_region_is_the_memory_itself() -> None:
+    array = np.arange(10, dtype=np.uint8)
+    seen = region(array.ctypes.data, 10)
+    array[3] = 77
+    assert seen.tolist() == array.tolist()
+    assert region(0, 0).size == 0
