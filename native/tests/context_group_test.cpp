@@ -14,6 +14,7 @@
 
 #include "../address_blob.h"
 #include "../context_group.h"
+#include "tests.h"
 #include "../errors.h"
 
 using elastic::ContextGroup;
@@ -23,13 +24,6 @@ namespace {
 
 constexpr Seconds kLimit{30};
 
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition)) {                                                           \
-      std::fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                               \
-    }                                                                             \
-  } while (false)
 
 struct World {
   std::vector<std::unique_ptr<ContextGroup>> members;
@@ -168,6 +162,9 @@ int main() {
       {"abort while blocked", test_abort_while_blocked},
       {"abort while connecting", test_abort_while_connecting},
       {"rubbish for addresses", test_rubbish_for_addresses},
+      {"engine's operations", test_engine_operations},
+      {"engine's aborts", test_engine_aborts},
+      {"engine's messages", test_engine_messages},
   };
   for (const auto& [name, test] : tests) {
     test();

@@ -1,0 +1,186 @@
+// Engines with threads as ranks, for the sanitizers: the same operations from several threads, aborts at any moment, and
+// rubbish for messages.
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../coordinator.h"
+#include "../engine.h"
+#include "tests.h"
+
+namespace {
+
+using elastic::Engine;
+using elastic::EngineOptions;
+using elastic::Kind;
+using elastic::Memory;
+using elastic::Operation;
+using elastic::Plan;
+using elastic::Reduction;
+using elastic::Seconds;
+
+constexpr int kFloat32 = 2, kInt32 = 6;
+
+struct World {
+  explicit World(int size, EngineOptions options = {}) {
+    std::vector<std::string> blobs;
+    for (int rank = 0; rank < size; ++rank) {
+      engines.push_back(std::make_unique<Engine>(rank, size, options));
+      blobs.push_back(engines.back()->prepare("127.0.0.1"));
+    }
+    std::vector<int> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    each([&](Engine& engine, int) {
+      engine.connect(blobs, Seconds(20));
+      CHECK(engine.machines().size() == 1);
+      engine.add_process_set(0, ranks, nullptr);
+      engine.start();
+    });
+  }
+
+  template <typename Body>
+  void each(Body body) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < engines.size(); ++rank) {
+      threads.emplace_back([&, rank] { body(*engines[rank], static_cast<int>(rank)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::vector<std::unique_ptr<Engine>> engines;
+};
+
+Plan plan(Kind kind, int type, std::vector<int64_t> shape) {
+  Plan made;
+  made.kind = kind;
+  made.tensors.push_back({type, std::move(shape)});
+  return made;
+}
+
+void finish(Engine& engine, const std::shared_ptr<Operation>& operation) {
+  while (!engine.wait(operation, std::chrono::milliseconds(100))) {
+  }
+  engine.check(operation);
+}
+
+void operations(bool direct) {
+  EngineOptions options;
+  options.direct_reads = direct;
+  World world(3, options);
+  world.each([](Engine& engine, int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::vector<int32_t>> arrays;
+      std::vector<int> order;
+      for (int i = 0; i < 12; ++i) {
+        arrays.emplace_back(static_cast<size_t>(1 + 5000 * i * i), rank + i);
+        order.push_back(i);
+      }
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::shared_ptr<Operation>> running;
+      for (const int i : order) {
+        auto& array = arrays[static_cast<size_t>(i)];
+        running.push_back(engine.submit("t" + std::to_string(i),
+                                        plan(Kind::kAllreduce, kInt32, {static_cast<int64_t>(array.size())}),
+                                        {{array.data(), array.data()}}, {}));
+      }
+      for (const auto& operation : running) finish(engine, operation);
+      for (int i = 0; i < 12; ++i) {
+        for (const int32_t value : arrays[static_cast<size_t>(i)]) CHECK(value == 3 + 3 * i);
+      }
+    }
+    std::vector<float> mine(static_cast<size_t>(20'000 * rank), static_cast<float>(rank));
+    const auto gathered = engine.submit("", plan(Kind::kAllgather, kFloat32, {}), {{mine.data(), nullptr}},
+                                        {static_cast<int64_t>(mine.size())});
+    finish(engine, gathered);
+    CHECK(gathered->outputs()[0].rows == 60'000);
+    for (const size_t count : {size_t{5}, size_t{100'000}}) {
+      std::vector<float> token(count, static_cast<float>(rank));
+      Plan broadcast = plan(Kind::kBroadcast, kFloat32, {static_cast<int64_t>(count)});
+      broadcast.root = 1;
+      finish(engine, engine.submit("", broadcast, {{token.data(), token.data()}}, {}));
+      CHECK(token.front() == 1 && token.back() == 1);
+      std::vector<float> spread(3 * count, static_cast<float>(rank));
+      const auto sent = static_cast<int64_t>(count);
+      const auto swapped =
+          engine.submit("", plan(Kind::kAlltoall, kFloat32, {}), {{spread.data(), nullptr}}, {sent, sent, sent});
+      finish(engine, swapped);
+      const auto* const from = reinterpret_cast<const float*>(swapped->outputs()[0].memory.get());
+      CHECK(from[0] == 0 && from[count] == 1 && from[3 * count - 1] == 2);
+      const auto scattered = engine.submit("", plan(Kind::kReducescatter, kFloat32, {3 * sent}),
+                                           {{spread.data(), nullptr}}, {});
+      finish(engine, scattered);
+      CHECK(reinterpret_cast<const float*>(scattered->outputs()[0].memory.get())[0] == 3);
+    }
+    // Nobody leaves while others look for this one.
+    finish(engine, engine.submit("end", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
+  });
+}
+
+}  // namespace
+
+void test_engine_operations() {
+  operations(true);
+  operations(false);
+}
+
+void test_engine_aborts() {
+  for (int round = 0; round < 20; ++round) {
+    World world(3);
+    std::thread aborter([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(round));
+      world.engines[static_cast<size_t>(round % 3)]->abort("stop");
+    });
+    const auto began = std::chrono::steady_clock::now();
+    world.each([&](Engine& engine, int) {
+      std::vector<float> array(size_t{1} << (10 + round % 8), 1.0f);
+      try {
+        while (true) {
+          finish(engine, engine.submit("grad", plan(Kind::kAllreduce, kFloat32, {static_cast<int64_t>(array.size())}),
+                                       {{array.data(), array.data()}}, {}));
+        }
+      } catch (const elastic::AbortedError&) {
+      }
+    });
+    aborter.join();
+    CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
+  }
+}
+
+void test_engine_messages() {
+  elastic::RequestWriter requests;
+  requests.add("a", plan(Kind::kAllreduce, kFloat32, {3, 4}), {});
+  requests.add("", plan(Kind::kAllgather, kInt32, {4}), {7});
+  const std::string good = requests.message();
+  const auto now = std::chrono::steady_clock::now();
+  std::string reply;
+  {
+    elastic::Coordinator coordinator(1, 1 << 20, {});
+    coordinator.handle(0, good, now);
+    reply = coordinator.flush();
+    CHECK(elastic::ReplyReader().read(reply).size() == 2);
+  }
+  std::mt19937 random(1);
+  const auto spoil = [&](std::string text) {
+    for (int i = 0; i < 3; ++i) text[random() % text.size()] = static_cast<char>(random());
+    return random() % 2 == 0 ? text : text.substr(0, random() % text.size());
+  };
+  for (int i = 0; i < 20'000; ++i) {
+    try {
+      elastic::Coordinator coordinator(2, 1 << 20, {});
+      coordinator.handle(0, spoil(good), now);
+      coordinator.handle(1, spoil(good), now);
+      coordinator.flush();
+    } catch (const elastic::CollectiveError&) {
+    }
+    try {
+      elastic::ReplyReader().read(spoil(reply));
+    } catch (const elastic::CollectiveError&) {
+    }
+  }
+}

@@ -1,0 +1,17 @@
+// What the native tests share.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                             \
+    }                                                                           \
+  } while (false)
+
+void test_engine_operations();
+void test_engine_aborts();
+void test_engine_messages();
