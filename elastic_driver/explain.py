@@ -12,6 +12,7 @@ from elastic_driver.job_state import (
     finishing,
     in_phase,
     in_target,
+    joiners_wait_until,
     target_places,
     usable_slots,
 )
@@ -39,7 +40,8 @@ def explain(state: State, now: float) -> str:
         case JobPhase.WAITING:
             if not state.discovered:
                 return "waiting for host discovery to answer"
-            return f"waiting for {policy.num_proc} slots (-np), {_slots(state)}{_left(state.slots_deadline, now)}"
+            left = _left(state.slots_deadline, now)
+            return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state)}{left}"
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
             return f"waiting for {missing} to call hvd.init(){_left(state.registry.deadline, now)}"
@@ -49,12 +51,15 @@ def explain(state: State, now: float) -> str:
             return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            if len(ready) >= policy.min_num_proc:
+                left = _left(joiners_wait_until(state), now)
+                return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             return (
-                f"waiting for {policy.min_num_proc} workers (--min-np), {len(ready)} are ready, {_slots(state)}"
+                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, {_slots(state)}"
                 f"{_booting(state)}{_left(state.slots_deadline, now)}"
             )
         case JobPhase.RUNNING:
-            members = f"round {state.round_id} runs with {len(in_phase(state, WorkerPhase.MEMBER))} workers"
+            members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
             if finishing(state):
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
@@ -64,10 +69,14 @@ def explain(state: State, now: float) -> str:
             return "the job has ended"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _slots(state: State) -> str:
     blacklisted = [host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)]
     hosts = [f"{host}" for host in state.hosts if host.name not in blacklisted]
-    text = f"there are {usable_slots(state)}" + (f" ({', '.join(hosts)})" if hosts else "")
+    text = f"slots: {usable_slots(state)}" + (f" ({', '.join(hosts)})" if hosts else "")
     return text + (f", blacklisted: {', '.join(blacklisted)}" if blacklisted else "")
 
 

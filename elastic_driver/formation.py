@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
-from elastic_driver.explain import names
 from elastic_driver.hosts import WorkerId
 from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, target_places
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
@@ -39,11 +38,11 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     root = _state_root(stateful) if stateful else None
     backend = _common_backend(members)
     if backend is None:
-        lacking = names(tuple(record.worker for record in members if not record.backends))
+        have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
         t.end(
             ExitCode.BAD_USAGE,
-            f"cannot run {len(members)} workers: they have no collective backend in common (none at all: "
-            f"{lacking or 'no worker'}); install the native extension or PyTorch in every worker's environment",
+            f"cannot run {len(members)} workers: they have no collective backend in common ({have}); install the "
+            "native extension or PyTorch in every worker's environment",
         )
         return
     placed = assign_ranks(

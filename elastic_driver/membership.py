@@ -79,23 +79,32 @@ def _after_the_end(state: State, event: Event) -> State:
 
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
-    if t.state.phase is JobPhase.ENDED:
-        return
+    # Each may end the job, and then nothing more is to be done.
+    for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines):
+        if t.state.phase is JobPhase.ENDED:
+            return
+        decide(t)
+
+
+def _vote_out(t: Transition) -> None:
     _stop_late_workers(t)
     _vote_out_the_silent(t)
-    if t.state.phase is JobPhase.ENDED:
-        return
+
+
+def _place_workers(t: Transition) -> None:
     if t.state.phase is JobPhase.WAITING:
         _start_first_round(t)
     _stop_misplaced(t)
     _fill_places(t)
+
+
+def _close_or_tell(t: Transition) -> None:
     if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
         t.state.phase is JobPhase.RUNNING and t.state.registry.complete
     ):
         _close_registry(t)
     if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
         _set_planned_notice(t)
-    _check_deadlines(t)
 
 
 def _stop_late_workers(t: Transition) -> None:
@@ -219,7 +228,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     members = tuple(record.worker for record in ready if record.worker in state.members)
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded:
-        hosts = ", ".join(dict.fromkeys(worker.hostname for worker in state.members))
+        hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "

@@ -1,0 +1,222 @@
+"""Histories of jobs as text: what happened, and below it, indented, what the core did about it and why it stands there.
+
+A line that is not indented is input:
+
+    # a comment
+    job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line
+    TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
+    TIME discovery-failed MESSAGE
+    TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native]
+    TIME running WHO [round=ROUND] [commits=N]
+    TIME exit WHO CODE [draw=0.5]   negative for a signal
+    TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
+    TIME stop SIGNAL
+    TIME timer
+
+TIME is seconds, "+" and seconds since the line before, "." for the same moment, or "next" for the next deadline. WHO is
+a worker (a[0], a[0]#1), several with commas, or "booting" or "members" for all of these.
+
+Indented lines are output. With REWRITE_SCENARIOS=1 in the environment they are written anew: read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from membership_job import BOTH, Job, worker_id  # noqa: E402
+
+from elastic_driver.events import (  # noqa: E402
+    Command,
+    DiscoveryFailed,
+    DismissWorker,
+    EndJob,
+    PublishRound,
+    Report,
+    ReportResumed,
+    SetNotice,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    WorkerNotStarted,
+    WorkerRunning,
+)
+from elastic_driver.job_state import WorkerPhase, next_deadline  # noqa: E402
+from elastic_driver.membership import explain  # noqa: E402
+from elastic_driver.rendezvous.messages import Backend, ReadyCause  # noqa: E402
+
+pytestmark = pytest.mark.scenarios
+
+SCENARIOS = sorted(path.name for path in HERE.glob("*.txt"))
+
+LIMITS = {
+    "-np": "num_proc",
+    "--min-np": "min_num_proc",
+    "--max-np": "max_num_proc",
+    "--elastic-timeout": "elastic_timeout_s",
+    "--start-timeout": "start_timeout_s",
+    "--reset-limit": "reset_limit",
+}
+
+
+def make_job(flags: list[str]) -> Job:
+    """The job that these flags ask for."""
+    limits: dict[str, object] = {}
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if flag == "--blacklist-cooldown-range":
+            limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
+        else:
+            value = rest.pop(0)
+            limits[LIMITS[flag]] = float(value) if flag.endswith("timeout") else int(value)
+    limits.setdefault("min_num_proc", limits["num_proc"])
+    return Job(**limits)
+
+
+def told(command: Command) -> str:
+    """A command as one line."""
+    match command:
+        case StartWorker():
+            return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}"
+        case StopWorker():
+            return f"stop {command.worker}: {command.reason}"
+        case DismissWorker():
+            return f"dismiss {command.worker}: {command.reason}"
+        case PublishRound():
+            ranks = " ".join(str(one.worker) for one in command.placed)
+            sync = "sync" if command.sync else "no sync"
+            return f"round {command.round_id}: {ranks}; {sync}, from commit {command.commits}; {command.cause}"
+        case SetNotice():
+            return f"notice {command.version} to round {command.round_id}: {command.kind} {command.reason}".rstrip()
+        case ReportResumed():
+            return f"round {command.round_id} trains from commit {command.commits}, after {command.took_s:g} s"
+        case Report():
+            return f"{'warn' if command.warning else 'say'}: {command.text}"
+        case EndJob():
+            return f"end with exit code {command.exit_code}: {command.message}"
+
+
+def feed_line(job: Job, words: list[str]) -> list[Command]:
+    """Feeds the events of one input line."""
+    time, verb, *words = words
+    if time == "next":
+        deadline = next_deadline(job.state)
+        assert deadline is not None, "there is no next deadline"
+        job.now = max(job.now, deadline)
+    elif time != ".":
+        now = job.now + float(time[1:]) if time.startswith("+") else float(time)
+        assert now >= job.now, f"time goes back to {now:g}"
+        job.now = now
+    options = dict(word.split("=", 1) for word in words if "=" in word and verb in ("ready", "running", "exit"))
+    words = [word for word in words if not ("=" in word and verb in ("ready", "running", "exit"))]
+    match verb:
+        case "hosts":
+            return job.hosts(*words)
+        case "discovery-failed":
+            return job.feed(DiscoveryFailed(" ".join(words)))
+        case "timer":
+            return job.timer(at=job.now)
+        case "stop":
+            return job.feed(StopRequested(signal.Signals[words[0]], words[0]))
+    commands: list[Command] = []
+    for who in who_is(job, words[0]):
+        match verb:
+            case "ready":
+                commands += job.ready(
+                    who,
+                    after=int(options["after"]) if "after" in options else None,
+                    commits=int(options["commits"]) if "commits" in options else None,
+                    cause=ReadyCause(options["cause"]) if "cause" in options else None,
+                    backends=tuple(Backend(name) for name in options["backends"].split(",") if name)
+                    if "backends" in options
+                    else BOTH,
+                )
+            case "running":
+                round_id = int(options.get("round", job.round_id))
+                commits = int(options.get("commits", job.round_commits))
+                commands += job.feed(WorkerRunning(worker_id(who), round_id, commits))
+            case "exit":
+                commands += job.exit(who, int(words[1]), draw=float(options.get("draw", 0)))
+            case "not-started" | "bad-command":
+                bad = verb == "bad-command"
+                commands += job.feed(WorkerNotStarted(worker_id(who), " ".join(words[1:]), 0.5, bad))
+            case _:
+                raise ValueError(f"no such event: {verb}")
+    return commands
+
+
+def who_is(job: Job, text: str) -> list[str]:
+    """The workers that an input line names."""
+    if text == "booting":
+        return job.of(WorkerPhase.BOOTING)
+    return job.of(WorkerPhase.MEMBER) if text == "members" else text.split(",")
+
+
+def play(text: str) -> str:
+    """The history with its output written anew."""
+    job: Job | None = None
+    lines = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if words[0] == "job":
+            job = make_job(words[1:])
+            continue
+        assert job is not None, "the first input line is not a job"
+        try:
+            lines += [f"    {told(command)}" for command in feed_line(job, words)]
+        except Exception as error:
+            error.add_note(f"at {line!r}")
+            raise
+        deadline = next_deadline(job.state)
+        left = "" if deadline is None else f" [timer in {deadline - job.now:g} s]"
+        lines.append(f"    = {explain(job.state, job.now)}{left}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str) -> None:
+    path = HERE / name
+    written = path.read_text(encoding="utf-8")
+    played = play(written)
+    if os.environ.get("REWRITE_SCENARIOS") == "1":
+        path.write_text(played, encoding="utf-8")
+        return
+    assert played.splitlines() == written.splitlines(), "if this is right: REWRITE_SCENARIOS=1, and read the difference"
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_no_order_comes_from_hashes(seed: str) -> None:
+    """Each process iterates its sets in another order; a core that does so gives other commands."""
+    environ = {**os.environ, "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{len(SCENARIOS)} alike\n"), done.stderr
+
+
+def test_a_history_is_compared_and_not_just_played() -> None:
+    text = (HERE / SCENARIOS[0]).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    without = "\n".join(line for line in lines if not line.startswith("    =")) + "\n"
+    assert play(without) == text != without
+
+
+if __name__ == "__main__":
+    for scenario in SCENARIOS:
+        there = (HERE / scenario).read_text(encoding="utf-8")
+        assert play(there) == there, scenario
+    print(f"{len(SCENARIOS)} alike")
