@@ -14,9 +14,26 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from elastic_driver import elastic as elastic
+    from elastic_driver.errors import DuplicateNameError as DuplicateNameError
     from elastic_driver.errors import HorovodInternalError as HorovodInternalError
     from elastic_driver.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+    from elastic_driver.errors import MismatchError as MismatchError
     from elastic_driver.errors import NotInitializedError as NotInitializedError
+    from elastic_driver.function_launch import run as run
+    from elastic_driver.worker.builds import ccl_built as ccl_built
+    from elastic_driver.worker.builds import check_extension as check_extension
+    from elastic_driver.worker.builds import cuda_built as cuda_built
+    from elastic_driver.worker.builds import ddl_built as ddl_built
+    from elastic_driver.worker.builds import gloo_built as gloo_built
+    from elastic_driver.worker.builds import gloo_enabled as gloo_enabled
+    from elastic_driver.worker.builds import mpi_built as mpi_built
+    from elastic_driver.worker.builds import mpi_enabled as mpi_enabled
+    from elastic_driver.worker.builds import mpi_threads_supported as mpi_threads_supported
+    from elastic_driver.worker.builds import nccl_built as nccl_built
+    from elastic_driver.worker.builds import rocm_built as rocm_built
+    from elastic_driver.worker.builds import start_timeline as start_timeline
+    from elastic_driver.worker.builds import stop_timeline as stop_timeline
+    from elastic_driver.worker.collectives import Adasum as Adasum
     from elastic_driver.worker.collectives import Average as Average
     from elastic_driver.worker.collectives import Max as Max
     from elastic_driver.worker.collectives import Min as Min
@@ -24,14 +41,41 @@ if TYPE_CHECKING:
     from elastic_driver.worker.collectives import ReduceOp as ReduceOp
     from elastic_driver.worker.collectives import Sum as Sum
     from elastic_driver.worker.numpy_api import allgather as allgather
+    from elastic_driver.worker.numpy_api import allgather_async as allgather_async
     from elastic_driver.worker.numpy_api import allreduce as allreduce
+    from elastic_driver.worker.numpy_api import allreduce_ as allreduce_
+    from elastic_driver.worker.numpy_api import allreduce_async as allreduce_async
+    from elastic_driver.worker.numpy_api import allreduce_async_ as allreduce_async_
+    from elastic_driver.worker.numpy_api import alltoall as alltoall
+    from elastic_driver.worker.numpy_api import alltoall_async as alltoall_async
     from elastic_driver.worker.numpy_api import barrier as barrier
     from elastic_driver.worker.numpy_api import broadcast as broadcast
+    from elastic_driver.worker.numpy_api import broadcast_ as broadcast_
+    from elastic_driver.worker.numpy_api import broadcast_async as broadcast_async
+    from elastic_driver.worker.numpy_api import broadcast_async_ as broadcast_async_
+    from elastic_driver.worker.numpy_api import grouped_allgather as grouped_allgather
+    from elastic_driver.worker.numpy_api import grouped_allgather_async as grouped_allgather_async
+    from elastic_driver.worker.numpy_api import grouped_allreduce as grouped_allreduce
+    from elastic_driver.worker.numpy_api import grouped_allreduce_ as grouped_allreduce_
+    from elastic_driver.worker.numpy_api import grouped_allreduce_async as grouped_allreduce_async
+    from elastic_driver.worker.numpy_api import grouped_allreduce_async_ as grouped_allreduce_async_
+    from elastic_driver.worker.numpy_api import grouped_reducescatter as grouped_reducescatter
+    from elastic_driver.worker.numpy_api import grouped_reducescatter_async as grouped_reducescatter_async
+    from elastic_driver.worker.numpy_api import join as join
+    from elastic_driver.worker.numpy_api import poll as poll
+    from elastic_driver.worker.numpy_api import reducescatter as reducescatter
+    from elastic_driver.worker.numpy_api import reducescatter_async as reducescatter_async
+    from elastic_driver.worker.numpy_api import synchronize as synchronize
     from elastic_driver.worker.objects import allgather_object as allgather_object
     from elastic_driver.worker.objects import broadcast_object as broadcast_object
+    from elastic_driver.worker.process_sets import ProcessSet as ProcessSet
+    from elastic_driver.worker.process_sets import add_process_set as add_process_set
+    from elastic_driver.worker.process_sets import global_process_set as global_process_set
+    from elastic_driver.worker.process_sets import remove_process_set as remove_process_set
     from elastic_driver.worker.runtime import cross_rank as cross_rank
     from elastic_driver.worker.runtime import cross_size as cross_size
     from elastic_driver.worker.runtime import init as init
+    from elastic_driver.worker.runtime import is_homogeneous as is_homogeneous
     from elastic_driver.worker.runtime import is_initialized as is_initialized
     from elastic_driver.worker.runtime import local_rank as local_rank
     from elastic_driver.worker.runtime import local_size as local_size
@@ -40,14 +84,81 @@ if TYPE_CHECKING:
     from elastic_driver.worker.runtime import size as size
 
 _HOME = {
-    "elastic_driver.errors": ("HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError"),
-    "elastic_driver.worker.collectives": ("Average", "Max", "Min", "Product", "ReduceOp", "Sum"),
-    "elastic_driver.worker.numpy_api": ("allgather", "allreduce", "barrier", "broadcast"),
-    "elastic_driver.worker.objects": ("allgather_object", "broadcast_object"),
+    "elastic_driver.function_launch": ("run",),
+    "elastic_driver.errors": (
+        "DuplicateNameError",
+        "HorovodInternalError",
+        "HostsUpdatedInterrupt",
+        "MismatchError",
+        "NotInitializedError",
+    ),
+    "elastic_driver.worker.builds": (
+        "ccl_built",
+        "check_extension",
+        "cuda_built",
+        "ddl_built",
+        "gloo_built",
+        "gloo_enabled",
+        "mpi_built",
+        "mpi_enabled",
+        "mpi_threads_supported",
+        "nccl_built",
+        "rocm_built",
+        "start_timeline",
+        "stop_timeline",
+    ),
+    "elastic_driver.worker.collectives": (
+        "Adasum",
+        "Average",
+        "Max",
+        "Min",
+        "Product",
+        "ReduceOp",
+        "Sum",
+    ),
+    "elastic_driver.worker.numpy_api": (
+        "allgather",
+        "allgather_async",
+        "allreduce",
+        "allreduce_",
+        "allreduce_async",
+        "allreduce_async_",
+        "alltoall",
+        "alltoall_async",
+        "barrier",
+        "broadcast",
+        "broadcast_",
+        "broadcast_async",
+        "broadcast_async_",
+        "grouped_allgather",
+        "grouped_allgather_async",
+        "grouped_allreduce",
+        "grouped_allreduce_",
+        "grouped_allreduce_async",
+        "grouped_allreduce_async_",
+        "grouped_reducescatter",
+        "grouped_reducescatter_async",
+        "join",
+        "poll",
+        "reducescatter",
+        "reducescatter_async",
+        "synchronize",
+    ),
+    "elastic_driver.worker.objects": (
+        "allgather_object",
+        "broadcast_object",
+    ),
+    "elastic_driver.worker.process_sets": (
+        "ProcessSet",
+        "add_process_set",
+        "global_process_set",
+        "remove_process_set",
+    ),
     "elastic_driver.worker.runtime": (
         "cross_rank",
         "cross_size",
         "init",
+        "is_homogeneous",
         "is_initialized",
         "local_rank",
         "local_size",

@@ -2,19 +2,97 @@
 
 from __future__ import annotations
 
-from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError
+from elastic_driver.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    NotInitializedError,
+)
 from elastic_driver.torch import elastic
-from elastic_driver.torch.compression import Compression
-from elastic_driver.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from elastic_driver.torch.ops import allgather, allreduce, allreduce_, broadcast, broadcast_
-from elastic_driver.torch.optimizer import DistributedOptimizer
-from elastic_driver.worker.collectives import Average, Max, Min, Product, ReduceOp, Sum
-from elastic_driver.worker.numpy_api import barrier
-from elastic_driver.worker.objects import allgather_object, broadcast_object
+from elastic_driver.torch.compression import (
+    Compression,
+)
+from elastic_driver.torch.functions import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from elastic_driver.torch.handles import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    poll,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from elastic_driver.torch.ops import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
+from elastic_driver.torch.optimizer import (
+    DistributedOptimizer,
+)
+from elastic_driver.torch.sync_batch_norm import (
+    SyncBatchNorm,
+)
+from elastic_driver.worker.builds import (
+    ccl_built,
+    check_extension,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from elastic_driver.worker.collectives import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
+from elastic_driver.worker.objects import (
+    allgather_object,
+    broadcast_object,
+)
+from elastic_driver.worker.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from elastic_driver.worker.runtime import (
     cross_rank,
     cross_size,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -24,35 +102,78 @@ from elastic_driver.worker.runtime import (
 )
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "DuplicateNameError",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "Max",
     "Min",
+    "MismatchError",
     "NotInitializedError",
+    "ProcessSet",
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
     "allgather",
+    "allgather_async",
     "allgather_object",
     "allreduce",
     "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
 ]

@@ -9,30 +9,43 @@ import torch
 
 from elastic_driver.torch.snapshot import broadcast_tensors, broadcast_tree, flatten, optimizer_tree, set_optimizer
 from elastic_driver.worker.objects import check_root
-from elastic_driver.worker.runtime import current
+from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int) -> None:
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Overwrites parameters with the root's, in place. Blocks until done.
 
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``; the same names on all ranks. Values that are
-            no tensors are passed over.
-        root_rank: whose parameters all get.
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``; the same on all ranks.
+            Values that are no tensors are passed over.
+        root_rank: whose parameters all get (a global rank).
+        process_set: whose members take part.
 
     Raises:
         HorovodInternalError: a peer is gone.
-        ValueError: there is no such rank.
+        MismatchError: the ranks' parameters are of different sizes.
+        ValueError: there is no such rank, or params is none of these.
     """
-    context = current()
-    check_root(context, root_rank)
-    pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    tensors = [value.detach() for _, value in pairs if isinstance(value, torch.Tensor)]
-    broadcast_tensors(context, tensors, root_rank)
+    members = members_of(process_set)
+    check_root(members, root_rank)
+    members.context.check()
+    given: Any = params  # anything may come
+    if isinstance(given, Mapping):
+        values = [value for _, value in sorted(given.items())]
+    elif isinstance(given, Iterable) and not isinstance(given, (str, torch.Tensor)):
+        values = [item[1] if isinstance(item, tuple) else item for item in given]
+    else:
+        raise ValueError(f"cannot broadcast the parameters of a {type(params).__name__}: give model.state_dict()")
+    broadcast_tensors(members, [value.detach() for value in values if isinstance(value, torch.Tensor)], root_rank)
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Makes an optimizer's state and options those of the root's, bitwise. Blocks until done.
 
@@ -40,18 +53,20 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: over the same parameters, in the same groups, on all ranks.
-        root_rank: whose state all get.
+        root_rank: whose state all get (a global rank).
         model: for Horovod's signature.
+        process_set: whose members take part.
 
     Raises:
         HorovodInternalError: a peer is gone.
         ValueError: there is no such rank.
     """
-    context = current()
-    check_root(context, root_rank)
-    if context.slot.size == 1:
+    members = members_of(process_set)
+    check_root(members, root_rank)
+    members.context.check()
+    if members.size == 1:
         return
     skeleton, tensors = flatten(optimizer_tree(optimizer))
-    received = broadcast_tree(context, skeleton, tensors, root_rank)
-    if context.slot.rank != root_rank:
+    received = broadcast_tree(skeleton, tensors, root_rank, process_set)
+    if members.context.slot.rank != root_rank:
         set_optimizer(optimizer, received)

@@ -1,160 +1,184 @@
-"""Collectives on tensors. Those of autograd are differentiable, as Horovod's are.
+"""Collectives on tensors that block until they are done. Those without ``_`` at their end are differentiable.
 
-CPU tensors are used where they lie; others go through the CPU.
+Gradients follow Horovod: that of an allreduce is an allreduce with the same operation and factors; those of allgather
+and broadcast are averaged over the ranks, as the losses of data-parallel training are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from elastic_driver.torch.compression import Compression, Compressor
-from elastic_driver.worker.collectives import GLOBAL, Average, Bytes, ReduceOp, Sum, resolve_op
-from elastic_driver.worker.context import Context
-from elastic_driver.worker.numpy_api import carried_dtype, gather_first_dims, wire_op
-from elastic_driver.worker.objects import allgather_bytes, broadcast_array, check_root
+from elastic_driver.torch import handles
+from elastic_driver.torch.compression import Compression
+from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
+from elastic_driver.worker.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
+from elastic_driver.worker.handles import synchronize
+from elastic_driver.worker.numpy_api import barrier, join
+from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
 from elastic_driver.worker.runtime import current
 
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"`` of ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """The memory of a contiguous CPU tensor, as bytes, without a copy."""
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() == 0:
-        return np.empty(0, np.uint8)
-    return cast(Bytes, flat.view(torch.uint8).numpy())
-
-
-def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its memory can be used in place, else a contiguous copy on the CPU."""
-    if tensor.is_sparse:
-        raise TypeError("cannot use a sparse tensor in a collective: call to_dense() first")
-    return tensor.detach().to("cpu").contiguous()
-
-
-def reduce_cpu(context: Context, work: torch.Tensor, op: ReduceOp) -> None:
-    """Reduces a contiguous CPU tensor in place, on the communication thread. Blocks until done."""
-    if work.numel() == 0 or context.slot.size == 1:
-        context.check()
-        return
-    data, dtype, limit_s = tensor_bytes(work), dtype_name(work.dtype), context.limits.collective_s
-    context.run(lambda collectives: collectives.allreduce(GLOBAL, data, dtype, op, timeout_s=limit_s))
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "divide",
+    "dtype_name",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "join",
+    "on_cpu",
+    "reducescatter",
+    "tensor_bytes",
+]
 
 
-def _scale(tensor: torch.Tensor, factor: float) -> None:
-    if factor == 1.0:
-        return
-    if tensor.dtype.is_floating_point:
-        tensor.mul_(factor)
-    else:
-        tensor.copy_((tensor.double() * factor).trunc())
-
-
-def divide(tensor: torch.Tensor, divisor: int) -> None:
-    """Divides in place by a number of ranks; integers exactly, rounded toward zero."""
-    if divisor != 1:
-        tensor.div_(divisor, rounding_mode=None if tensor.dtype.is_floating_point else "trunc")
-
-
-def _allreduced(
-    tensor: torch.Tensor, op: ReduceOp, compression: Compressor, prescale_factor: float, postscale_factor: float
-) -> torch.Tensor:
-    context = current()
-    name = dtype_name(compression.dtype_for(tensor.dtype))
-    work = on_cpu(tensor).to(getattr(torch, carried_dtype(name, op)), copy=True)
-    _scale(work, prescale_factor)
-    reduce_cpu(context, work, wire_op(name, op))
-    if op is Average:
-        divide(work, context.slot.size)
-    _scale(work, postscale_factor)
-    return work.to(device=tensor.device, dtype=tensor.dtype)
+def _check_differentiable(op: ReduceOp, what: str, *, also: tuple[ReduceOp, ...] = ()) -> None:
+    if op not in (Average, Sum, *also):
+        raise RuntimeError(f"cannot differentiate {what} with {op.name}: only Average and Sum can be")
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, op: ReduceOp, compression: Compressor, prescale: float, postscale: float
-    ) -> torch.Tensor:
-        ctx.op, ctx.compression, ctx.prescale, ctx.postscale = op, compression, prescale, postscale
-        return _allreduced(tensor, op, compression, prescale, postscale)
+        ctx: Any,
+        name: str | None,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.op, ctx.factors, ctx.process_set = op, factors, process_set
+        handle = handles.grouped_allreduce_async(tensors, None, name, op, factors[0], factors[1], process_set)
+        return synchronize(handle)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        if ctx.op not in (Average, Sum):
-            raise RuntimeError(f"cannot differentiate an allreduce with {ctx.op.name}: only Average and Sum can be")
-        return _allreduced(grads[0], ctx.op, ctx.compression, ctx.prescale, ctx.postscale), None, None, None, None
+        _check_differentiable(ctx.op, "an allreduce", also=(Adasum,))
+        before, after = ctx.factors
+        handle = handles.grouped_allreduce_async(grads, None, None, ctx.op, before, after, ctx.process_set)
+        return None, None, None, None, *synchronize(handle)
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        context = current()
-        source = on_cpu(tensor)
-        rows = gather_first_dims(context, tuple(source.shape), str(source.dtype))
-        ctx.start, ctx.rows = sum(rows[: context.slot.rank]), rows[context.slot.rank]
-        row_bytes = source.element_size() * int(np.prod(source.shape[1:], dtype=np.int64))
-        gathered = allgather_bytes(context, tensor_bytes(source), [count * row_bytes for count in rows])
-        shape = (sum(rows), *source.shape[1:])
-        output = torch.empty(shape, dtype=source.dtype) if gathered.nbytes == 0 else torch.from_numpy(gathered)
-        return output.view(source.dtype).reshape(shape).to(tensor.device)
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
+        return synchronize(handles.grouped_allgather_async(tensors, name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _allreduced(grads[0], Sum, Compression.none, 1.0, 1.0).narrow(0, ctx.start, ctx.rows)
+        averaging = handles.grouped_allreduce_async(grads, op=Average, process_set=ctx.process_set)
+        rows = torch.tensor([ctx.rows])
+        table = synchronize(handles.allgather_async(rows, process_set=ctx.process_set))
+        starts = table[: members_of(ctx.process_set).index].sum(dim=0).tolist()
+        reduced = synchronize(averaging)
+        return (
+            None,
+            None,
+            *(grad.narrow(0, start, count) for grad, start, count in zip(reduced, starts, ctx.rows, strict=True)),
+        )
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-        ctx.root_rank = root_rank
-        return broadcast_(tensor.detach().clone(), root_rank)
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        return synchronize(handles.broadcast_async(tensor, root_rank, name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        reduced = _allreduced(grads[0], Sum, Compression.none, 1.0, 1.0)
-        return reduced if current().slot.rank == ctx.root_rank else torch.zeros_like(reduced), None
+        reduced = synchronize(handles.allreduce_async(grads[0], op=Average, process_set=ctx.process_set))
+        mine = reduced if current().slot.rank == ctx.root_rank else torch.zeros_like(reduced)
+        return mine, None, None, None
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+        output, received = synchronize(handles.alltoall_async(tensor, splits, name, process_set))
+        ctx.process_set, ctx.received = process_set, received
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        back, _ = synchronize(handles.alltoall_async(grads[0], ctx.received, None, ctx.process_set))
+        return back, None, None, None
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.op, ctx.factors, ctx.process_set = op, factors, process_set
+        return synchronize(handles.grouped_reducescatter_async(tensors, name, op, process_set, *factors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        _check_differentiable(ctx.op, "a reducescatter")
+        # Horovod's factor: with it the gradients of Sum and Average stand to each other as those of allreduce do.
+        factor = ctx.factors[0] * ctx.factors[1]
+        if ctx.op is Sum:
+            factor *= members_of(ctx.process_set).size
+        scaled = [grad * factor if factor != 1.0 else grad for grad in grads]
+        gathered = synchronize(handles.grouped_allgather_async(scaled, None, ctx.process_set))
+        return None, None, None, None, *gathered
 
 
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,  # noqa: FBT001 - Horovod's signature
     name: str | None = None,
-    compression: Compressor = Compression.none,
+    compression: Any = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combines the ranks' tensors, which have one shape and dtype. Blocks until done. Differentiable.
 
     Args:
         tensor: left as it is.
         average: older spelling of ``op``: True is Average, False is Sum.
-        name: for Horovod's signature; calls are matched by their order.
-        compression: ``Compression.none`` or ``Compression.fp16``.
-        op: Average (the default), Sum, Min, Max or Product. Averages of integers are rounded toward zero.
+        name: pairs the calls of the ranks; calls without one are paired by their order.
+        compression: how the values travel: ``Compression.none``, ``fp16``, ``bf16``, or a class of the same kind.
+        op: Average (the default), Sum, Adasum, Min, Max or Product. Averages of integers are rounded toward zero.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
+        process_set: whose members take part.
 
     Returns:
         A new tensor on the same device, bitwise the same on all ranks.
 
     Raises:
         HorovodInternalError: a peer is gone.
+        MismatchError: the ranks did not submit the same; on all of them.
+        DuplicateNameError: an operation of this name is under way.
         TypeError: values of this dtype cannot be reduced.
-        ValueError: both average and op were given.
+        ValueError: both average and op were given, or this process is not in the process set.
     """
     resolved = resolve_op(average=average, op=op)
+    compressed, how = compression.compress(tensor)
     apply: Any = _Allreduce.apply
-    return cast(torch.Tensor, apply(tensor, resolved, compression, prescale_factor, postscale_factor))
+    (reduced,) = apply(name, resolved, (prescale_factor, postscale_factor), process_set, compressed)
+    return cast(torch.Tensor, compression.decompress(reduced, how))
 
 
-@torch.no_grad()
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,  # noqa: FBT001 - Horovod's signature
@@ -162,51 +186,160 @@ def allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Like :func:`allreduce`, in place: returns the tensor given, overwritten."""
+    """Like :func:`allreduce`, in place: returns the tensor given, overwritten. Not differentiable."""
+    handle = handles.allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    return cast(torch.Tensor, synchronize(handle))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,  # noqa: FBT001 - Horovod's signature
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`allreduce` of several tensors in one operation."""
     resolved = resolve_op(average=average, op=op)
-    context = current()
-    in_place = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_sparse
-    if in_place and carried_dtype(dtype_name(tensor.dtype), resolved) == dtype_name(tensor.dtype):
-        _scale(tensor, prescale_factor)
-        reduce_cpu(context, tensor, wire_op(dtype_name(tensor.dtype), resolved))
-        if resolved is Average:
-            divide(tensor, context.slot.size)
-        _scale(tensor, postscale_factor)
-        return tensor
-    return tensor.copy_(_allreduced(tensor, resolved, Compression.none, prescale_factor, postscale_factor))
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    apply: Any = _Allreduce.apply
+    factors = (prescale_factor, postscale_factor)
+    reduced = apply(name, resolved, factors, process_set, *(compressed for compressed, _ in pairs))
+    return [compression.decompress(each, how) for each, (_, how) in zip(reduced, pairs, strict=True)]
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,  # noqa: FBT001 - Horovod's signature
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`allreduce_` of several tensors in one operation. Not differentiable."""
+    handle = handles.grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    )
+    return cast(tuple[torch.Tensor, ...], synchronize(handle))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """The ranks' tensors joined along their first dimension, in which alone they may differ. Differentiable.
 
     Raises:
         HorovodInternalError: a peer is gone.
-        ValueError: a scalar, or the ranks' dtypes or other dimensions differ (then on all ranks).
+        MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
+        ValueError: a scalar.
     """
-    if tensor.dim() == 0:
-        raise ValueError("cannot allgather a scalar: it has no first dimension; reshape it to (1,)")
+    _check_rows([tensor], "allgather")
     apply: Any = _Allgather.apply
-    return cast(torch.Tensor, apply(tensor))
+    return cast(torch.Tensor, apply(name, process_set, tensor)[0])
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The root's tensor, on every rank, as a new tensor. Blocks until done. Differentiable.
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """:func:`allgather` of several tensors in one operation."""
+    _check_rows(tensors, "allgather")
+    apply: Any = _Allgather.apply
+    return cast(tuple[torch.Tensor, ...], apply(name, process_set, *tensors))
+
+
+def _check_rows(tensors: Sequence[torch.Tensor], what: str) -> None:
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensor of a global rank, on every rank, as a new tensor. Blocks until done. Differentiable.
 
     Raises:
         HorovodInternalError: a peer is gone.
+        MismatchError: the ranks' roots, shapes or dtypes differ; on all of them.
         ValueError: there is no such rank.
     """
     apply: Any = _Broadcast.apply
-    return cast(torch.Tensor, apply(tensor, root_rank))
+    return cast(torch.Tensor, apply(tensor, root_rank, name, process_set))
 
 
-@torch.no_grad()
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Overwrites the tensor with the root's, and returns it. Blocks until done."""
-    context = current()
-    check_root(context, root_rank)
-    context.check()
-    work = on_cpu(tensor)
-    broadcast_array(context, tensor_bytes(work), root_rank)
-    return tensor if work.data_ptr() == tensor.data_ptr() else tensor.copy_(work)
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrites the tensor with the root's, and returns it. Blocks until done. Not differentiable."""
+    return cast(torch.Tensor, synchronize(handles.broadcast_async_(tensor, root_rank, name, process_set)))
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends rows to each rank and receives rows from each. Blocks until done. Differentiable.
+
+    Args:
+        tensor: its first rows go to the first member, and so on.
+        splits: rows to each member, a list or a tensor; the same number of rows to each by default.
+        name: pairs the calls of the ranks; calls without one are paired by their order.
+        process_set: whose members take part.
+
+    Returns:
+        The rows received, joined in the order of the members; with splits also the rows from each.
+
+    Raises:
+        HorovodInternalError: a peer is gone.
+        MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
+        ValueError: a scalar, or splits that do not add up to the rows there are.
+    """
+    apply: Any = _Alltoall.apply
+    output, received = apply(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combines the ranks' tensors and gives each rank some rows of the result. Differentiable.
+
+    Rows are dealt in the order of the members, evenly; where they cannot be, the first members get one more.
+
+    Raises:
+        HorovodInternalError: a peer is gone.
+        MismatchError: the ranks did not submit the same; on all of them.
+        TypeError: values of this dtype cannot be reduced.
+        ValueError: a scalar.
+    """
+    (result,) = grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)
+    return result
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of several tensors in one operation."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    apply: Any = _Reducescatter.apply
+    factors = (prescale_factor, postscale_factor)
+    scattered = apply(name, op, factors, process_set, *(compressed for compressed, _ in pairs))
+    return [compression.decompress(each, how) for each, (_, how) in zip(scattered, pairs, strict=True)]

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from elastic_driver.torch.ops import tensor_bytes
-from elastic_driver.worker.context import Context
-from elastic_driver.worker.objects import broadcast_array, broadcast_object
+from elastic_driver.torch.tensors import tensor_bytes
+from elastic_driver.worker.messages import broadcast
+from elastic_driver.worker.objects import broadcast_object
+from elastic_driver.worker.process_sets import Members, ProcessSet, global_process_set, members_of
 
 # Tensors are packed into messages of this size, in bytes: large enough that latency does not count, small enough
 # that a large model does not need its size again as a buffer.
@@ -111,19 +112,20 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 @torch.no_grad()
-def broadcast_tensors(context: Context, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
+def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     """Overwrites tensors with the root's, packed into few messages. Shapes and dtypes agree on all ranks."""
-    if context.slot.size == 1:
+    if members.size == 1:
         return
-    is_root = context.slot.rank == root_rank
-    for chunk in _chunks(tensors):
+    is_root = members.context.slot.rank == root_rank
+    for number, chunk in enumerate(_chunks(tensors)):
         sizes = [tensor.numel() * tensor.element_size() for tensor in chunk]
         buffer = torch.empty(sum(sizes), dtype=torch.uint8)
         parts = list(buffer.split(sizes))  # type: ignore[no-untyped-call]
         if is_root:
             for part, tensor in zip(parts, chunk, strict=True):
                 part.copy_(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8))
-        broadcast_array(context, tensor_bytes(buffer), root_rank)
+        name = f"broadcast_tensors.{number}"
+        broadcast(members.context.engine, tensor_bytes(buffer), root_rank, name, members.number)
         if is_root:
             continue
         for part, tensor in zip(parts, chunk, strict=True):
@@ -131,10 +133,16 @@ def broadcast_tensors(context: Context, tensors: Sequence[torch.Tensor], root_ra
             tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 
 
-def broadcast_tree(context: Context, skeleton: Any, tensors: Sequence[torch.Tensor], root_rank: int) -> Any:
+def broadcast_tree(
+    skeleton: Any,
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """The root's tree, on every rank; elsewhere than on the root its tensors are new ones, on the CPU."""
-    skeleton = broadcast_object(skeleton, root_rank)
-    if context.slot.rank != root_rank:
+    members = members_of(process_set)
+    skeleton = broadcast_object(skeleton, root_rank, process_set=process_set)
+    if members.context.slot.rank != root_rank:
         slots: list[Slot] = []
 
         def collect(node: Any) -> None:
@@ -150,7 +158,7 @@ def broadcast_tree(context: Context, skeleton: Any, tensors: Sequence[torch.Tens
         collect(skeleton)
         slots.sort(key=lambda slot: slot.index)
         tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
-    broadcast_tensors(context, tensors, root_rank)
+    broadcast_tensors(members, tensors, root_rank)
     return unflatten(skeleton, tensors)
 
 

@@ -165,9 +165,7 @@ class TorchState(ObjectState):
         context = current()
         if context.slot.size > 1:
             skeleton, tensors = flatten(self._trees())
-            commits, values, trees = broadcast_tree(
-                context, (self._commits, _Opaque(self._values()), skeleton), tensors, 0
-            )
+            commits, values, trees = broadcast_tree((self._commits, _Opaque(self._values()), skeleton), tensors, 0)
             if context.slot.rank != 0:
                 for name, handler in self._handlers.items():
                     handler.set(trees[name])

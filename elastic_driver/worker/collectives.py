@@ -25,10 +25,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class ReduceOp(IntEnum):
-    """How an allreduce combines the ranks' values. The numbers are Horovod's (2 is its Adasum)."""
+    """How a reduction combines the ranks' values. The numbers are Horovod's."""
 
     AVERAGE = 0
     SUM = 1
+    ADASUM = 2
     MIN = 3
     MAX = 4
     PRODUCT = 5
@@ -36,6 +37,7 @@ class ReduceOp(IntEnum):
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
@@ -138,7 +140,7 @@ def resolve_op(*, average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is None:
         return Average
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"cannot reduce with {op!r}: op is one of Average, Sum, Min, Max, Product")
+        raise TypeError(f"cannot reduce with {op!r}: op is one of Average, Sum, Adasum, Min, Max, Product")
     return op
 
 

@@ -1,8 +1,7 @@
-"""One round as this process sees it: its place, its collectives, and the two threads that serve them.
+"""One round as this process sees it: its place, its engine, and the thread that watches the driver.
 
-Owns the communication thread ("elastic-comm"), which runs all collectives in the order they were submitted, so that
-gradient buckets and calls of the main thread cannot interleave differently on two ranks; and the watch thread.
-Does not know how a round is joined (runtime.py).
+Owns the engine's life: which one it is, its connecting, its end by force and its teardown. Does not know how a round is
+joined (runtime.py), nor what operations are for.
 
 Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds the building of contexts only. A collective's clock starts when this
 rank calls it, so the same limit there would end healthy jobs whose peers compute longer than that; and a dead peer
@@ -12,27 +11,31 @@ is announced by the driver within milliseconds anyhow. Collectives get ELASTIC_D
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
-import queue
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError, SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import Backend, RoundAssignment
-from elastic_driver.worker.collectives import CROSS, GLOBAL, LOCAL, Collectives, Group, SoloCollectives, Task
+from elastic_driver.worker.collectives import Collectives, Exchange, Group, SoloCollectives
+from elastic_driver.worker.engine import Engine, Kind, Operation, Result
+from elastic_driver.worker.messages import wait
+from elastic_driver.worker.plain_engine import Make, PlainEngine
+from elastic_driver.worker.plain_plan import LEAVING
 from elastic_driver.worker.watch import Watch, WatchClient
 
 _log = logging.getLogger("elastic_driver.worker")
 
 DEFAULT_BUILD_TIMEOUT_S = 30.0  # Horovod's HOROVOD_GLOO_TIMEOUT_SECONDS
 DEFAULT_COLLECTIVE_TIMEOUT_S = 1800.0  # torch.distributed's default for a process group
-
-Work: TypeAlias = Future[Any]
 
 
 class RoundClient(WatchClient, Protocol):
@@ -77,56 +80,60 @@ class Limits:
         )
 
 
-def make_collectives(assignment: RoundAssignment, groups: tuple[Group, ...], address: str) -> Collectives:
-    """A backend's collectives, not yet connected.
+class ConnectableEngine(Engine, Protocol):
+    """An engine before it has its peers."""
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
+
+
+def make_engine(assignment: RoundAssignment, address: str, limits: Limits) -> ConnectableEngine:
+    """The engine for a round, not yet connected.
 
     Raises:
         HorovodInternalError: the backend that the driver chose cannot be loaded here.
     """
-    if assignment.slot.size == 1:
-        return SoloCollectives()
+    slot = assignment.slot
+    plain = os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain"  # the same on all ranks, as the driver hands it on
     try:
-        match assignment.backend:
-            case Backend.NATIVE:
-                from elastic_driver.worker.native_backend import NativeCollectives
+        if slot.size > 1 and assignment.backend is Backend.NATIVE and not plain:
+            from elastic_driver.worker.native_engine import NativeEngine
 
-                return NativeCollectives(groups, address)
-            case Backend.TORCH:
-                from elastic_driver.worker.torch_backend import TorchCollectives
-
-                return TorchCollectives(groups, address)
+            return NativeEngine(slot.rank, slot.size, address, timeout_s=limits.collective_s)
+        make = _collectives_of(assignment.backend, address) if slot.size > 1 else _solo
     except ImportError as error:
         raise HorovodInternalError(f"cannot load the {assignment.backend} backend: {error}") from error
+    return PlainEngine(
+        make,
+        rank=slot.rank,
+        size=slot.size,
+        round_id=assignment.round_id,
+        build_s=limits.build_s,
+        collective_s=limits.collective_s,
+    )
 
 
-def groups_of(assignment: RoundAssignment) -> tuple[tuple[Group, ...], dict[str, str]]:
-    """The groups to build, and which of them serves each of the three names ("" where this process is alone).
+def _solo(groups: tuple[Group, ...]) -> Collectives:
+    return SoloCollectives()
 
-    A group with the members of another is that other: fewer connections, and no member can think otherwise.
-    """
-    slot = assignment.slot
-    everyone = Group(GLOBAL, tuple(range(slot.size)), slot.rank)
-    groups = [everyone]
-    serves = {GLOBAL: GLOBAL}
-    for group in (
-        Group(LOCAL, assignment.local_members, slot.local_rank),
-        Group(CROSS, assignment.cross_members, slot.cross_rank),
-    ):
-        if len(group.members) == 1:
-            serves[group.name] = ""
-        elif group.members == everyone.members:
-            serves[group.name] = GLOBAL
-        else:
-            serves[group.name] = group.name
-            groups.append(group)
-    return tuple(groups), serves
+
+def _collectives_of(backend: Backend, address: str) -> Make:
+    match backend:
+        case Backend.NATIVE:
+            from elastic_driver.worker.native_backend import NativeCollectives
+
+            return lambda groups: NativeCollectives(groups, address)
+        case Backend.TORCH:
+            from elastic_driver.worker.torch_backend import TorchCollectives
+
+            return lambda groups: TorchCollectives(groups, address)
 
 
 class Context:
     """One round of this process, from its assignment to its teardown.
 
-    Main thread: ``open``, ``submit`` and waiting on what it returns, ``close``, ``join``. The communication thread runs
-    the tasks. The watch thread calls ``on_*``. ``abort`` may come from any of them.
+    Main thread: ``open``, ``engine``, ``close``, ``join``. The watch thread calls ``on_*``. ``abort`` may come from any
+    of them.
     """
 
     def __init__(
@@ -141,42 +148,62 @@ class Context:
         self.assignment = assignment
         self.slot = assignment.slot
         self.limits = limits
+        self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
         self._address = address
         self._client = client
-        self._groups, self.serves = groups_of(assignment)
-        self._lock = threading.Lock()  # guards _broken, _collectives, _pending
+        self._lock = threading.Lock()  # guards _broken, _engine, _closing
         self._broken = ""
-        self._collectives: Collectives | None = None
-        self._pending = 0
+        self._engine: ConnectableEngine | None = None
+        self._closing = False
         self._hosts_updated = False
         self.update_reason = ""
-        self._tasks: queue.SimpleQueue[tuple[Task, Work] | None] = queue.SimpleQueue()
         self._ready: Future[None] = Future()
         self._watch = Watch(client, worker, assignment.round_id, self) if client is not None and worker else None
-        self._comm: threading.Thread | None = None
-        if self.slot.size > 1:
-            # A daemon for the watch thread's reason. Submitted tasks wake it; close() ends it, after its teardown.
-            self._comm = threading.Thread(
-                target=self._communicate, name=f"elastic-comm-{assignment.round_id}", daemon=True
-            )
+        # Daemons for the watch thread's reason. The first ends when the engine stands or cannot; the second frees it.
+        number = assignment.round_id
+        self._opener = threading.Thread(target=self._connect, name=f"elastic-open-{number}", daemon=True)
+        self._closer = threading.Thread(target=self._teardown, name=f"elastic-close-{number}", daemon=True)
 
     def open(self) -> None:
-        """Starts the threads and connects to the peers. Blocks until that is done.
+        """Starts the engine and connects to the peers. Blocks until that is done.
 
         Raises:
             HorovodInternalError: it cannot be done: a peer is gone, the driver ended the round, the time is up.
+            OSError: the timeline of HOROVOD_TIMELINE cannot be written.
         """
         if self._watch is not None:
             self._watch.start()
-        if self._comm is None:
-            self._collectives = SoloCollectives()
-            return
-        self._comm.start()
+        if self.slot.size == 1:
+            self._connect()
+        else:
+            self._opener.start()
         self._ready.result()
+        self._begin_timeline()
+
+    def _begin_timeline(self) -> None:
+        """Horovod's rule: the trace is rank 0's. Later rounds do not overwrite the first one's."""
+        path = os.environ.get("HOROVOD_TIMELINE", "")
+        if not path or path.upper() == "DYNAMIC" or self.slot.rank != 0:
+            return
+        if os.path.exists(path) and self.assignment.round_id > 1:
+            path += f".{self.assignment.round_id}"
+        self.engine.start_timeline(path)
+
+    @property
+    def engine(self) -> Engine:
+        """The round's engine.
+
+        Raises:
+            HorovodInternalError: there is none, because the round is broken or over.
+        """
+        engine = self._engine
+        if engine is None:
+            raise self._error()
+        return engine
 
     @property
     def broken(self) -> str:
-        """Why no collective can succeed any more in this round; "" when they can."""
+        """Why no collective can succeed any more in this round, as far as is known without trying; "" when they can."""
         return self._broken
 
     @property
@@ -189,34 +216,33 @@ class Context:
         if self._broken:
             raise self._error()
 
-    def submit(self, task: Task) -> Work:
-        """Queues a task for the communication thread. Never raises: the future carries the failure."""
-        work: Work = Future()
-        with self._lock:
-            broken = self._broken
-            if not broken:
-                self._pending += 1
-                if self._comm is not None:
-                    self._tasks.put((task, work))  # inside the lock: nothing is queued behind close()'s end mark
-        if broken:
-            work.set_exception(self._error())
-        elif self._comm is None:
-            assert self._collectives is not None
-            self._run_task(task, work, self._collectives)
-        return work
+    def run(self, operation: Operation, *, keep: object = None) -> Result:
+        """Carries an operation out. Blocks until it is done; signals are handled meanwhile.
 
-    def run(self, task: Task) -> Any:
-        """Runs a task on the communication thread. Blocks until it is done; signals are handled meanwhile.
+        Args:
+            operation: what is to be done.
+            keep: what owns its memory: kept alive until the operation is done, even when an exception ends the wait.
 
         Raises:
-            HorovodInternalError: the collective failed.
+            HorovodInternalError: a peer is gone, or the round is broken or over.
+            MismatchError: the ranks did not submit the same.
+            DuplicateNameError: an operation of this name is under way.
+            ValueError: the operation itself cannot be.
         """
-        return self.submit(task).result()
+        self.check()
+        return wait(self.engine.submit(operation), keep)
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """Watch thread: the notice's level changed."""
         self.update_reason = reason
         self._hosts_updated = leave
+
+    def progress(self) -> tuple[int, bool]:
+        """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""
+        engine = self._engine
+        if engine is None or not self._ready.done():
+            return 0, True
+        return engine.progress()
 
     def on_abort(self, reason: str) -> None:
         """Watch thread: the driver ended the round."""
@@ -231,47 +257,66 @@ class Context:
             if self._broken:
                 return
             self._broken = reason or "aborted"
-            collectives = self._collectives
-        if collectives is not None:
-            collectives.abort(self._broken)
+            engine = self._engine
+        if engine is not None:
+            engine.abort(self._broken)
         # A build in progress owns no memory of the caller's, so that the caller need not wait for its end.
         with contextlib.suppress(InvalidStateError):
             self._ready.set_exception(self._error())
 
     def linger(self, timeout_s: float) -> None:
         """Waits a while until the peers are also done, so that none sees a connection close under its last call."""
-        if self._comm is None or self._broken:
+        if self.slot.size == 1 or self._broken:
             return
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
-            self.submit(lambda collectives: collectives.barrier(GLOBAL, timeout_s=timeout_s)).result(timeout_s + 1)
+            handle = self.engine.submit(Operation(Kind.BARRIER, name=LEAVING))
+            while not handle.done() and time.monotonic() < deadline:
+                time.sleep(0.0005)  # a handle has no wait with a limit
 
     def close(self) -> None:
-        """Begins the teardown, which the communication thread finishes. Returns at once."""
+        """Begins the teardown, which a thread finishes. Returns at once. Idempotent."""
         with self._lock:
-            unfinished = self._pending > 0 or not self._ready.done()
-        if unfinished and self._comm is not None:
+            if self._closing:
+                return
+            self._closing = True
+        if not self._ready.done():
             self.abort("the library was shut down in this process")
         if self._watch is not None:
             self._watch.stop()
         with self._lock:
             self._broken = self._broken or "the round is over in this process"
-            self._tasks.put(None)
+        try:
+            self._closer.start()
+        except RuntimeError:  # no thread can be started any more while the interpreter ends
+            self._teardown()
+
+    def _teardown(self) -> None:
+        if self._opener.ident is not None:
+            self._opener.join()
+        with self._lock:
+            engine, self._engine = self._engine, None  # what it holds goes with it, and this object may live on
+        if engine is not None:
+            try:
+                engine.close()
+            except Exception:
+                _log.exception("round %d: the teardown of its engine failed", self.assignment.round_id)
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads after close(); True when they have ended."""
         done = True
         if self._watch is not None:
             done = self._watch.join(timeout_s)
-        if self._comm is not None:
-            self._comm.join(timeout_s)
-            done = done and not self._comm.is_alive()
+        if self._closer.ident is not None:
+            self._closer.join(timeout_s)
+            done = done and not self._closer.is_alive()
         return done
 
     def abandon(self) -> None:
         """In a forked child: nothing of the parent's is touched, now or when this object goes."""
         self._lock = threading.Lock()  # the parent's may have been held at the fork
-        if self._collectives is not None:
-            self._collectives.abandon()
+        if self._engine is not None:
+            self._engine.abandon()
 
     def _error(self) -> HorovodInternalError:
         return HorovodInternalError(f"cannot go on in round {self.assignment.round_id}: {self._broken}")
@@ -280,19 +325,15 @@ class Context:
         assert self._client is not None
         return self._client.exchange(self.assignment.round_id, scope, key, count, value, timeout_s=self.limits.build_s)
 
-    def _build(self) -> Collectives:
-        collectives = make_collectives(self.assignment, self._groups, self._address)
-        with self._lock:
-            self._collectives = collectives
-            broken = self._broken
-        if broken:
-            collectives.abort(broken)
-        collectives.connect(self._exchange, timeout_s=self.limits.build_s)
-        return collectives
-
-    def _communicate(self) -> None:
+    def _connect(self) -> None:
         try:
-            collectives = self._build()
+            engine = make_engine(self.assignment, self._address, self.limits)
+            with self._lock:
+                self._engine = engine
+                broken = self._broken
+            if broken:
+                engine.abort(broken)
+            engine.connect(self._exchange, timeout_s=self.limits.build_s)
         except (HorovodInternalError, RendezvousError, OSError) as error:
             self.abort(f"cannot connect to the peers: {error}")
         except BaseException as error:
@@ -301,51 +342,10 @@ class Context:
         else:
             with contextlib.suppress(InvalidStateError):
                 self._ready.set_result(None)
-            while (item := self._tasks.get()) is not None:
-                self._run_task(*item, collectives)
-                del item  # or the last buffers would live until the next task
-        if self._collectives is not None:
-            try:
-                self._collectives.close()
-            except Exception:
-                _log.exception("round %d: the teardown of its contexts failed", self.assignment.round_id)
-        # Whatever was queued before the end mark of a context that never stood, or behind it.
-        while True:
-            try:
-                item = self._tasks.get_nowait()
-            except queue.Empty:
-                return
-            if item is not None:
-                item[1].set_exception(self._error())
-
-    def _run_task(self, task: Task, work: Work, collectives: Collectives) -> None:
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            if self._broken:
-                raise self._error()
-            result = task(collectives)
-        except HorovodInternalError as error:
-            # At the first error, before anything else: closing our own connections is what tells the ranks that
-            # are no neighbours of the dead one.
-            self.abort(str(error))
-            failure = error
-        except BaseException as error:
-            failure = error
-        with self._lock:
-            self._pending -= 1
-        if failure is None:
-            work.set_result(result)
-        else:
-            work.set_exception(failure)
-            failure = None  # its traceback holds this frame, and the frame would hold it
 
 
 def usable_backends() -> tuple[Backend, ...]:
     """What this process can use, best first."""
-    import importlib.util
-    import sys
-
     backends = []
     try:
         from elastic_driver import native_loader

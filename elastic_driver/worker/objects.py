@@ -11,85 +11,72 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from elastic_driver.worker.collectives import GLOBAL, Bytes, as_bytes
-from elastic_driver.worker.context import Context
-from elastic_driver.worker.runtime import current
+from elastic_driver.worker.collectives import as_bytes
+from elastic_driver.worker.messages import broadcast, gather
+from elastic_driver.worker.process_sets import Members, ProcessSet, global_process_set, members_of
 
 
-def check_root(context: Context, root_rank: int) -> None:
-    """Raises ValueError when there is no such rank."""
-    if not 0 <= root_rank < context.slot.size:
-        raise ValueError(f"cannot broadcast from rank {root_rank}: the job has ranks 0 to {context.slot.size - 1}")
-
-
-def broadcast_array(context: Context, data: Bytes, root_rank: int) -> None:
-    """Overwrites bytes with the root's. Blocks until done. Raises HorovodInternalError."""
-    if data.nbytes == 0:
+def check_root(members: Members, root_rank: int) -> None:
+    """Raises ValueError when there is no such rank among them."""
+    if root_rank in members.ranks:
         return
-    limit_s = context.limits.collective_s
-    context.run(lambda collectives: collectives.broadcast(GLOBAL, data, root_rank, timeout_s=limit_s))
+    if members.number:
+        raise ValueError(f"cannot broadcast from rank {root_rank}: the process set has ranks {list(members.ranks)}")
+    raise ValueError(f"cannot broadcast from rank {root_rank}: the job has ranks 0 to {members.size - 1}")
 
 
-def allgather_counts(context: Context, mine: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Some integers from each rank, as many from each, in rank order. Blocks until done."""
-    row = np.asarray(mine, np.int64)
-    table = np.empty((context.slot.size, len(mine)), np.int64)
-    limit_s = context.limits.collective_s
-    counts = [row.nbytes] * context.slot.size
-    context.run(
-        lambda collectives: collectives.allgather(GLOBAL, as_bytes(row), as_bytes(table), counts, timeout_s=limit_s)
-    )
-    return [tuple(int(value) for value in line) for line in table]
-
-
-def allgather_bytes(context: Context, data: Bytes, counts: list[int]) -> Bytes:
-    """The ranks' bytes, end to end; counts are their lengths, known to all. Blocks until done."""
-    output = np.empty(sum(counts), np.uint8)
-    if output.nbytes:
-        limit_s = context.limits.collective_s
-        context.run(lambda collectives: collectives.allgather(GLOBAL, data, output, counts, timeout_s=limit_s))
-    return output
-
-
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """The root's object, on every rank. Blocks until done.
 
     Args:
         obj: anything that cloudpickle takes; used on the root only.
-        root_rank: whose object it is.
-        name: for Horovod's signature; calls are matched by their order.
+        root_rank: whose object it is (a global rank).
+        name: of the operation; calls from several threads at once need different ones.
+        process_set: whose members take part.
 
     Raises:
         HorovodInternalError: a peer is gone.
+        MismatchError: the ranks do not name one root.
         ValueError: there is no such rank.
     """
-    context = current()
-    check_root(context, root_rank)
-    if context.slot.size == 1:
+    members = members_of(process_set)
+    check_root(members, root_rank)
+    context = members.context
+    context.check()
+    if members.size == 1:
         return obj
+    label = f"broadcast_object.{name or 'object'}"
     if context.slot.rank == root_rank:
         payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8).copy()
-        broadcast_array(context, as_bytes(np.array([payload.nbytes], np.int64)), root_rank)
-        broadcast_array(context, payload, root_rank)
+        length = np.array([payload.nbytes], np.int64)
+        broadcast(context.engine, as_bytes(length), root_rank, f"{label}.size", members.number)
+        broadcast(context.engine, payload, root_rank, f"{label}.data", members.number)
         return obj
     length = np.zeros(1, np.int64)
-    broadcast_array(context, as_bytes(length), root_rank)
+    broadcast(context.engine, as_bytes(length), root_rank, f"{label}.size", members.number)
     payload = np.empty(int(length[0]), np.uint8)
-    broadcast_array(context, payload, root_rank)
+    broadcast(context.engine, payload, root_rank, f"{label}.data", members.number)
     return cloudpickle.loads(payload.data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's object, in rank order. Blocks until done.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: of the operation; calls from several threads at once need different ones.
+        process_set: whose members take part.
 
     Raises:
         HorovodInternalError: a peer is gone.
     """
-    context = current()
-    if context.slot.size == 1:
+    members = members_of(process_set)
+    members.context.check()
+    if members.size == 1:
         return [obj]
-    payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
-    counts = [count for (count,) in allgather_counts(context, (payload.nbytes,))]
-    gathered = allgather_bytes(context, payload, counts)
-    ends = np.cumsum(counts)
-    return [cloudpickle.loads(gathered[end - count : end].data) for end, count in zip(ends, counts, strict=True)]
+    payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8).copy()
+    label = f"allgather_object.{name or 'object'}"
+    parts = gather(members.context.engine, payload, label, members.number)
+    return [cloudpickle.loads(part.data) for part in parts]

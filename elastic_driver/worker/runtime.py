@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elastic_driver.errors import (
@@ -43,6 +44,7 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
 )
+from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
 
 _log = logging.getLogger("elastic_driver.worker")
@@ -156,6 +158,7 @@ class Runtime:
     def shutdown(self) -> None:
         """Leaves the round and frees all it held. ``init()`` may follow."""
         self._planned = None
+        sets.forget_all()
         context = self._context
         if context is None:
             return
@@ -222,6 +225,7 @@ class Runtime:
             self._context = context
             try:
                 context.open()
+                sets.enter_round(context)
                 break
             except HorovodInternalError as error:
                 _log.warning("round %d: %s", assignment.round_id, error)
@@ -323,6 +327,10 @@ def _install_exit() -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_runtime.abandon)
     _exit_pid = os.getpid()
+    # The driver has a worker that hangs print its stacks before it kills it.
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # a standard error without a descriptor, in a notebook
+            faulthandler.enable()
 
 
 def _at_exit() -> None:
@@ -334,20 +342,26 @@ def _at_exit() -> None:
         _runtime.shutdown()
 
 
-def init(comm: object = None, process_sets: object = None) -> None:
+def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins the job. Blocks until the driver has formed a round with this process in it.
 
     Args:
-        comm: only None; subsets of the processes are not supported.
-        process_sets: only None, likewise.
+        comm: None or an empty list; the job is always all processes that elasticrun started.
+        process_sets: process sets to have from the start, the same on all ranks. Unlike those of ``add_process_set``
+            they may name ranks that do not exist yet. "dynamic" is taken for Horovod's sake: sets can always be added.
 
     Raises:
-        SettingsError: one of the arguments was given, or the environment is not one of elasticrun's.
+        SettingsError: comm was given, or the environment is not one of elasticrun's.
+        ValueError: a process set is given twice.
         RendezvousError: the driver cannot be reached.
         SystemExit: the driver has no place for this process, or the job is over.
     """
-    if comm is not None or process_sets is not None:
-        raise SettingsError("cannot init with comm or process_sets: only the whole job is supported")
+    if comm is not None and comm != []:
+        raise SettingsError("cannot init with comm: the job is all processes that elasticrun started")
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f'cannot init with process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic"')
+    if not _runtime.initialized:
+        sets.expect([] if process_sets is None or isinstance(process_sets, str) else process_sets)
     _runtime.init()
 
 
@@ -389,3 +403,8 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
     return _runtime.slot.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
+    return _runtime.context.homogeneous

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_driver.errors import HostsUpdatedInterrupt
-from elastic_driver.worker.collectives import GLOBAL, ReduceOp, as_bytes
+from elastic_driver.worker.collectives import ReduceOp
+from elastic_driver.worker.engine import Kind, Operation
+from elastic_driver.worker.messages import PREFIX, array_spec
 from elastic_driver.worker.objects import broadcast_object
 from elastic_driver.worker.runtime import runtime
 
@@ -77,12 +79,8 @@ class State:
         context.check()
         flag = np.array([int(context.hosts_updated)], np.int64)
         if context.slot.size > 1:
-            limit_s = context.limits.collective_s
-            context.run(
-                lambda collectives: collectives.allreduce(
-                    GLOBAL, as_bytes(flag), "int64", ReduceOp.MAX, timeout_s=limit_s
-                )
-            )
+            spec = array_spec(flag, flag)
+            context.run(Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX), keep=flag)
         if flag[0]:
             raise HostsUpdatedInterrupt(context.update_reason)
 
