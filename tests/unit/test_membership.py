@@ -520,3 +520,55 @@ def test_after_the_end_only_the_dead_are_taken_off_the_list() -> None:
     job.feed(StopRequested(15, "SIGTERM"))
     assert job.feed(WorkerExited(worker_id("a[0]"), -15, "killed by SIGTERM", 0.0)) == []
     assert [str(record.worker) for record in job.state.workers] == ["a[1]"]
+
+
+# --- what is remembered from round to round -----------------------------------------------------------------------
+
+
+def test_a_member_that_hangs_in_a_planned_reset_makes_it_a_failure() -> None:
+    job = Job(num_proc=3, start_timeout_s=30.0)
+    job.train("a:1", "b:1", "c:1")
+    job.hosts("a:1", "b:1")
+    job.ready("a[0]", commits=1)
+    job.ready("c[0]", commits=1)
+    job.timer()
+    assert (job.ranks(), published(job).sync, job.state.resets) == (["a[0]"], True, 1)
+
+
+def test_among_equals_the_root_stays_the_root() -> None:
+    job = Job(num_proc=3)
+    job.train("a:1", "b:1", "c:1")
+    job.exit("c[0]", -9)
+    job.ready("a[0]", commits=1)
+    job.ready("b[0]", commits=2)
+    assert job.ranks() == ["b[0]", "a[0]"]
+    job.ready("a[0]", commits=3, cause=ReadyCause.INTERNAL_ERROR)
+    job.ready("b[0]", commits=3)
+    assert job.ranks() == ["b[0]", "a[0]"], "a started earlier, but b has rank 0"
+
+
+def test_the_first_failure_is_that_of_the_last_round() -> None:
+    job = Job(num_proc=3)
+    job.train("a:1", "b:1", "c:1")
+    job.exit("c[0]", -9)
+    job.ready("a[0]")
+    job.ready("b[0]")
+    job.exit("b[0]", 7)
+    job.exit("a[0]", 1)
+    assert "first: worker b[0] (rank 1) exited with code 7" in ended(job).message
+
+
+def test_when_places_run_short_members_keep_theirs_before_those_who_boot() -> None:
+    job = Job(num_proc=2, min_num_proc=2, max_num_proc=2, cooldown_range_s=(5.0, 60.0))
+    job.train("c:1", "a:1", "b:1")
+    job.exit("c[0]", -9)
+    job.ready("a[0]")
+    job.ready("b[0]")
+    assert job.ranks() == ["a[0]", "b[0]"]
+    job.hosts("c:1")
+    job.timer()
+    assert job.of(WorkerPhase.BOOTING) == ["c[0]#1"]
+    # The members' hosts are back, behind c in the order of hosts.
+    commands = job.hosts("a:1", "b:1", "c:1")
+    assert [str(c.worker) for c in commands if isinstance(c, StopWorker)] == ["c[0]#1"]
+    assert job.state.notice_kind is NoticeKind.NONE
