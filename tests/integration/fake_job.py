@@ -223,8 +223,10 @@ class FakeJob:
 
         self._call(apply)
 
-    def spawn(self, worker: WorkerId, program: str, *args: str, env: dict[str, str] | None = None) -> Process:
-        """Starts a worker process that runs one of worker_program.py's programs."""
+    def spawn(
+        self, worker: WorkerId, program: str, *args: str, env: dict[str, str] | None = None, file: Path = PROGRAM
+    ) -> Process:
+        """Starts a worker process that runs one of the file's programs."""
         full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
         full |= {
             ENV_RENDEZVOUS: f"http://127.0.0.1:{self.port}",
@@ -236,7 +238,7 @@ class FakeJob:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",
         }
         popen = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(PROGRAM), program, *args],
+            [sys.executable, "-X", "faulthandler", str(file), program, *args],
             env=full | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
