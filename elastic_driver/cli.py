@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_driver import __version__
+from elastic_driver.compat.python_path import AUTO, ENV_SHIM, MODES
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host, parse_hosts
 from elastic_driver.settings import LOG_LEVELS, Settings
@@ -92,6 +93,18 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds a worker may take from its start to hvd.init(), and from the break of a round to asking for the "
         "next (default 300; Horovod's bounds its network probe, 30)",
     )
+    add(
+        "--heartbeat-timeout",
+        type=float,
+        metavar="S",
+        help="end a worker that is frozen: silent for this long while it trains (default 60; 0 never)",
+    )
+    add(
+        "--hang-timeout",
+        type=float,
+        metavar="S",
+        help="end a worker that finishes no collective operation for this long and waits in none (default 0: never)",
+    )
     add("--reset-limit", type=int, metavar="N", help="end the job after this many unplanned resets (default: no limit)")
     add(
         "--blacklist-cooldown-range",
@@ -101,6 +114,12 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
     )
     add("--rendezvous-port", type=int, metavar="PORT", help="port of the driver's HTTP server (default 0: any)")
+    add(
+        "--horovod-shim",
+        choices=MODES,
+        help="whether 'import horovod' gives workers this package: auto (default) unless Horovod is installed, "
+        "always, never",
+    )
     add(
         "--grace-time",
         type=float,
@@ -218,6 +237,8 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         elastic=elastic,
         elastic_timeout_s=_seconds(arguments.elastic_timeout, environ, "HOROVOD_ELASTIC_TIMEOUT", 600.0),
         start_timeout_s=_seconds(arguments.start_timeout, environ, "HOROVOD_START_TIMEOUT", 300.0),
+        heartbeat_timeout_s=_or(arguments.heartbeat_timeout, 60.0),
+        hang_timeout_s=_or(arguments.hang_timeout, 0.0),
         reset_limit=arguments.reset_limit,
         cooldown_range_s=(cooldown[0], cooldown[1]) if cooldown else None,
         hosts=hosts,
@@ -233,6 +254,7 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         event_log=Path(arguments.event_log) if arguments.event_log else None,
         gloo_timeout_s=_seconds(values["gloo_timeout_seconds"], environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
         worker_env=exported(values),
+        horovod_shim=(arguments.horovod_shim or environ.get(ENV_SHIM) or AUTO).lower(),
         network_interfaces=tuple(name for name in interfaces if name),
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,

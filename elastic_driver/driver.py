@@ -54,11 +54,13 @@ from elastic_driver.events import (
     WorkerReady,
     WorkerRunning,
 )
+from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_state import JobPhase, WorkerPhase, record_of
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, LocalLauncher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.messages import (
+    ENV_HEARTBEAT,
     JobOver,
     NextRoundReply,
     NextRoundRequest,
@@ -75,6 +77,8 @@ from elastic_driver.worker_env import JobAddress, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
+# Between the signal that makes a hung worker print its stack and the one that ends it.
+_LAST_WORDS_S = 1.0
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -130,6 +134,9 @@ class ElasticDriver:
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
+        self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
+        self._heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
+        self._hung: dict[WorkerId, str] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -157,6 +164,7 @@ class ElasticDriver:
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
         discovering = loop.create_task(self._discover())
+        self._spawn(self._watch_over())
         self._set_timer()
         try:
             end = await self._ended
@@ -217,6 +225,30 @@ class ElasticDriver:
                     self._post(HostsDiscovered(hosts))
                 last = hosts
             await asyncio.sleep(self._settings.discovery_interval_s)
+
+    async def _watch_over(self) -> None:
+        """Ends members that are frozen or hang."""
+        interval_s = self._heartbeats.interval_s
+        while interval_s:
+            await asyncio.sleep(interval_s)
+            for worker, reason in self._heartbeats.find(self._clock()):
+                process = self._processes.get(worker)
+                if process is not None and not process.exited.done():
+                    self._hung[worker] = f"hung: {reason}"
+                    self._chronicle.worker_hung(worker, reason)
+                    self._spawn(self._end_hung(worker, process))
+
+    async def _end_hung(self, worker: WorkerId, process: WorkerProcess) -> None:
+        """Has a worker print where its threads are, and kills it."""
+        pid = self._pids.get(worker, process.pid)
+        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
+        # stopped process takes it when it goes on.
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGABRT)
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.wait([process.exited], timeout=_LAST_WORDS_S)
+        process.kill()
 
     # --- events in, commands out -----------------------------------------------------------------------------------
 
@@ -294,11 +326,12 @@ class ElasticDriver:
         env = worker_env(
             self._environ,
             job=self._job,
-            exported=self._settings.worker_env,
+            exported={ENV_HEARTBEAT: f"{self._heartbeats.interval_s:g}", **self._settings.worker_env},
             worker=worker,
             planned=planned,
             round_id=self._state.round_id,
             cores=len(os.sched_getaffinity(0)),
+            horovod_shim=self._settings.horovod_shim,
         )
         try:
             process = await self._launcher.start(
@@ -328,8 +361,11 @@ class ElasticDriver:
         self._parked.pop(worker, None)
         self._watching.pop(worker, None)
         self._placed.pop(worker, None)
+        self._pids.pop(worker, None)
+        self._heartbeats.forget(worker)
         self._spawn(self._drain(process))
-        self._post(WorkerExited(worker, status.returncode, str(status), random.random()))
+        how = self._hung.pop(worker, "") or str(status)
+        self._post(WorkerExited(worker, status.returncode, how, random.random()))
 
     async def _drain(self, process: WorkerProcess) -> None:
         await process.wait()
@@ -367,6 +403,8 @@ class ElasticDriver:
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
+        self._pids[worker] = request.pid
+        self._heartbeats.forget(worker)
         self._post(
             WorkerReady(
                 worker,
@@ -390,6 +428,7 @@ class ElasticDriver:
             raise StaleRoundError(request.round_id, self._notice.round_id)
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
+        self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting, now=self._clock())
         future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
         if self._notice.version > request.version:
             future.set_result(self._notice)
@@ -430,6 +469,7 @@ class ElasticDriver:
 
     def _publish(self, command: PublishRound) -> None:
         self._server.begin_round(command.round_id)
+        self._heartbeats.forget_all()
         self._placed = {one.worker: self._assignment(command, one) for one in command.placed}
         for one in command.placed:
             process = self._processes.get(one.worker)

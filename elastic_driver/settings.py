@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_driver.compat.python_path import AUTO, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host, total_slots
 
@@ -34,6 +35,8 @@ class Settings:
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
         start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
+        heartbeat_timeout_s: how long a member may be silent before it is taken for frozen; 0 for ever.
+        hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
         reset_limit: unplanned resets allowed; None for no bound.
         cooldown_range_s: shortest and longest time a failed host stays out; None for ever.
         hosts: fixed hosts; None with a discovery script.
@@ -50,6 +53,8 @@ class Settings:
         event_log: JSON-lines file; None for none.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
+        horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
+            "never".
         network_interfaces, ssh_port, ssh_identity_file: for remote hosts; kept, without effect on local ones.
 
     Raises:
@@ -64,6 +69,8 @@ class Settings:
     elastic: bool = False
     elastic_timeout_s: float = 600.0
     start_timeout_s: float = 300.0
+    heartbeat_timeout_s: float = 60.0
+    hang_timeout_s: float = 0.0
     reset_limit: int | None = None
     cooldown_range_s: tuple[float, float] | None = None
     hosts: tuple[Host, ...] | None = None
@@ -80,6 +87,7 @@ class Settings:
     event_log: Path | None = None
     gloo_timeout_s: float = 30.0
     worker_env: Mapping[str, str] = field(default_factory=dict)
+    horovod_shim: str = AUTO
     network_interfaces: tuple[str, ...] = ()
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -110,14 +118,20 @@ class Settings:
         ):
             if not 0 < value < 1e9:
                 raise SettingsError(f"{flag} {value:g} is not a number of seconds above 0")
-        if not 0 <= self.grace_s < 1e9:
-            raise SettingsError(f"--grace-time {self.grace_s:g} is not a number of seconds")
+        for flag, value in (
+            ("--grace-time", self.grace_s),
+            ("--heartbeat-timeout", self.heartbeat_timeout_s),
+            ("--hang-timeout", self.hang_timeout_s),
+        ):
+            if not 0 <= value < 1e9:
+                raise SettingsError(f"{flag} {value:g} is not a number of seconds, 0 or above")
         if not 0 <= self.rendezvous_port <= 65535:
             raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+        check_mode(self.horovod_shim, "--horovod-shim")
         if self.cooldown_range_s is not None:
             low, high = self.cooldown_range_s
             least, most = _COOLDOWN_BOUNDS_S

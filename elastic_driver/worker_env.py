@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic_driver.compat.python_path import ENV_SHIM, NEVER, with_shim
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
@@ -51,6 +52,7 @@ def worker_env(
     planned: SlotInfo,
     round_id: int,
     cores: int,
+    horovod_shim: str = NEVER,
 ) -> dict[str, str]:
     """The whole environment for one worker.
 
@@ -64,10 +66,15 @@ def worker_env(
         round_id: the round that runs now; 0 for none.
         cores: processors the driver may use; shared out to OpenMP threads when the user set none, because workers
             with as many threads each as the machine has cores slow each other down many times over.
+        horovod_shim: see Settings.
     """
     env = {name: value for name, value in inherited.items() if not _NOT_INHERITED.match(name)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
     env |= exported
+    python_path = with_shim(env.pop("PYTHONPATH", None), horovod_shim)
+    if python_path is not None:
+        env["PYTHONPATH"] = python_path
+    env[ENV_SHIM] = horovod_shim
     env |= {
         "PYTHONUNBUFFERED": "1",
         "HOROVOD_ELASTIC": "1",

@@ -1,0 +1,24 @@
+"""Lets scripts that import Horovod run without it: ``import horovod.torch as hvd`` gives this package's names.
+
+Workers that elasticrun starts have it unless Horovod is installed (see ``--horovod-shim``). Elsewhere ``import
+horovod`` fails as ever, unless a program calls :func:`install` first.
+"""
+
+from __future__ import annotations
+
+
+def install(*, mode: str = "auto") -> bool:
+    """See :func:`elastic_driver.compat.finder.install`."""
+    from elastic_driver.compat import finder
+
+    return finder.install(mode=mode)
+
+
+def uninstall() -> None:
+    """See :func:`elastic_driver.compat.finder.uninstall`."""
+    from elastic_driver.compat import finder
+
+    finder.uninstall()
+
+
+__all__ = ["install", "uninstall"]

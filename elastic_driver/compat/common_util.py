@@ -1,0 +1,80 @@
+"""``horovod.common.util``: what scripts use of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = [
+    "check_extension",
+    "env",
+    "extension_available",
+    "gpu_available",
+    "is_iterable",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
+    """Whether there is support for a framework: "torch", when PyTorch is installed."""
+    return ext_base_name == "torch" and importlib.util.find_spec("torch") is not None
+
+
+def check_extension(ext_name: str, *unused: Any) -> None:
+    """Does nothing for ``horovod.torch``.
+
+    Raises:
+        ImportError: any other framework, or PyTorch is not installed.
+    """
+    if not extension_available(ext_name.removeprefix("horovod.")):
+        raise ImportError(f"there is no {ext_name} in elastic_driver's stand-in for Horovod", name=ext_name)
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
+    """Whether PyTorch sees a GPU."""
+    if not extension_available(ext_base_name):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets environment variables for the time of a ``with``; those given as None are left alone."""
+    wanted = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Adasum would like this number of ranks."""
+    return num_rank > 0 and num_rank.bit_count() == 1
+
+
+def split_list(values: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    """Cuts a list into so many pieces, whose lengths differ by one at most, the longer first."""
+    size, longer = divmod(len(values), parts)
+    ends = [size * part + min(part, longer) for part in range(parts + 1)]
+    return [values[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether ``iter`` takes it."""
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True

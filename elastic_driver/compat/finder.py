@@ -1,0 +1,195 @@
+"""The import hook that makes ``horovod`` and its modules out of this package's.
+
+Each module of the table forwards every name it is asked for to its targets, in order, at the moment it is asked: so
+what the targets gain, Horovod's name for them gains, and classes are the same objects under both names (``isinstance``,
+``except`` and pickle see no difference).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from elastic_driver.compat.python_path import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
+
+# The release whose names and signatures are followed.
+HOROVOD_VERSION = "0.28.1"
+
+_OWN = "elastic_driver.compat"
+_TORCH = "elastic_driver.torch"
+_WORKER = "elastic_driver.worker"
+
+# module -> (whether it has modules of its own, where its names come from)
+_MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
+    "horovod": (True, (f"{_OWN}.top",)),
+    "horovod.runner": (True, (f"{_OWN}.top",)),
+    "horovod.common": (True, ()),
+    "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),
+    "horovod.common.exceptions": (False, (f"{_OWN}.common_exceptions",)),
+    "horovod.common.process_sets": (False, (f"{_WORKER}.process_sets",)),
+    "horovod.common.util": (False, (f"{_OWN}.common_util", f"{_WORKER}.builds")),
+    "horovod.torch": (True, (_TORCH, f"{_OWN}.top")),
+    "horovod.torch.compression": (False, (f"{_TORCH}.compression",)),
+    "horovod.torch.elastic": (True, (f"{_TORCH}.elastic", f"{_OWN}.common_elastic")),
+    "horovod.torch.elastic.sampler": (False, (f"{_TORCH}.sampler",)),
+    "horovod.torch.elastic.state": (False, (f"{_TORCH}.state", f"{_TORCH}.elastic")),
+    "horovod.torch.functions": (False, (f"{_TORCH}.functions", _TORCH)),
+    "horovod.torch.mpi_ops": (False, (_TORCH, f"{_TORCH}.ops")),
+    "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer", _TORCH)),
+    "horovod.torch.sync_batch_norm": (False, (f"{_TORCH}.sync_batch_norm", _TORCH)),
+}
+_MISSING = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "mxnet": "MXNet",
+    "spark": "Spark",
+    "ray": "Ray",
+    "data": "Horovod's data loaders",
+    "_keras": "Keras",
+}
+
+
+class _Forwarding(ModuleType):
+    """A module whose names are others'."""
+
+    _targets: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._public()
+        full = f"{self.__name__}.{name}"
+        if full in _MODULES:
+            return importlib.import_module(full)
+        # Python asks every module for such names (inspect, doctest, unittest.mock); forwarding them would mislead.
+        if not (name.startswith("__") and name.endswith("__") and name != "__version__"):
+            for target in self._targets:
+                with contextlib.suppress(AttributeError):
+                    return getattr(importlib.import_module(target), name)
+        raise AttributeError(
+            f"module {self.__name__!r} has no attribute {name!r} (it is elastic_driver's stand-in for Horovod "
+            f"{HOROVOD_VERSION})"
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._public()})
+
+    def _public(self) -> list[str]:
+        names: set[str] = set()
+        for target in self._targets:
+            module = importlib.import_module(target)
+            names.update(getattr(module, "__all__", None) or (n for n in dir(module) if not n.startswith("_")))
+        return sorted(names)
+
+
+class _ForwardingLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = _Forwarding(spec.name)
+        module._targets = _MODULES[spec.name][1]
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # A target that cannot be imported (no torch here) is to fail the import, not the first use of a name.
+        for target in _MODULES[module.__name__][1]:
+            importlib.import_module(target)
+
+
+class _HorovodFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "horovod" and not fullname.startswith("horovod."):
+            return None
+        entry = _MODULES.get(fullname)
+        if entry is not None:
+            return ModuleSpec(fullname, _ForwardingLoader(), origin=f"{_OWN}: {fullname}", is_package=entry[0])
+        missing = _MISSING.get(fullname.split(".")[1])
+        text = f"No module named {fullname!r}: elastic_driver's stand-in for Horovod has "
+        if missing is not None:
+            raise ModuleNotFoundError(f"{text}no {missing}; only horovod.torch works here", name=fullname)
+        raise ModuleNotFoundError(f"{text}no such module", name=fullname)
+
+
+_finder = _HorovodFinder()
+
+
+def find_real(without: str = SHIM_FOLDER) -> ModuleSpec | None:
+    """The spec of an installed Horovod, if there is one; a folder that merely has its name is none.
+
+    Args:
+        without: folder that is not searched.
+    """
+    folders = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != os.path.abspath(without)]
+    specs = [PathFinder.find_spec("horovod", folders)]
+    for finder in sys.meta_path:  # editable installations have finders of their own
+        if finder not in (PathFinder, _finder) and hasattr(finder, "find_spec"):
+            specs.append(finder.find_spec("horovod", None))
+    ours = os.path.join(os.path.abspath(without), "horovod")
+    for spec in specs:
+        if spec is None or spec.loader is None or spec.origin is None:
+            continue
+        if os.path.dirname(os.path.abspath(spec.origin)) != ours:
+            return spec
+    return None
+
+
+def install(*, mode: str = AUTO) -> bool:
+    """Makes ``import horovod`` find this package in this process.
+
+    Args:
+        mode: "auto" does nothing when Horovod is installed, "always" hides it.
+
+    Returns:
+        Whether ``horovod`` is this package's now.
+
+    Raises:
+        SettingsError: no such mode.
+        ImportError: "always", and the installed Horovod is imported already.
+    """
+    mode = check_mode(mode, "the mode")
+    if mode not in (AUTO, ALWAYS):
+        return False
+    imported = sys.modules.get("horovod")
+    foreign = imported is not None and not isinstance(imported, _Forwarding)
+    if mode == AUTO and (foreign or find_real() is not None):
+        return False
+    if foreign:
+        raise ImportError(f"cannot hide the installed Horovod: {imported!r} is imported already", name="horovod")
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    return True
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`; modules that were imported stay usable for those who have them."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Forwarding)]:
+        del sys.modules[name]
+
+
+def load_in_place(name: str, folder: str) -> None:
+    """Puts the installed Horovod, or the forwarding package, into ``sys.modules``.
+
+    Args:
+        name: ``horovod``, whose import is under way.
+        folder: the one on ``sys.path`` that it was found in.
+    """
+    mode = check_mode(os.environ.get(ENV_SHIM) or AUTO, f"the variable {ENV_SHIM}")
+    real = None if mode == ALWAYS else find_real(folder)
+    if real is not None and real.loader is not None:
+        module = importlib.util.module_from_spec(real)
+        sys.modules[name] = module
+        real.loader.exec_module(module)
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    del sys.modules[name]
+    importlib.import_module(name)

@@ -1,0 +1,8 @@
+"""``horovod`` and ``horovod.runner``: the launching of functions, and the version."""
+
+from __future__ import annotations
+
+from elastic_driver.compat.finder import HOROVOD_VERSION as __version__
+from elastic_driver.function_launch import run
+
+__all__ = ["__version__", "run"]
