@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -68,7 +69,7 @@ def split_list(values: Sequence[Any], parts: int) -> list[Sequence[Any]]:
     """Cuts a list into so many pieces, whose lengths differ by one at most, the longer first."""
     size, longer = divmod(len(values), parts)
     ends = [size * part + min(part, longer) for part in range(parts + 1)]
-    return [values[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def is_iterable(value: Any) -> bool:

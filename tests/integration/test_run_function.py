@@ -1,0 +1,151 @@
+"""elastic_driver.run: results by rank, errors, threads and loops, interruption, a killed worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import elastic_driver
+from elastic_driver.errors import JobFailedError, SettingsError
+from elastic_driver.function_launch import WorkerTracebackError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield
+    assert not list(folder.glob("elastic-driver-run-*"))
+    left = [p.cmdline() for p in psutil.process_iter() if _mentions(p, str(folder))]
+    assert not left
+
+
+def _mentions(process: psutil.Process, text: str) -> bool:
+    try:
+        return any(text in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def gather(x: int, *, y: int) -> tuple[int, list[Any]]:
+    import horovod.torch as hvd
+
+    hvd.init()
+    return hvd.rank(), hvd.allgather_object(x * 10 + y + hvd.rank())
+
+
+def test_results_by_rank() -> None:
+    assert elastic_driver.run(gather, (1,), {"y": 2}, np=2) == [(0, [12, 13]), (1, [12, 13])]
+
+
+def test_function_that_never_inits_and_a_lambda() -> None:
+    offset = 5
+    assert elastic_driver.run(lambda: offset + 1, num_proc=2) == [6, 6]
+
+
+def fail_on_one() -> None:
+    import elastic_driver.torch as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        raise KeyError("the shelf is empty")
+    hvd.barrier()
+
+
+def test_exception_reaches_the_caller() -> None:
+    with pytest.raises(KeyError, match="the shelf is empty") as caught:
+        elastic_driver.run(fail_on_one, np=2)
+    assert isinstance(caught.value.__cause__, WorkerTracebackError)
+    assert "in fail_on_one" in str(caught.value.__cause__)
+
+
+def test_exit_without_a_result_and_unpicklable_result() -> None:
+    with pytest.raises(JobFailedError):
+        elastic_driver.run(lambda: os._exit(5))
+    with pytest.raises(TypeError, match="pickle"):
+        elastic_driver.run(lambda: threading.Lock())
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(SettingsError, match="min-np 3 is above -np 2"):
+        elastic_driver.run(gather, np=2, min_np=3)
+    with pytest.raises(SettingsError, match="Gloo only"):
+        elastic_driver.run(gather, use_mpi=True)
+
+
+def test_in_a_running_loop_and_in_a_thread() -> None:
+    async def inside() -> list[Any]:
+        return elastic_driver.run(os.getenv, ("MARK",), env={"MARK": "loop"})
+
+    assert asyncio.run(inside()) == ["loop"]
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(elastic_driver.run(lambda: "thread")))
+    thread.start()
+    thread.join()
+    assert found == ["thread"]
+
+
+def elastic_count(mark: str) -> tuple[int, int]:
+    import horovod.torch as hvd
+
+    hvd.init()
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        while state.step < 20:
+            if state.step == 8 and hvd.rank() == 1 and not Path(mark).exists():
+                Path(mark).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+            state.step += 1
+            state.commit()
+        return int(state.step)
+
+    return hvd.size(), train(hvd.elastic.ObjectState(step=0))
+
+
+def test_elastic_function_survives_a_kill(tmp_path: Path) -> None:
+    results = elastic_driver.run(
+        elastic_count, (str(tmp_path / "killed"),), np=2, min_np=1, hosts="localhost:1,127.0.0.1:1"
+    )
+    assert (tmp_path / "killed").exists()
+    assert results == [(2, 20)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_end_of_the_caller_ends_the_workers(tmp_path: Path, number: int) -> None:
+    program = tmp_path / "main.py"
+    program.write_text(
+        "import elastic_driver, os, time, pathlib\n"
+        "def work(folder):\n"
+        "    pathlib.Path(folder, f'pid-{os.getpid()}').touch()\n"
+        "    time.sleep(600)\n"
+        f"elastic_driver.run(work, ({str(tmp_path)!r},), np=2)\n"
+    )
+    caller = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while len(pids := [int(p.name[4:]) for p in tmp_path.glob("pid-*")]) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    caller.send_signal(number)
+    said = caller.communicate(timeout=30)[1]
+    assert caller.returncode == -number
+    assert number == signal.SIGKILL or "KeyboardInterrupt" in said
+    while any(psutil.pid_exists(pid) for pid in pids) or list((tmp_path / "tmp").iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
