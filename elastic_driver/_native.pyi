@@ -97,6 +97,8 @@ class Engine:
         """Begins an operation, whose memory the caller keeps until it is done."""
     def allocate(self, nbytes: int) -> Any:
         """Shared memory, zeroed (uint8); None where there is none."""
+    def progress(self) -> tuple[int, bool]:
+        """Operations finished so far, and whether others are under way."""
     def start_timeline(self, path: str) -> None: ...
     def stop_timeline(self) -> None: ...
     def abort(self, reason: str) -> None:

@@ -77,6 +77,11 @@ class Chronicle:
         self._log.write("worker_stopped", worker=worker.key, reason=reason)
         self._console.line(f"stopping worker {worker}: {reason}")
 
+    def worker_hung(self, worker: WorkerId, reason: str) -> None:
+        """A worker is frozen or hangs, and is about to be killed."""
+        self._log.write("worker_hung", worker=worker.key, reason=reason)
+        self._console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
+
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
         """A worker is told that it has no place any more."""
         self._log.write("worker_dismissed", worker=worker.key, reason=reason)

@@ -232,13 +232,17 @@ def in_target(record: WorkerRecord, targets: tuple[tuple[str, int], ...]) -> boo
 def joiners_wait_until(state: State) -> float | None:
     """Until when READY joiners wait for others that still boot, before the round is closed for them.
 
-    None when nothing waits for this: no joiner is READY or none boots, the notice is out already, or the job lacks
-    workers (then their number decides, not the window).
+    A worker that leaves a place counts as one that boots there: its successor is started as soon as it is gone. None
+    when nothing waits for this: no joiner is READY or none boots, the notice is out already, or the job lacks workers
+    (then their number decides, not the window).
     """
     targets = target_places(state)
     ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
     joined = [record.since for record in ready if not record.round_id]
+    alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
+    free = tuple(place for place in targets if place not in alive)
     booting = [record for record in in_phase(state, WorkerPhase.BOOTING) if in_target(record, targets)]
+    booting += [record for record in in_phase(state, WorkerPhase.LEAVING) if in_target(record, free)]
     if not joined or not booting:
         return None
     if state.phase is JobPhase.RUNNING:

@@ -281,6 +281,11 @@ void* Engine::allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper) {
   return segment_->allocate(bytes);
 }
 
+std::pair<uint64_t, bool> Engine::progress() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {finished_, !inflight_.empty()};
+}
+
 void Engine::abort(const std::string& reason) {
   if (getpid() != owner_) return;
   std::vector<ContextGroup*> contexts;
@@ -495,6 +500,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     for (const auto& operation : operations) {
       if (operation) operation->state_ = Operation::State::kDone;
     }
+    ++finished_;
   }
   changed_.notify_all();
   if (!timeline_.on()) return;

@@ -120,6 +120,9 @@ class Engine {
   // Shared memory that peers read without copies, zeroed; nullptr where there is none. Lives as long as `keeper`.
   void* allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper);
 
+  // Operations finished so far, and whether others are under way.
+  std::pair<uint64_t, bool> progress() const;
+
   Timeline& timeline() { return timeline_; }
   int rank() const { return rank_; }
 
@@ -194,6 +197,7 @@ class Engine {
   std::map<int, std::unique_ptr<ProcessSet>> sets_;
   std::string broken_;
   bool closing_ = false;
+  uint64_t finished_ = 0;
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> asleep_{false};

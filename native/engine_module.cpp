@@ -101,7 +101,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
   if (plan.kind == Kind::kBroadcast) plan.root = nb::cast<int>(what.attr("root"));
   plan.process_set = nb::cast<int>(what.attr("process_set"));
   std::vector<Memory> memory;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, rows;
   for (const nb::handle spec : what.attr("tensors")) {
     TensorPlan tensor;
     tensor.type = type_number(spec.attr("dtype"));
@@ -113,6 +113,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
       throw std::invalid_argument("cannot " + std::string(kind_name(plan.kind)) + " a scalar: it has no first dimension");
     }
     if (plan.sized()) {
+      rows.push_back(tensor.shape[0]);
       if (plan.kind == Kind::kAllgather) sizes.push_back(tensor.shape[0]);
       tensor.shape.erase(tensor.shape.begin());
     }
@@ -121,8 +122,16 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
     plan.tensors.push_back(std::move(tensor));
   }
   if (plan.kind == Kind::kAlltoall) {
+    size_t tensor = 0;
     for (const nb::handle splits : what.attr("splits")) {
-      for (const nb::handle rows : splits) sizes.push_back(nb::cast<int64_t>(rows));
+      int64_t total = 0;
+      for (const nb::handle part : splits) {
+        sizes.push_back(nb::cast<int64_t>(part));
+        total += sizes.back();
+      }
+      if (tensor >= rows.size() || total != rows[tensor++]) {
+        throw std::invalid_argument("the splits do not add up to the tensor's rows");
+      }
     }
   }
   for (const int64_t size : sizes) {
@@ -203,6 +212,7 @@ void bind_engine(nb::module_& module) {
       .def("remove_process_set", &Engine::remove_process_set, arg("number"), unlocked)
       .def("submit", &submit, arg("operation"))
       .def("allocate", &allocate, arg("nbytes"))
+      .def("progress", &Engine::progress, unlocked)
       .def("start_timeline", [](Engine& self, const std::string& path) { self.timeline().start(path, self.rank()); },
            arg("path"), unlocked)
       .def("stop_timeline", [](Engine& self) { self.timeline().stop(); }, unlocked)

@@ -126,7 +126,7 @@ class RendezvousClient:
             if status == 200:
                 return parse_next_round_reply(answer)
 
-    def watch(self, request: WatchRequest) -> Notice | None:
+    def watch(self, request: WatchRequest, *, wait_s: float = _POLL_S) -> Notice | None:
         """One long poll for a notice newer than the request's; None when there was none in the poll time.
 
         Raises:
@@ -134,7 +134,9 @@ class RendezvousClient:
             RendezvousClosedError: the driver has ended or knows this worker no more, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
-        status, body = self._request("POST", "watch", request.to_json(), wait_s=_POLL_S, expected=(200, 204))
+        status, body = self._request(
+            "POST", "watch", request.to_json(), wait_s=min(wait_s, _POLL_S), expected=(200, 204)
+        )
         return None if status == 204 else Notice.from_json(body)
 
     def running(self, report: RunningReport) -> None:

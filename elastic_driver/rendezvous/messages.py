@@ -22,6 +22,7 @@ ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
 ENV_TOKEN = "ELASTIC_DRIVER_TOKEN"  # the job's token, sent as "Authorization: Bearer TOKEN"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
 ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
+ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
 ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
 
@@ -239,21 +240,45 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """``POST /v1/watch``: long poll of a member for the next notice newer than ``version``."""
+    """``POST /v1/watch``: long poll of a member for the next notice newer than ``version``; its heartbeat, too.
+
+    Attributes:
+        worker: who asks.
+        round_id: the round it is in.
+        version: of the last notice seen; 0 for none.
+        progress: grows with each operation that it finishes.
+        waiting: whether it waits for other members in one.
+    """
 
     worker: WorkerId
     round_id: int
-    version: int  # of the last notice seen; 0 for none
+    version: int
+    progress: int = 0
+    waiting: bool = False
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
-        return json.dumps({"worker": self.worker.key, "round_id": self.round_id, "version": self.version}).encode()
+        return json.dumps(
+            {
+                "worker": self.worker.key,
+                "round_id": self.round_id,
+                "version": self.version,
+                "progress": self.progress,
+                "waiting": self.waiting,
+            }
+        ).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         data = parse_json(body)
-        return cls(_worker(data), _get(data, "round_id", int), _get(data, "version", int))
+        return cls(
+            _worker(data),
+            _get(data, "round_id", int),
+            _get(data, "version", int),
+            _get(data, "progress", int),
+            _get(data, "waiting", bool),
+        )
 
 
 @dataclass(frozen=True, slots=True)

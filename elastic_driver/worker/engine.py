@@ -138,6 +138,9 @@ class Engine(Protocol):
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Memory, zeroed, that operations are quickest on (the peers can see it). Freed with the array."""
 
+    def progress(self) -> tuple[int, bool]:
+        """Operations finished so far, and whether others are under way."""
+
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """Begins to write a Chrome trace of this rank's operations. Raises OSError."""
 

@@ -230,6 +230,10 @@ class NativeEngine:
         memory: npt.NDArray[np.uint8] | None = self._native.allocate(nbytes)
         return np.zeros(nbytes, np.uint8) if memory is None else memory
 
+    def progress(self) -> tuple[int, bool]:
+        """See Engine."""
+        return tuple(self._native.progress())
+
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. There are no cycles to mark here."""
         with open(path, "w"):

@@ -1,30 +1,42 @@
 """The thread that listens to the driver while a round runs.
 
-It holds one long poll and turns notices into calls of its listener. It owns no state of the round.
+It holds one long poll and turns notices into calls of its listener. Each new request is a heartbeat, too: it says that
+the process lives and how far it is. It owns no state of the round.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import Notice, NoticeKind, WatchRequest
+from elastic_driver.rendezvous.messages import ENV_HEARTBEAT, Notice, NoticeKind, WatchRequest
 
 _log = logging.getLogger("elastic_driver.worker")
 
 # Between two tries when the driver does not answer. The client has its own, shorter, retries below this; a driver
 # that is gone for good takes its workers with it (they are killed with it), so there is no end to the trying.
 _RETRY_S = 1.0
+# Without heartbeats: what the server makes of it, half a minute.
+_LONG_POLL_S = 30.0
+
+
+def _poll_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return _LONG_POLL_S
+    return value if 0 < value < _LONG_POLL_S else _LONG_POLL_S
 
 
 class WatchClient(Protocol):
     """What the thread needs of a rendezvous client."""
 
-    def watch(self, request: WatchRequest) -> Notice | None:
-        """Blocks until there is a notice newer than the request's, or for the poll time (then None)."""
+    def watch(self, request: WatchRequest, *, wait_s: float) -> Notice | None:
+        """Blocks until there is a notice newer than the request's, or for that time (then None)."""
 
     def close(self) -> None:
         """Ends blocked calls, from any thread."""
@@ -39,6 +51,9 @@ class Listener(Protocol):
     def on_abort(self, reason: str) -> None:
         """The round is broken or over: end blocked collectives now."""
 
+    def progress(self) -> tuple[int, bool]:
+        """A number that grows with each operation finished, and whether one waits for other members."""
+
 
 class Watch:
     """One round's watch thread. Its owner stops and joins it."""
@@ -48,6 +63,7 @@ class Watch:
         self._worker = worker
         self._round_id = round_id
         self._listener = listener
+        self._poll_s = _poll_s(os.environ.get(ENV_HEARTBEAT, ""))
         self._stopped = threading.Event()
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # stopped. The driver's answers and stop() wake it; stop(), an abort or the end of the round end it.
@@ -72,7 +88,9 @@ class Watch:
         reported = False
         while not self._stopped.is_set():
             try:
-                notice = self._client.watch(WatchRequest(self._worker, self._round_id, version))
+                progress, waiting = self._listener.progress()
+                request = WatchRequest(self._worker, self._round_id, version, progress, waiting)
+                notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:
                 if not self._stopped.is_set():
                     self._listener.on_abort(f"the driver went on without this worker: {error}")

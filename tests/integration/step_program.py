@@ -1,7 +1,8 @@
 """A training in numpy that says what it does: a JSON line a step. Run by the tests under elasticrun.
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds of work a step), COMMIT_EVERY, FAULT ("exception RANK
-STEP", "exit RANK STEP": what that rank does at that step, once), ONCE (a file that marks that it has happened).
+STEP", "exit RANK STEP", "deadlock RANK STEP": what that rank does at that step, once), ONCE (a file that marks that it
+has happened).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def fault_is_due(step: int) -> str:
     return FAULT[0]
 
 
+def deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def main() -> None:
     hvd.init()
     log = Path(os.environ["STEP_LOG"]).open("a", buffering=1)  # noqa: SIM115 - open for the life of the process
@@ -48,6 +56,8 @@ def main() -> None:
                     raise RuntimeError("a bug in the training script")
                 case "exit":
                     sys.exit(0)
+                case "deadlock":
+                    deadlock()
             state.weights = state.weights - 0.01 * hvd.allreduce(gradient, name="gradient")
             state.step += 1
             line = {

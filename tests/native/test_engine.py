@@ -311,6 +311,7 @@ def test_bad_operations_are_refused() -> None:
             (Operation(Kind.BROADCAST, (spec(array),), root=2), "root rank 2"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "a split for each of the 2 members"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, -1),)), "negative"),
+            (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, 1),)), "do not add up"),
             (Operation(Kind.ALLGATHER, (spec(np.array(1.0)),)), "no first dimension"),
             (Operation(Kind.ALLREDUCE, (spec(np.ones(2, np.complex64)),)), "cannot reduce elements of type complex64"),
             (Operation(Kind.REDUCESCATTER, (spec(array),), reduce_op=ReduceOp.ADASUM), "Adasum"),

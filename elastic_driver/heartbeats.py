@@ -1,0 +1,83 @@
+"""Which members are frozen or hang: they are silent, or they stand still while others wait for them.
+
+Owns when each member was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
+the time, and ends who is found.
+
+A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
+is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
+in one for others. A member that waits is not the one that hangs, however long it waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_driver.hosts import WorkerId
+
+# A driver that was stopped itself, or that was starved, knows nothing of the time it slept through.
+_OVERSLEPT = 2.0
+
+
+@dataclass(slots=True)
+class _Member:
+    heard_at: float
+    progress: int
+    progress_at: float
+    waiting: bool
+
+
+class Heartbeats:
+    """The members that are watched over.
+
+    Args:
+        timeout_s: how long a member may be silent; 0 for ever.
+        hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for ever.
+    """
+
+    def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._members: dict[WorkerId, _Member] = {}
+        self._looked_at: float | None = None
+
+    @property
+    def interval_s(self) -> float:
+        """How often to look, and how often members are to be heard: 0 for never."""
+        limits = [limit for limit in (self._timeout_s, self._hang_timeout_s) if limit]
+        return min(limits) / 4 if limits else 0.0
+
+    def heard(self, worker: WorkerId, progress: int, *, waiting: bool, now: float) -> None:
+        """A member has asked for notices."""
+        member = self._members.get(worker)
+        if member is None:
+            self._members[worker] = _Member(now, progress, now, waiting)
+            return
+        member.heard_at = now
+        if progress != member.progress or waiting or member.waiting:
+            member.progress_at = now
+        member.progress, member.waiting = progress, waiting
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker has left its round, or is dead."""
+        self._members.pop(worker, None)
+
+    def forget_all(self) -> None:
+        """The round is over."""
+        self._members.clear()
+
+    def find(self, now: float) -> list[tuple[WorkerId, str]]:
+        """Who is to be ended, and why; each only once. To be called each ``interval_s``."""
+        before, self._looked_at = self._looked_at, now
+        if before is not None and now - before > _OVERSLEPT * self.interval_s:
+            for member in self._members.values():
+                member.heard_at = member.progress_at = now
+            return []
+        found = []
+        for worker, member in self._members.items():
+            if self._timeout_s and now - member.heard_at >= self._timeout_s:
+                found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s"))
+            elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
+                found.append((worker, f"no progress for {now - member.progress_at:.1f} s"))
+        for worker, _ in found:
+            del self._members[worker]
+        return found

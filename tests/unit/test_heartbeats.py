@@ -1,0 +1,82 @@
+"""Who is taken for frozen or hung."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_driver.heartbeats import Heartbeats
+from elastic_driver.hosts import WorkerId
+
+A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 0)
+
+pytestmark = pytest.mark.unit
+
+
+def names(found: list[tuple[WorkerId, str]]) -> list[WorkerId]:
+    return [worker for worker, _ in found]
+
+
+def watched(timeout_s: float = 8.0, hang_timeout_s: float = 0.0) -> Heartbeats:
+    beats = Heartbeats(timeout_s, hang_timeout_s)
+    for worker in (A, B):
+        beats.heard(worker, 0, waiting=False, now=0.0)
+    return beats
+
+
+def test_a_silent_member_is_found_once() -> None:
+    beats = watched()
+    assert beats.interval_s == 2.0
+    for now in (2.0, 4.0, 6.0):
+        beats.heard(B, 0, waiting=False, now=now)
+        assert beats.find(now) == []
+    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s")]
+    assert beats.find(10.0) == []
+
+
+def test_a_member_that_stands_still_while_others_wait() -> None:
+    beats = watched(0.0, 4.0)
+    assert beats.interval_s == 1.0
+    for now in (1.0, 2.0, 3.0):
+        beats.heard(A, 7, waiting=False, now=now)
+        beats.heard(B, 7, waiting=True, now=now)
+        assert beats.find(now) == []
+    # A's progress was at 1.0, when it had done seven operations; B waits, however long.
+    for now in (4.0, 5.0, 6.0):
+        beats.heard(A, 7, waiting=False, now=now)
+        beats.heard(B, 7, waiting=True, now=now)
+        assert names(beats.find(now)) == ([A] if now == 5.0 else [])
+        if now == 5.0:
+            break
+
+
+def test_progress_and_waiting_start_the_clock_anew() -> None:
+    beats = watched(0.0, 4.0)
+    for now in range(1, 40):
+        beats.heard(A, now // 3, waiting=False, now=float(now))  # an operation each three seconds
+        beats.heard(B, 0, waiting=now % 3 == 0, now=float(now))  # none, but it waits now and then
+        assert beats.find(float(now)) == []
+
+
+def test_who_left_the_round_is_not_watched() -> None:
+    beats = watched()
+    beats.forget(A)
+    assert names(beats.find(2.0) + beats.find(4.0) + beats.find(6.0) + beats.find(8.0)) == [B]
+    beats = watched()
+    beats.forget_all()
+    beats.forget(A)
+    assert [beats.find(float(now)) for now in (2, 4, 6, 8)] == [[], [], [], []]
+
+
+def test_a_driver_that_was_stopped_blames_nobody() -> None:
+    beats = watched()
+    assert beats.find(2.0) == []
+    assert beats.find(70.0) == []  # it slept itself
+    assert beats.find(72.0) == []
+    beats.heard(B, 0, waiting=False, now=74.0)
+    assert beats.find(74.0) == []
+    assert beats.find(76.0) == []
+    assert names(beats.find(78.0)) == [A]
+
+
+def test_never() -> None:
+    assert Heartbeats(0.0, 0.0).interval_s == 0.0
