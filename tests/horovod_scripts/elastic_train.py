@@ -6,13 +6,12 @@ With KILL_MARK in the environment, one process kills itself once, when it is ran
 import os
 import signal
 
+import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
-
-import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.elastic.sampler import ElasticSampler
+from torch import nn, optim
 
 hvd.init()
 torch.manual_seed(0)

@@ -1,13 +1,12 @@
-"""A Horovod script in its usual idiom: DistributedSampler, broadcast at the start, averaged metric. Imports horovod only."""
+"""A Horovod script in its usual idiom: DistributedSampler, broadcasts at the start, an averaged metric."""
 
 import sys
 
+import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 import torch.utils.data.distributed
 from torch import nn, optim
-
-import horovod.torch as hvd
 
 
 def metric_average(value, name):

@@ -3,12 +3,11 @@
 import argparse
 import timeit
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn, optim
-
-import horovod.torch as hvd
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fp16-allreduce", action="store_true")

@@ -113,7 +113,8 @@ def test_outside_of_elasticrun_there_is_none() -> None:
 def test_install_and_uninstall() -> None:
     code = (
         "import elastic_driver.compat as c\nassert c.install()\nimport horovod.torch as hvd\nhvd.init()\n"
-        "assert hvd.size() == 1\nc.uninstall()\ntry:\n import horovod\nexcept ImportError: pass\nelse: raise SystemExit(1)"
+        "assert hvd.size() == 1\nc.uninstall()\ntry:\n import horovod\n"
+        "except ImportError: pass\nelse: raise SystemExit(1)"
     )
     assert subprocess.run(python(code), check=False).returncode == 0
 
