@@ -41,17 +41,19 @@ def _wait_for_end_of(caller: int) -> None:
 def main(argv: list[str]) -> int:
     """Runs the job of the folder. Returns elasticrun's exit code, which it also leaves in the folder."""
     folder, caller = Path(argv[0]), int(argv[1])
-    settings = pickle.loads((folder / SETTINGS).read_bytes())
     orphaned = threading.Event()
+    # Before the job has its own handlers, the caller's death must not keep the folder from being removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def watch() -> None:
         _wait_for_end_of(caller)
         orphaned.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # A daemon: woken by nothing but the caller's death.
-    threading.Thread(target=watch, name="elastic-driver-caller", daemon=True).start()
     try:
+        # A daemon: woken by nothing but the caller's death.
+        threading.Thread(target=watch, name="elastic-driver-caller", daemon=True).start()
+        settings = pickle.loads((folder / SETTINGS).read_bytes())
         code = run_job(settings)
         (folder / EXIT_CODE).write_text(str(code))
     except SettingsError as error:

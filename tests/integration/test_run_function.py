@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ import pytest
 
 import elastic_driver
 from elastic_driver.errors import JobFailedError, SettingsError
+from elastic_driver.function_driver import SETTINGS
 from elastic_driver.function_launch import WorkerTracebackError
+from elastic_driver.hosts import Host
+from elastic_driver.settings import Settings
 
 pytestmark = pytest.mark.integration
 
@@ -149,3 +153,15 @@ def test_end_of_the_caller_ends_the_workers(tmp_path: Path, number: int) -> None
     while any(psutil.pid_exists(pid) for pid in pids) or list((tmp_path / "tmp").iterdir()):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_driver_whose_caller_is_gone_removes_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    settings = Settings(command=("sleep", "600"), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
+    (folder / SETTINGS).write_bytes(pickle.dumps(settings))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    program = [sys.executable, "-m", "elastic_driver.function_driver", str(folder), str(gone.pid)]
+    assert subprocess.run(program, timeout=60, check=False).returncode == 143
+    assert not folder.exists()
