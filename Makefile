@@ -1,13 +1,14 @@
 # PYTHON=/path/to/python picks the interpreter (3.11 or later).
 export PYTHON
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check wheel clean
 
 help:
 	@echo "make demo    set everything up and watch a training go on while workers come, go and are killed"
 	@echo "make test    set everything up and run all checks and tests"
 	@echo "make setup   set everything up: system packages (as root), .venv, native extension"
 	@echo "make check   all checks and tests, without the set-up; scripts/check --fast is quicker"
+	@echo "make wheel   one wheel in dist/ that brings Gloo along; as portable as this machine's libc is old"
 	@echo "make clean   remove everything that was built, the virtual environment too"
 
 setup:
@@ -21,6 +22,9 @@ test: setup
 
 check:
 	@bash scripts/check
+
+wheel: setup
+	@bash scripts/build-wheel
 
 clean:
 	rm -rf .venv build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
