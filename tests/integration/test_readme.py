@@ -1,0 +1,98 @@
+"""Everything in the README that can be run or looked up: programs, commands, messages, exit codes, flags, links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.cli import build_parser
+from elastic_driver.events import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"^# (\S+\.(?:py|sh))$", re.MULTILINE)
+FILES = {match[1]: text for _, text in BLOCKS if (match := FILE_NAME.search(text))}
+COMMANDS = [
+    line for kind, text in BLOCKS if kind == "sh" and not FILE_NAME.search(text) for line in text.splitlines() if line
+]
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+def test_every_block_is_a_file_a_command_or_output() -> None:
+    assert README.count("```") == 2 * len(BLOCKS)
+    assert {kind for kind, _ in BLOCKS} == {"python", "sh", "text"}
+    assert all(FILE_NAME.search(text) for kind, text in BLOCKS if kind == "python")
+    assert sorted(FILES) == ["discover_hosts.sh", "train.py", "train_numpy.py"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.write_text(text)
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+    return tmp_path
+
+
+def run(folder: Path, command: str) -> tuple[int, str]:
+    with subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=90)
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(folder: Path, command: str) -> None:
+    if command.startswith("make "):
+        # What they do is run by other tests, or runs them; here it counts that there is such a target.
+        command = f"make --dry-run --directory {ROOT} {command.removeprefix('make ')}"
+        assert run(folder, command)[0] == 0
+        return
+    code, output = run(folder, command)
+    assert code == 0, output
+    asked = re.search(r"-np (\d+)", command)
+    size = int(asked[1]) if asked else 1
+    ranks = re.findall(rf"rank (\d+) of {size}: (?:loss (\S+)|weights \[0\. 1\. 2\.\])", output)
+    assert sorted(int(rank) for rank, _ in ranks) == list(range(size)), output
+    assert all(float(loss) < 1.0 for _, loss in ranks if loss), output
+    if size == 4:
+        (sample,) = (text.splitlines()[0] for kind, text in BLOCKS if kind == "text")
+        pattern = re.sub(r"\d+\\\.\d+ s", r"[\\d.]+ s", re.escape(sample).replace(r"\ ", " "))
+        assert re.search(f"^{pattern}$", output, re.MULTILINE), (pattern, output)
+
+
+def test_exit_codes_are_all_there() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \|", README, re.MULTILINE)
+    codes = {int(code) for row in rows for code in row.split(",")}
+    assert codes == {code.value for code in ExitCode} | {130, 143}
+
+
+def test_flags_exist() -> None:
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*)", "".join(re.findall(r"`[^`]+`", README))))
+    assert "--min-np" in named
+    assert named <= known, named - known
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)", README):
+        assert (ROOT / target).exists(), target
