@@ -1,0 +1,97 @@
+"""DistributedOptimizer between real processes, against one process with the whole batch."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from fake_job import FakeJob, workers_on
+from test_worker_collectives import BACKENDS
+
+from elastic_driver.rendezvous.messages import Backend
+
+pytestmark = pytest.mark.integration
+
+CHECKS = (
+    "plain_averages",
+    "several_passes",
+    "compressed",
+    "grouped",
+    "other_ops",
+    "adasum",
+    "gradients_live_in_the_buffer",
+    "kept_gradients_stay",
+    "rules",
+    "bad_arguments",
+    "clipping",
+    "missing_gradients",
+    "used_twice",
+    "changing_requires_grad",
+    "sparse_gradients",
+    "closures",
+    "param_groups_and_schedulers",
+    "several_optimizers",
+    "odd_parameters",
+    "uneven_inputs",
+    "other_shapes_are_an_error",
+)
+
+
+@functools.cache
+def run_checks(backend: Backend, size: int, checks: tuple[str, ...]) -> tuple[dict[str, str], str]:
+    """Runs checks in one job, since starting processes costs more than they do: what each said, and all output."""
+    workers = workers_on(a=size)
+    with FakeJob(backend=backend, auto=False) as job:
+        job.start(workers, "optimizer_program.run_checks", *checks)
+        for worker in workers:
+            job.processes[worker].popen.wait(120)
+            job.processes[worker].reader.join()
+        said: dict[str, str] = {}
+        for worker in workers:
+            for line in job.processes[worker].lines:
+                if line.get("ok"):
+                    said.setdefault(line["check"], "ok")
+                else:
+                    said[line["check"]] = f"{worker}: {line['error']}"
+        return said, job.story()
+
+
+def assert_ok(said: dict[str, str], story: str, check: str) -> None:
+    if check not in said:
+        failed = [name for name, answer in said.items() if answer != "ok"]
+        pytest.fail(f"not reached: {failed[0]} failed before it" if failed else f"not reached\n{story}")
+    assert said[check] == "ok", said[check]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_ranks(backend: Backend, check: str) -> None:
+    assert_ok(*run_checks(backend, 2, CHECKS), check)
+
+
+THREE = ("plain_averages", "missing_gradients", "adasum", "sparse_gradients", "uneven_inputs", "some_ranks")
+
+
+@pytest.mark.parametrize("check", THREE)
+def test_three_ranks(check: str) -> None:
+    assert_ok(*run_checks(Backend.NATIVE, 3, THREE), check)
+
+
+def test_sparse_gradients_on_some_ranks_only() -> None:
+    check = "sparse_on_some_ranks_is_an_error"
+    assert_ok(*run_checks(Backend.NATIVE, 2, (check,)), check)
+
+
+def test_one_rank() -> None:
+    assert_ok(*run_checks(Backend.NATIVE, 1, ("one_process",)), "one_process")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_dies_in_its_backward_pass(backend: Backend) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend) as job:
+        job.start(workers, "optimizer_program.killed_in_backward")
+        for worker in workers[:2]:
+            line = job.wait_end(worker).lines[-1]
+            assert line["ok"]
+            assert line["failures"]
