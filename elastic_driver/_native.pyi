@@ -54,12 +54,18 @@ class Handle:
     last_joined: int
     """After a join: who joined last."""
 
+    number: int
+    """Tells it from others under way."""
+
     def done(self) -> bool:
         """Whether wait() would not block."""
     def wait(self) -> None:
         """Blocks until it is done; signals are handled. Raises what it failed with."""
     def outputs(self) -> list[tuple[Any, int, tuple[int, ...]]]:
         """Memory (uint8), rows, and rows from each member, for each tensor. Once; then []."""
+
+class Turn:
+    """An operation on a device's memory, to be run by the caller."""
 
 class Engine:
     """See native/engine.h. Connect, add process set 0, start."""
@@ -95,6 +101,11 @@ class Engine:
         """Forgets it."""
     def submit(self, operation: Operation) -> Handle:
         """Begins an operation, whose memory the caller keeps until it is done."""
+    def next_turn(self, timeout_s: float) -> tuple[Any, ...] | None:
+        """What the caller is to run next: number of its handle or 0, Turn, kind, reduction, root, prescale, postscale,
+        process set, [(dtype, shape), ...], sizes of all members. None when there is nothing in that time."""
+    def conclude(self, turn: Turn, error: str) -> None:
+        """It was run; error: what it failed with."""
     def allocate(self, nbytes: int) -> Any:
         """Shared memory, zeroed (uint8); None where there is none."""
     def progress(self) -> tuple[int, bool]:

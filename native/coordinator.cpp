@@ -32,7 +32,7 @@ size_t total_bytes(const Plan& plan) {
 }
 
 bool can_be_fused(const Plan& plan) {
-  return plan.kind == Kind::kAllreduce && plan.tensors.size() == 1 && plan.reduction != Reduction::kAdasum &&
+  return plan.kind == Kind::kAllreduce && plan.device == 0 && plan.tensors.size() == 1 && plan.reduction != Reduction::kAdasum &&
          plan.bytes(0) < kFusedTensorBytes;
 }
 

@@ -283,7 +283,28 @@ void* Engine::allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper) {
 
 std::pair<uint64_t, bool> Engine::progress() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {finished_, !inflight_.empty()};
+  return {finished_, !inflight_.empty() || !turns_.empty()};
+}
+
+std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, limit, [&] { return !turns_.empty() || !broken_.empty(); });
+  if (!broken_.empty()) throw AbortedError(broken_);
+  if (turns_.empty()) return std::nullopt;
+  Turn turn = std::move(turns_.front());
+  turns_.pop_front();
+  return turn;
+}
+
+void Engine::conclude(const Turn& turn, const std::string& error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++finished_;
+  }
+  if (turn.operation) {
+    finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
+  }
+  if (!error.empty()) abort(error);
 }
 
 void Engine::abort(const std::string& reason) {
@@ -292,6 +313,7 @@ void Engine::abort(const std::string& reason) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (broken_.empty()) broken_ = reason.empty() ? "aborted" : reason;
+    changed_.notify_all();
     for (const auto& [number, set] : sets_) {
       if (set->contexts != nullptr) contexts.push_back(set->contexts);
     }
@@ -308,6 +330,7 @@ void Engine::close() {
     const std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
     if (broken_.empty()) broken_ = "the engine is closed";
+    changed_.notify_all();
   }
   aborted_ = true;
   link_.wake();
@@ -365,6 +388,10 @@ void Engine::run() {
     queue_.clear();
     for (auto& [key, operation] : inflight_) left.push_back(operation);
     inflight_.clear();
+    for (Turn& turn : turns_) {
+      if (turn.operation) left.push_back(std::move(turn.operation));
+    }
+    turns_.clear();
     reason = broken_;
   }
   for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
@@ -456,6 +483,14 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   // None for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
   for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
+  if (plan.device != 0 && plan.kind != Kind::kJoin) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < entries.size(); ++i) {
+      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes});
+    }
+    changed_.notify_all();
+    return;
+  }
   const auto begin = Clock::now();
   try {
     Operation* const first = operations[0].get();
@@ -477,7 +512,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
         break;
       case Kind::kBarrier:
         if (set->one_machine) {
-          if (set->ranks.size() > 1) plane_->barrier(set->party, next_turn());
+          if (set->ranks.size() > 1) plane_->barrier(set->party, next_number());
         } else {
           set->contexts->barrier("global", options_.collective_timeout);
         }
@@ -618,7 +653,7 @@ void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction redu
       same_memory_or_copied(in, piece.out, bytes);
       conclude(piece.out, piece.count);
     } else {
-      plane_->allreduce(set.party, next_turn(), in, piece.out, piece.count, piece.type, each, conclude);
+      plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, conclude);
     }
       return;
   }
@@ -630,7 +665,7 @@ void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction redu
     same_memory_or_copied(in, piece.out, bytes);
     across(piece.out, piece.count);
   } else {
-    plane_->allreduce(set.party, next_turn(), in, piece.out, piece.count, piece.type, each, across, set.lanes);
+    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, across, set.lanes);
   }
 }
 
@@ -640,7 +675,7 @@ void Engine::allgather_bytes(const ProcessSet& set, const void* in, void* out, c
   } else if (set.ranks.size() == 1) {
     same_memory_or_copied(in, out, sizes[0]);
   } else {
-    plane_->allgather(set.party, next_turn(), in, out, sizes);
+    plane_->allgather(set.party, next_number(), in, out, sizes);
   }
 }
 
@@ -702,7 +737,7 @@ void Engine::run_broadcast(const ProcessSet& set, const Entry& entry, Operation*
     } else if (set.ranks.size() == 1) {
       same_memory_or_copied(memory.input, memory.output, bytes);
     } else {
-      plane_->broadcast(set.party, next_turn(), memory.input, memory.output, bytes, static_cast<int>(place));
+      plane_->broadcast(set.party, next_number(), memory.input, memory.output, bytes, static_cast<int>(place));
     }
     }
 }
@@ -734,7 +769,7 @@ void Engine::run_alltoall(const ProcessSet& set, const Entry& entry, Operation* 
     } else if (members == 1) {
       same_memory_or_copied(in, output.memory.get(), output.bytes);
     } else {
-      plane_->alltoall(set.party, next_turn(), in, output.memory.get(), sizes);
+      plane_->alltoall(set.party, next_number(), in, output.memory.get(), sizes);
     }
       operation->outputs_.push_back(std::move(output));
   }
@@ -782,7 +817,7 @@ void Engine::run_reducescatter(const ProcessSet& set, const Entry& entry, Operat
         std::memcpy(output.memory.get(), in, output.bytes);
         conclude(output.memory.get(), counts[0]);
       } else {
-        plane_->reducescatter(set.party, next_turn(), in, output.memory.get(), counts, type, each, conclude);
+        plane_->reducescatter(set.party, next_number(), in, output.memory.get(), counts, type, each, conclude);
       }
         }
     if (operation != nullptr) operation->outputs_.push_back(std::move(output));

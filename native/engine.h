@@ -14,6 +14,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -117,6 +118,17 @@ class Engine {
   // Throws what it failed with, if it did: MismatchError, AbortedError.
   void check(const std::shared_ptr<Operation>& operation);
 
+  // An operation on a device's memory whose turn it is, the same on all members and in the same order.
+  struct Turn {
+    std::shared_ptr<Operation> operation;  // none where this rank has joined and others have not
+    std::shared_ptr<const Plan> plan;
+    std::vector<int64_t> sizes;  // of all members
+  };
+  // The next one; nothing when there is none within `limit`. Throws AbortedError.
+  std::optional<Turn> next_turn(std::chrono::milliseconds limit);
+  // It was run by the caller; `error`: what it failed with.
+  void conclude(const Turn& turn, const std::string& error);
+
   // Shared memory that peers read without copies, zeroed; nullptr where there is none. Lives as long as `keeper`.
   void* allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper);
 
@@ -168,7 +180,7 @@ class Engine {
   char* pack_buffer(size_t bytes);
   const ProcessSet* find_set(int number);
   void throw_if_aborted() const;
-  uint64_t next_turn() { return turn_number(reply_, turn_++); }
+  uint64_t next_number() { return turn_number(reply_, turn_++); }
 
   const int rank_, size_;
   const EngineOptions options_;
@@ -192,6 +204,7 @@ class Engine {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Operation>> queue_;
+  std::deque<Turn> turns_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;
   std::map<int, std::unique_ptr<ProcessSet>> sets_;

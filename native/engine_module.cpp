@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -100,6 +101,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
   }
   if (plan.kind == Kind::kBroadcast) plan.root = nb::cast<int>(what.attr("root"));
   plan.process_set = nb::cast<int>(what.attr("process_set"));
+  plan.device = nb::cast<int>(what.attr("device"));
   std::vector<Memory> memory;
   std::vector<int64_t> sizes, rows;
   for (const nb::handle spec : what.attr("tensors")) {
@@ -155,6 +157,29 @@ std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double sta
   return std::make_shared<Engine>(rank, size, options);
 }
 
+// What Python is to run: (handle's number or 0, turn, kind, reduction, root, prescale, postscale, process set,
+// [(dtype, shape), ...], sizes); None when there is nothing.
+nb::object next_turn(const std::shared_ptr<Engine>& engine, double timeout_s) {
+  std::optional<Engine::Turn> turn;
+  {
+    const nb::gil_scoped_release unlocked;
+    turn = engine->next_turn(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
+  }
+  if (!turn) return nb::none();
+  const Plan& plan = *turn->plan;
+  nb::list tensors;
+  for (const TensorPlan& tensor : plan.tensors) {
+    nb::list shape;
+    for (const int64_t extent : tensor.shape) shape.append(extent);
+    tensors.append(nb::make_tuple(wire_type_name(tensor.type), nb::tuple(shape)));
+  }
+  nb::list sizes;
+  for (const int64_t size : turn->sizes) sizes.append(size);
+  const auto number = reinterpret_cast<uintptr_t>(turn->operation.get());
+  return nb::make_tuple(number, nb::cast(*turn), static_cast<int>(plan.kind), static_cast<int>(plan.reduction), plan.root,
+                        plan.prescale, plan.postscale, plan.process_set, tensors, sizes);
+}
+
 nb::object allocate(Engine& engine, size_t bytes) {
   struct Held {
     std::shared_ptr<SharedSegment> segment;
@@ -182,8 +207,12 @@ void bind_engine(nb::module_& module) {
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
       .def("outputs", &Handle::outputs)
+      .def_prop_ro("number", [](const Handle& self) { return reinterpret_cast<uintptr_t>(self.operation.get()); })
       .def_prop_ro("last_joined", [](const Handle& self) { return self.operation->last_joined(); });
+  nb::class_<Engine::Turn>(module, "Turn");
   nb::class_<Engine>(module, "Engine")
+      .def("next_turn", &next_turn, arg("timeout_s"))
+      .def("conclude", &Engine::conclude, arg("turn"), arg("error"), unlocked)
       .def(nb::new_(&make), arg("rank"), arg("size"), nb::kw_only(), arg("fusion_bytes"), arg("stall_warn_s"),
            arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"),
            arg("machine") = "")

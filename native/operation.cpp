@@ -79,6 +79,7 @@ std::string Plan::encode() const {
   writer.real(prescale);
   writer.real(postscale);
   writer.number(static_cast<uint64_t>(process_set));
+  writer.number(static_cast<uint64_t>(device));
   writer.number(tensors.size());
   for (const TensorPlan& tensor : tensors) {
     writer.number(static_cast<uint64_t>(tensor.type));
@@ -101,6 +102,7 @@ Plan Plan::decode(std::string_view bytes) {
   plan.prescale = reader.real();
   plan.postscale = reader.real();
   plan.process_set = reader.small_number();
+  plan.device = reader.small_number();
   const uint64_t count = reader.number();
   for (uint64_t i = 0; i < count; ++i) {
     TensorPlan tensor;
@@ -129,6 +131,10 @@ std::string difference(const Plan& one, int one_rank, const Plan& other, int oth
     const TensorPlan &a = one.tensors[i], &b = other.tensors[i];
     if (a.type != b.type) return say("dtype", wire_type_name(a.type), wire_type_name(b.type));
     if (a.shape != b.shape) return say("shape", shape_text(a, one.sized()), shape_text(b, other.sized()));
+  }
+  if (one.device != other.device) {
+    return say("memory on the", std::string(one.device == 0 ? "CPU" : "GPU"),
+               std::string(other.device == 0 ? "CPU" : "GPU"));
   }
   if (one.kind == Kind::kBroadcast && one.root != other.root) return say("root rank", one.root, other.root);
   if (one.reduction != other.reduction) {

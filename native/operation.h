@@ -40,6 +40,8 @@ struct Plan {
   int root = 0;
   double prescale = 1, postscale = 1;
   int process_set = 0;
+  // Not 0: the memory is a device's, and whoever asked runs the operation himself, when it is its turn.
+  int device = 0;
   std::vector<TensorPlan> tensors;
 
   std::string encode() const;

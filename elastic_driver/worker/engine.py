@@ -71,6 +71,7 @@ class Operation:
         postscale: multiplies the result.
         splits: for ALLTOALL, for each tensor: rows to each member.
         process_set: number of a process set.
+        device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
     """
 
     kind: Kind
@@ -82,6 +83,7 @@ class Operation:
     postscale: float = 1.0
     splits: tuple[tuple[int, ...], ...] = ()
     process_set: int = GLOBAL_SET
+    device: int = 0
 
 
 @dataclass(slots=True)

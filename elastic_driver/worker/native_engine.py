@@ -90,6 +90,11 @@ class NativeHandle:
         self._what = what
         self._result: Result | None = None
 
+    @property
+    def number(self) -> int:
+        """Tells it from others under way: what ``next_turn`` names it by."""
+        return int(self._native.number)
+
     def done(self) -> bool:
         """See Handle."""
         return bool(self._native.done())
@@ -207,6 +212,20 @@ class NativeEngine:
         what = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
         with self.failures(what):
             return NativeHandle(self._native.submit(operation), self, f"finish {what}")
+
+    def next_turn(self, timeout_s: float) -> tuple[Any, ...] | None:
+        """The next operation on a device's memory, for the caller to run; see ``_native.Engine.next_turn``.
+
+        Raises:
+            HorovodInternalError: the round is broken or over.
+        """
+        with self.failures("go on"):
+            turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
+            return turn
+
+    def conclude(self, turn: Any, error: str) -> None:
+        """It was run; ``error``: what it failed with, which ends the round for this process."""
+        self._native.conclude(turn, error)
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """See Engine."""

@@ -460,3 +460,48 @@ def test_region_is_the_memory_itself() -> None:
     array[3] = 77
     assert seen.tolist() == array.tolist()
     assert region(0, 0).size == 0
+
+
+def test_device_operations_take_turns_in_one_order() -> None:
+    orders: dict[int, list[str]] = {}
+
+    def body(engine: Any, rank: int) -> None:
+        names = [f"t{i}" for i in range(20)]
+        np.random.default_rng(rank).shuffle(names)
+        tensors = [np.ones(4, np.float32) for _ in names]
+        handles = {}
+        for name, tensor in zip(names, tensors, strict=True):
+            handle = engine.submit(Operation(Kind.ALLREDUCE, (spec(tensor),), name=name, device=1))
+            handles[handle.number] = (name, handle)
+        orders[rank] = []
+        while len(orders[rank]) < 20:
+            turn = engine.next_turn(1.0)
+            assert turn is not None
+            number, native_turn, kind, *_, tensors_of, sizes = turn
+            assert (kind, tensors_of, sizes) == (Kind.ALLREDUCE, [("float32", (4,))], [])
+            name, handle = handles[number]
+            assert not handle.done()
+            orders[rank].append(name)
+            engine.conclude(native_turn, "")
+            handle.result()
+        assert engine.next_turn(0.01) is None
+
+    with engines(3) as made:
+        together(made, body)
+        handle = made[0].submit(Operation(Kind.BARRIER, name="late", device=1))
+        made[0].abort("enough")
+        with pytest.raises(HorovodInternalError, match="enough"):
+            handle.result()
+        with pytest.raises(HorovodInternalError, match="enough"):
+            made[0].next_turn(10.0)
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_memory_on_different_devices_is_an_error() -> None:
+    def body(engine: Any, rank: int) -> None:
+        array = np.ones(4, np.float32)
+        with pytest.raises(MismatchError, match="rank 0 has memory on the CPU, rank 1 has memory on the GPU"):
+            engine.submit(Operation(Kind.ALLREDUCE, (spec(array),), name="g", device=rank)).result()
+
+    with engines(2) as made:
+        together(made, body)
