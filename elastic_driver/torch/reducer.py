@@ -29,8 +29,9 @@ from elastic_driver.worker.messages import wait
 from elastic_driver.worker.process_sets import Members, ProcessSet, global_process_set, members_of
 from elastic_driver.worker.runtime import runtime
 
-# The first bucket starts the overlap early; nothing overlaps the last one. Two ranks on 2 cores, 32 MB of gradients:
-# 60-115 ms a step with 8 MB buckets, 119-147 with 25 MB (DistributedDataParallel's), 98-168 with 1 or 2 MB.
+# The first bucket starts the overlap early; nothing overlaps the last one. On one machine the size hardly matters:
+# benchmarks/buckets.py, 2 ranks on 2 busy cores, 32 MB of gradients: medians of 26, 26, 24 and 23 ms a step with
+# buckets of 1, 4, 8 and 25 MB (DistributedDataParallel's), with quarters that overlap. 8 MB is the middle way.
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
 
