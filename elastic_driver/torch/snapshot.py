@@ -31,6 +31,9 @@ class Slot:
     dtype: torch.dtype
     device: str
 
+    def __deepcopy__(self, memo: Any) -> Slot:
+        return self  # nothing in it can change, and a state has many
+
 
 def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached)."""
