@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags. Those that are not given are None, so that config file and environment can fill them."""
     parser = _Parser(
         prog="elasticrun",
-        usage="elasticrun [flags] command ...",
+        usage="elasticrun [flags] command ...\n       elasticrun drain [--job ID] [--undo] HOST",
         description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
         "first word that is no flag is the command.",
         epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots in time, 4 reset limit, "
@@ -106,6 +106,14 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="end a worker that finishes no collective operation for this long and waits in none (default 0: never)",
     )
     add("--reset-limit", type=int, metavar="N", help="end the job after this many unplanned resets (default: no limit)")
+    add("--reset-window", type=float, metavar="S", help="count only resets of the last S seconds (default: all)")
+    add(
+        "--drain-timeout",
+        type=float,
+        metavar="S",
+        help="seconds a worker that is drained (elasticrun drain HOST, or SIGTERM or SIGUSR1 to it) may take to reach "
+        "a commit (default 300)",
+    )
     add(
         "--blacklist-cooldown-range",
         type=float,
@@ -240,6 +248,8 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         heartbeat_timeout_s=_or(arguments.heartbeat_timeout, 60.0),
         hang_timeout_s=_or(arguments.hang_timeout, 0.0),
         reset_limit=arguments.reset_limit,
+        reset_window_s=arguments.reset_window,
+        drain_timeout_s=_or(arguments.drain_timeout, 300.0),
         cooldown_range_s=(cooldown[0], cooldown[1]) if cooldown else None,
         hosts=hosts,
         discovery_script=arguments.host_discovery_script,
@@ -376,7 +386,12 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
     try:
-        arguments = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else list(argv)
+        if words[:1] == ["drain"]:
+            from elastic_driver.drain import drain
+
+            return drain(words[1:])
+        arguments = build_parser().parse_args(words)
         if arguments.check_build:
             from elastic_driver.check_build import report
 

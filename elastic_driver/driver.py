@@ -37,6 +37,7 @@ from elastic_driver.events import (
     Command,
     DiscoveryFailed,
     DismissWorker,
+    DrainRequested,
     EndJob,
     Event,
     ExitCode,
@@ -56,12 +57,15 @@ from elastic_driver.events import (
 )
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.job_state import JobPhase, WorkerPhase, record_of
+from elastic_driver.job_files import JobFile
+from elastic_driver.job_state import JobPhase, WorkerPhase, is_drained, record_of
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, LocalLauncher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.messages import (
     ENV_HEARTBEAT,
+    DrainHostRequest,
     JobOver,
+    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -90,6 +94,7 @@ def policy_of(settings: Settings) -> Policy:
         elastic_timeout_s=settings.elastic_timeout_s,
         start_timeout_s=settings.start_timeout_s,
         reset_limit=settings.reset_limit,
+        reset_window_s=settings.reset_window_s,
         cooldown_range_s=settings.cooldown_range_s,
     )
 
@@ -160,6 +165,7 @@ class ElasticDriver:
         host = f"[{address}]" if ":" in address else address
         self._job = replace(self._job, url=f"http://{host}:{port}")
         self._chronicle.started(self._job.url, self._job.job_id)
+        leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
@@ -172,6 +178,7 @@ class ElasticDriver:
             await self._finish(end)
             return end.exit_code
         finally:
+            leaflet.remove()
             discovering.cancel()
             if self._timer is not None:
                 self._timer.cancel()
@@ -442,6 +449,49 @@ class ElasticDriver:
     def running(self, report: RunningReport) -> None:
         """A member trains."""
         self._post(WorkerRunning(report.worker, report.round_id, report.commits))
+
+    def leave(self, request: LeaveRequest) -> None:
+        """A worker was told by a signal to leave: its place is drained.
+
+        Raises:
+            RendezvousClosedError: it is being stopped, or in no round: it is to end at once.
+        """
+        record = record_of(self._state, request.worker)
+        if record is None or self._state.phase is JobPhase.ENDED or not record.round_id or record.stopped:
+            raise RendezvousClosedError(f"worker {request.worker} is to end at once")
+        worker = request.worker
+        self._drain_place(worker.hostname, worker.slot, f"it was sent {request.signal}")
+
+    def drain(self, request: DrainHostRequest) -> str:
+        """A host's workers are to leave at their next commit; or the host may be used again."""
+        name = request.hostname
+        listed = [host.name for host in self._state.hosts]
+        if name not in listed:
+            return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
+        if request.undo:
+            self._post(DrainRequested(name, None, "by elasticrun drain --undo", undo=True))
+            return f"host {name} may be used again"
+        self._drain_place(name, None, "by elasticrun drain")
+        return f"host {name} is drained: its workers leave at their next commit"
+
+    def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
+        self._post(DrainRequested(hostname, slot, why))
+        for record in self._state.workers:
+            if record.worker.hostname == hostname and slot in (None, record.worker.slot):
+                asyncio.get_running_loop().call_later(
+                    self._settings.drain_timeout_s, self._drained_too_long, record.worker
+                )
+
+    def _drained_too_long(self, worker: WorkerId) -> None:
+        process, record = self._processes.get(worker), record_of(self._state, worker)
+        if process is None or record is None or record.phase is WorkerPhase.LEAVING:
+            return
+        if not is_drained(self._state, worker.hostname, worker.slot):
+            return
+        reason = f"did not leave within {self._settings.drain_timeout_s:g} s (--drain-timeout)"
+        self._hung[worker] = reason
+        self._chronicle.worker_stopped(worker, f"it {reason}")
+        process.kill()
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""

@@ -91,6 +91,23 @@ class WorkerNotStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Somebody wants workers to leave at their next commit, without any blame.
+
+    Attributes:
+        hostname: of which host.
+        slot: of which slot; None for all of the host's.
+        why: who asked, in words.
+        undo: the opposite: the places may be used again.
+    """
+
+    hostname: str
+    slot: int | None
+    why: str
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The user (or a signal) asks for the end of the job."""
 
@@ -110,6 +127,7 @@ Event = (
     | WorkerRunning
     | WorkerExited
     | WorkerNotStarted
+    | DrainRequested
     | StopRequested
     | TimerExpired
 )

@@ -72,6 +72,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),
+        reset_times=_reset_times(t),
         unplanned=False,
         crashes=(),
         lost="",
@@ -97,6 +98,15 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             t.dismiss(record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}")
 
 
+def _reset_times(t: Transition) -> tuple[float, ...]:
+    """When those resets were that may count for the limit, with this one."""
+    window_s = t.state.policy.reset_window_s
+    if window_s is None:
+        return ()
+    now = (t.now,) if t.state.unplanned else ()
+    return (*(at for at in t.state.reset_times if t.now - at < window_s), *now)
+
+
 def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
@@ -111,7 +121,8 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
         if not old:
             parts.append(f"host {name} added")
         elif name not in failed and old != now:
-            parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} removed")
+            word = "drained" if any(place[0] == name for place in state.drained) else "removed"
+            parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} {word}")
     return ", ".join(parts) or "hosts changed and changed back"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 from elastic_driver import function_driver, function_worker
 from elastic_driver.cli import build_parser, settings_from

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 from elastic_driver.errors import WorkerRemovedError
 from elastic_driver.hosts import SlotInfo

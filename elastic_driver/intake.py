@@ -11,6 +11,7 @@ from dataclasses import replace
 from elastic_driver.assignment import order_hosts
 from elastic_driver.events import (
     DiscoveryFailed,
+    DrainRequested,
     Event,
     ExitCode,
     HostsDiscovered,
@@ -44,6 +45,8 @@ def take(t: Transition, event: Event) -> None:
             _take_exit(t, event)
         case WorkerNotStarted():
             _take_not_started(t, event)
+        case DrainRequested():
+            _take_drain(t, event)
         case StopRequested():
             t.end(128 + event.signal, f"interrupted by {event.name}")
         case TimerExpired():
@@ -61,9 +64,25 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         hosts=ordered,
         host_order=(*kept, *(name for name in listed if name not in kept)),
         blacklist=t.state.blacklist.forgive_absent(listed),
+        drained=frozenset(place for place in t.state.drained if place[0] in listed),
         discovered=True,
         discovery_failing_since=None,
     )
+
+
+def _take_drain(t: Transition, event: DrainRequested) -> None:
+    places = frozenset({(event.hostname, event.slot)})
+    what = f"host {event.hostname}" if event.slot is None else f"worker {event.hostname}[{event.slot}]"
+    if event.undo:
+        if event.slot is None:
+            places = frozenset(place for place in t.state.drained if place[0] == event.hostname)
+        if t.state.drained & places:
+            t.report(f"{what} may be used again: {event.why}")
+        t.state = replace(t.state, drained=t.state.drained - places)
+        return
+    if not places <= t.state.drained:
+        t.report(f"{what} leaves at the next commit: {event.why}")
+    t.state = replace(t.state, drained=t.state.drained | places)
 
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:

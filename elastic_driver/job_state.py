@@ -32,6 +32,7 @@ class Policy:
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
         start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
         reset_limit: unplanned resets allowed; None for no bound.
+        reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.blacklist.Blacklist`.
     """
 
@@ -41,6 +42,7 @@ class Policy:
     elastic_timeout_s: float = 600.0
     start_timeout_s: float = 300.0
     reset_limit: int | None = None
+    reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
 
 
@@ -118,6 +120,7 @@ class State:
         discovery_failing_since: when discovery began to fail; None while it answers.
         discovery_error: what it said when it failed last.
         blacklist: the failed hosts.
+        drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
         attempts: how many processes each place has had: ((hostname, slot), count).
         round_id: the current or last round; 0 before the first.
@@ -131,6 +134,7 @@ class State:
         reset_began: when the reset under way (or the start) began.
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
+        reset_times: when those were that still count for the limit.
         first_failure: the first failure since the last round was formed.
         ever_ready: whether any worker has ever asked for a round.
     """
@@ -144,6 +148,7 @@ class State:
     discovery_failing_since: float | None = None
     discovery_error: str = ""
     blacklist: Blacklist = field(default_factory=Blacklist)
+    drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: tuple[WorkerRecord, ...] = ()
     attempts: tuple[tuple[tuple[str, int], int], ...] = ()
     round_id: int = 0
@@ -158,6 +163,7 @@ class State:
     reset_began: float = 0.0
     slots_deadline: float | None = None
     resets: int = 0
+    reset_times: tuple[float, ...] = ()
     first_failure: Failure | None = None
     ever_ready: bool = False
 
@@ -190,9 +196,19 @@ def finishing(state: State) -> bool:
 
 def usable_slots(state: State) -> int:
     """Slots of all listed hosts that are not blacklisted, at most max-np."""
-    slots = sum(host.slots for host in state.hosts if not state.blacklist.is_blacklisted(host.name))
+    slots = sum(
+        not is_drained(state, host.name, slot)
+        for host in state.hosts
+        if not state.blacklist.is_blacklisted(host.name)
+        for slot in range(host.slots)
+    )
     limit = state.policy.max_num_proc
     return slots if limit is None else min(slots, limit)
+
+
+def is_drained(state: State, hostname: str, slot: int) -> bool:
+    """Whether this place is to be left free."""
+    return bool(state.drained) and not state.drained.isdisjoint(((hostname, None), (hostname, slot)))
 
 
 def target_places(state: State) -> tuple[tuple[str, int], ...]:
@@ -214,7 +230,8 @@ def target_places(state: State) -> tuple[tuple[str, int], ...]:
         (host.name, slot)
         for host in state.hosts
         for slot in range(host.slots)
-        if (host.name, slot) in alive or not state.blacklist.is_blacklisted(host.name)
+        if ((host.name, slot) in alive or not state.blacklist.is_blacklisted(host.name))
+        and not is_drained(state, host.name, slot)
     ]
     limit = state.policy.max_num_proc
     if limit is None or len(places) <= limit:

@@ -38,6 +38,7 @@ from elastic_driver.job_state import (
     finishing,
     in_phase,
     in_target,
+    is_drained,
     joiners_wait_until,
     new_state,
     next_deadline,
@@ -243,7 +244,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
             ExitCode.USER_CODE_FAILED,
             f"{names(succeeded)} exited with code 0 while {names(members)} still trained: a rank left early",
         )
-    elif state.unplanned and state.policy.reset_limit is not None and state.resets >= state.policy.reset_limit:
+    elif state.unplanned and state.policy.reset_limit is not None and _resets_that_count(t) >= state.policy.reset_limit:
         t.end(
             ExitCode.RESET_LIMIT,
             f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
@@ -300,7 +301,10 @@ def _set_planned_notice(t: Transition) -> None:
     # Members that leave go on training while those who are to replace them boot, if they are needed until then.
     enough = len(members) - len(off) + len(joiners) >= t.state.policy.min_num_proc
     if grows or (off and (enough or not booting)):
-        going = [f"host {name} removed or reduced" for name in dict.fromkeys(r.worker.hostname for r in off)]
+        drained = dict.fromkeys(r.worker.hostname for r in off if is_drained(t.state, r.worker.hostname, r.worker.slot))
+        going = [f"host {name} drained" for name in drained]
+        gone = dict.fromkeys(r.worker.hostname for r in off if r.worker.hostname not in drained)
+        going += [f"host {name} removed or reduced" for name in gone]
         coming = [f"host {name} ready" for name in dict.fromkeys(r.worker.hostname for r in joiners)]
         t.notify(NoticeKind.HOSTS_UPDATED, ", ".join((*going, *coming)))
     elif t.state.notice_kind is NoticeKind.HOSTS_UPDATED:
@@ -319,6 +323,13 @@ def _check_deadlines(t: Transition) -> None:
         and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
     ):
         t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
+
+
+def _resets_that_count(t: Transition) -> int:
+    window_s = t.state.policy.reset_window_s
+    if window_s is None:
+        return t.state.resets
+    return sum(1 for at in t.state.reset_times if t.now - at < window_s)
 
 
 def _described(failure: Failure | None) -> str:

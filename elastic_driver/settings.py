@@ -38,6 +38,8 @@ class Settings:
         heartbeat_timeout_s: how long a member may be silent before it is taken for frozen; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
         reset_limit: unplanned resets allowed; None for no bound.
+        reset_window_s: how long a reset counts for that; None for ever.
+        drain_timeout_s: how long a drained worker may take to leave.
         cooldown_range_s: shortest and longest time a failed host stays out; None for ever.
         hosts: fixed hosts; None with a discovery script.
         discovery_script: shell command that prints the hosts; None with fixed hosts.
@@ -72,6 +74,8 @@ class Settings:
     heartbeat_timeout_s: float = 60.0
     hang_timeout_s: float = 0.0
     reset_limit: int | None = None
+    reset_window_s: float | None = None
+    drain_timeout_s: float = 300.0
     cooldown_range_s: tuple[float, float] | None = None
     hosts: tuple[Host, ...] | None = None
     discovery_script: str | None = None
@@ -115,6 +119,8 @@ class Settings:
             ("--discovery-interval", self.discovery_interval_s),
             ("--discovery-timeout", self.discovery_timeout_s),
             ("--gloo-timeout-seconds", self.gloo_timeout_s),
+            ("--drain-timeout", self.drain_timeout_s),
+            ("--reset-window", 1.0 if self.reset_window_s is None else self.reset_window_s),
         ):
             if not 0 < value < 1e9:
                 raise SettingsError(f"{flag} {value:g} is not a number of seconds above 0")

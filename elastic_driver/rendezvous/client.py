@@ -24,6 +24,8 @@ from elastic_driver.errors import (
 )
 from elastic_driver.rendezvous.messages import (
     API,
+    DrainHostRequest,
+    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -142,6 +144,20 @@ class RendezvousClient:
     def running(self, report: RunningReport) -> None:
         """Tells the driver that this worker trains in the round."""
         self._request("POST", "running", report.to_json(), expected=(204,))
+
+    def leave(self, request: LeaveRequest) -> None:
+        """Says that this worker was told to leave; the notice to do so comes as for any planned change.
+
+        Raises:
+            RendezvousClosedError: it is to end at once.
+            RendezvousError: the driver cannot be reached.
+        """
+        self._request("POST", "leave", request.to_json(), expected=(204,))
+
+    def drain(self, request: DrainHostRequest) -> str:
+        """Has a host's workers leave at their next commit. Returns what comes of it, in words."""
+        _, body = self._request("POST", "drain", request.to_json(), expected=(200,))
+        return str(parse_json(body).get("said", ""))
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""

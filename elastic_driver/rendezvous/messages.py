@@ -282,6 +282,42 @@ class WatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """``POST /v1/leave``: a worker was told by a signal to leave. Answered 204, or 410 when it is to end at once."""
+
+    worker: WorkerId
+    signal: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"worker": self.worker.key, "signal": self.signal}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_worker(data), _get(data, "signal", str))
+
+
+@dataclass(frozen=True, slots=True)
+class DrainHostRequest:
+    """``POST /v1/drain``: the workers of a host are to leave; or, to undo that, it may have workers again."""
+
+    hostname: str
+    undo: bool
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"hostname": self.hostname, "undo": self.undo}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_get(data, "hostname", str), _get(data, "undo", bool))
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """What the members of a round are to know now. A level, not an edge: a later one replaces it whole."""
 

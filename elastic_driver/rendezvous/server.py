@@ -25,6 +25,8 @@ from elastic_driver.errors import (
 from elastic_driver.rendezvous.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.messages import (
     API,
+    DrainHostRequest,
+    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
@@ -58,6 +60,12 @@ class RoundHandler(Protocol):
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
+
+    def leave(self, request: LeaveRequest) -> None:
+        """A worker wants to leave. Raises RendezvousClosedError when it is to end at once."""
+
+    def drain(self, request: DrainHostRequest) -> str:
+        """A host's workers are to leave, or not any more. Returns what comes of it, in words."""
 
     def status(self) -> dict[str, object]:
         """The job, as JSON."""
@@ -240,6 +248,14 @@ class RendezvousServer:
                 if _allows(connection, method, b"POST"):
                     self._handler.running(RunningReport.from_json(body))
                     connection.reply(204)
+            case ["leave"]:
+                if _allows(connection, method, b"POST"):
+                    self._handler.leave(LeaveRequest.from_json(body))
+                    connection.reply(204)
+            case ["drain"]:
+                if _allows(connection, method, b"POST"):
+                    said = self._handler.drain(DrainHostRequest.from_json(body))
+                    connection.reply(200, json.dumps({"said": said}).encode(), is_json=True)
             case ["status"]:
                 if _allows(connection, method, b"GET"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)

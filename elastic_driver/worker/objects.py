@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import numpy as np
 
 from elastic_driver.worker.collectives import as_bytes

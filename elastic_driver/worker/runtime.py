@@ -25,6 +25,7 @@ from elastic_driver.errors import (
     HorovodInternalError,
     NotInitializedError,
     RendezvousClosedError,
+    RendezvousError,
     SettingsError,
     StaleRoundError,
 )
@@ -37,6 +38,7 @@ from elastic_driver.rendezvous.messages import (
     ENV_WORKER,
     Backend,
     JobOver,
+    LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     ReadyCause,
@@ -44,6 +46,7 @@ from elastic_driver.rendezvous.messages import (
     RoundAssignment,
     RunningReport,
 )
+from elastic_driver.worker import leaving
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
 
@@ -64,6 +67,9 @@ class DriverClient(RoundClient, Protocol):
 
     def running(self, report: RunningReport) -> None:
         """Says that training goes on."""
+
+    def leave(self, request: LeaveRequest) -> None:
+        """Says that the process was told to leave."""
 
 
 class Resettable(Protocol):
@@ -137,6 +143,8 @@ class Runtime:
         if self.initialized:
             return
         _install_exit()
+        if self._environ.get(ENV_RENDEZVOUS):
+            leaving.install(self.ask_to_leave)
         if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
             self._planned = _planned_slot(self._environ)
             return
@@ -154,6 +162,23 @@ class Runtime:
             return False
         self._join_round(ReadyCause.START, commits=0, detail="")
         return self.context.slot != planned
+
+    def ask_to_leave(self, name: str) -> bool:
+        """Has the driver take this process out of the job at the next commit, because of a signal of this name.
+
+        Returns:
+            False when the process is to end at once instead: it is in no round, or is being stopped by the driver.
+        """
+        if self._context is None or self._worker is None:
+            return False
+        client = make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
+        try:
+            client.leave(LeaveRequest(self._worker, name))
+        except RendezvousError:
+            return False
+        finally:
+            client.close()
+        return True
 
     def shutdown(self) -> None:
         """Leaves the round and frees all it held. ``init()`` may follow."""

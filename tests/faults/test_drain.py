@@ -1,0 +1,108 @@
+"""Workers that leave because they are asked to: no step lost, nobody blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from jobs import Job, check_agreement
+
+pytestmark = pytest.mark.faults
+
+FOUR = "localhost:2\n127.0.0.1:2\n"
+FLAGS = ("-np", "4", "--min-np", "1", "--reset-limit", "0")
+
+
+def no_step_is_repeated(job: Job) -> None:
+    lines = job.steps()
+    for pid in {line["pid"] for line in lines}:
+        steps = [line["step"] for line in lines if line["pid"] == pid]
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
+    check_agreement(lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_a_worker_makes_it_leave(tmp_path: Path, number: signal.Signals) -> None:
+    with Job(tmp_path, FOUR, *FLAGS, env={"COMMIT_EVERY": "3"}) as job:
+        before = job.wait_for_steps(4)
+        at = time.time()
+        pid = next(line["pid"] for line in before if line["rank"] == 2)
+        os.kill(pid, number)
+        job.wait_for_steps(3, count=20, after=at)
+        no_step_is_repeated(job)
+        ended = job.wait_for("its end", lambda: job.events("worker_exited"))
+        assert [(event["pid"], event["returncode"]) for event in ended] == [(pid, 0)]
+        assert f"worker 127.0.0.1[0] leaves at the next commit: it was sent {number.name}" in job.said()
+        assert "4 -> 3 workers" in job.said()
+        assert "blacklisted" not in job.said()
+        assert len(job.events("worker_started")) == 4, "its place stays free"
+
+
+def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    env = {"XDG_RUNTIME_DIR": str(runtime)}
+
+    def drain(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "elastic_driver", "drain", *words]
+        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30)
+
+    assert drain("localhost").returncode == 2
+    with Job(tmp_path, FOUR, *FLAGS, env=env) as job:
+        job.wait_for_steps(4)
+        wrong = drain("elsewhere")
+        assert (wrong.returncode, wrong.stdout) == (
+            2,
+            "there is no host elsewhere in the job; its hosts: localhost, 127.0.0.1\n",
+        )
+        at = time.time()
+        said = drain("127.0.0.1")
+        assert (said.returncode, said.stderr) == (0, "")
+        assert said.stdout == "host 127.0.0.1 is drained: its workers leave at their next commit\n"
+        job.wait_for_steps(2, after=at)
+        assert "4 -> 2 workers, host 127.0.0.1 drained" in job.said()
+        at = time.time()
+        assert drain("--undo", "127.0.0.1").stdout == "host 127.0.0.1 may be used again\n"
+        job.wait_for_steps(4, after=at)
+        no_step_is_repeated(job)
+        files = list((runtime / "elasticrun").glob("*.json"))
+        assert len(files) == 1
+        assert files[0].stat().st_mode & 0o777 == 0o600
+    assert not list((runtime / "elasticrun").glob("*.json"))
+
+
+def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) -> None:
+    env = {"COMMIT_EVERY": "1000000"}
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "1", "--drain-timeout", "0.5", env=env) as job:
+        before = job.wait_for_steps(4)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGUSR1)
+        job.wait_for_steps(3, after=at)
+        assert "did not leave within 0.5 s (--drain-timeout)" in job.said()
+        assert "blacklisted" not in job.said()
+
+
+def test_resets_long_ago_do_not_count(tmp_path: Path) -> None:
+    env = {"COMMIT_EVERY": "1"}
+    flags = ("-np", "4", "--min-np", "1", "--reset-limit", "1", "--reset-window", "0.5")
+    with Job(tmp_path, FOUR, *flags, env=env) as job:
+        before = job.wait_for_steps(4)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        before = job.wait_for_steps(2, count=40, after=at)  # 0.8 s and more
+        job.set_hosts("localhost:2\n")
+        job.wait_for("the list", lambda: len(job.events("hosts_discovered")) > 1)
+        job.set_hosts(FOUR)
+        at = time.time()
+        before = job.wait_for_steps(4, after=at)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        job.wait_for_steps(2, after=at)
