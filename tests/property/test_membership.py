@@ -15,6 +15,7 @@ from membership_job import BOTH, Job
 
 from elastic_driver.events import (
     DiscoveryFailed,
+    DrainRequested,
     Event,
     HostsDiscovered,
     StopRequested,
@@ -172,6 +173,11 @@ class Membership(RuleBasedStateMachine):
             self.job.feed(event)
 
     @precondition(lambda self: len(self.job.history) > 50)
+    @rule(hosts=host_lists, slot=st.sampled_from((None, 0, 1)), undo=st.booleans())
+    def drained(self, hosts: tuple[Host, ...], slot: int | None, *, undo: bool) -> None:
+        for host in hosts[:1]:
+            self.job.feed(DrainRequested(host.name, slot, "as asked", undo))
+
     @rule()
     def interrupted(self) -> None:
         self.job.feed(StopRequested(15, "SIGTERM"))

@@ -37,6 +37,7 @@ from membership_job import BOTH, Job, worker_id  # noqa: E402
 from elastic_driver.events import (  # noqa: E402
     Command,
     DiscoveryFailed,
+    DrainRequested,
     DismissWorker,
     EndJob,
     PublishRound,
@@ -64,6 +65,7 @@ LIMITS = {
     "--elastic-timeout": "elastic_timeout_s",
     "--start-timeout": "start_timeout_s",
     "--reset-limit": "reset_limit",
+    "--reset-window": "reset_window_s",
 }
 
 
@@ -77,7 +79,7 @@ def make_job(flags: list[str]) -> Job:
             limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
         else:
             value = rest.pop(0)
-            limits[LIMITS[flag]] = float(value) if flag.endswith("timeout") else int(value)
+            limits[LIMITS[flag]] = float(value) if flag.endswith(("timeout", "window")) else int(value)
     limits.setdefault("min_num_proc", limits["num_proc"])
     return Job(**limits)
 
@@ -125,6 +127,9 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
             return job.feed(DiscoveryFailed(" ".join(words)))
         case "timer":
             return job.timer(at=job.now)
+        case "drain" | "undrain":
+            slot = int(words[1]) if len(words) > 1 else None
+            return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
         case "stop":
             return job.feed(StopRequested(signal.Signals[words[0]], words[0]))
     commands: list[Command] = []
