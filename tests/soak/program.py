@@ -1,0 +1,100 @@
+"""What the soak trains: a small model over an ElasticSampler, with a line for each step. Run under elasticrun.
+
+Environment: STEP_LOG (file), FAULTS (folder; a file named like this process's worker is a fault it is to commit, once),
+SLOW_START (file; while it is there, starting takes as many seconds as it says).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+SLOW_START, FAULTS = Path(os.environ["SLOW_START"]), Path(os.environ["FAULTS"])
+with contextlib.suppress(OSError, ValueError):
+    time.sleep(float(SLOW_START.read_text()))
+
+import numpy as np  # noqa: E402 - slow starters are slow before everything else
+import torch  # noqa: E402
+
+import elastic_driver.torch as hvd  # noqa: E402
+
+SAMPLES = 480
+COMMIT_EVERY = 3
+WORKER = os.environ["ELASTIC_DRIVER_WORKER"]
+
+
+def commit_a_fault() -> None:
+    fault = FAULTS / WORKER
+    try:
+        what = fault.read_text()
+        fault.unlink()
+    except OSError:
+        return
+    if what == "exception":
+        raise RuntimeError("a fault that the soak asked for")
+    if what == "sleep":
+        time.sleep(1.5)
+
+
+def main() -> None:
+    hvd.init()
+    log = Path(os.environ["STEP_LOG"]).open("a", buffering=1)  # noqa: SIM115 - open for the life of the process
+    torch.manual_seed(1)
+    model = torch.nn.Linear(20, 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    inputs, targets = torch.randn(SAMPLES, 20), torch.randn(SAMPLES, 3)
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES), shuffle=True, seed=3)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, step=0, used=[])
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        while True:
+            batch = 12 // hvd.size()
+            indices = list(iter(sampler))
+            for index in range((len(indices) + batch - 1) // batch):
+                mine = indices[index * batch : (index + 1) * batch]
+                time.sleep(0.02)
+                commit_a_fault()
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+                optimizer.step()
+                sampler.record_batch(index, batch)
+                state.used = state.used + hvd.allgather(torch.tensor(mine)).tolist()
+                state.step += 1
+                flat = np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+                line = {
+                    "time": time.time(),
+                    "pid": os.getpid(),
+                    "worker": WORKER,
+                    "rank": hvd.rank(),
+                    "size": hvd.size(),
+                    "step": state.step,
+                    "epoch": state.epoch,
+                    "weights": hashlib.sha1(flat.tobytes()).hexdigest(),
+                }
+                log.write(json.dumps(line) + "\n")
+                if state.step % COMMIT_EVERY == 0:
+                    state.commit()
+            counts = np.bincount(state.used, minlength=SAMPLES)
+            line = {
+                "time": time.time(),
+                "rank": hvd.rank(),
+                "ended_epoch": state.epoch,
+                "missing": int((counts == 0).sum()),
+                "repeated": int((counts - 1).clip(0).sum()),
+            }
+            log.write(json.dumps(line) + "\n")
+            state.epoch += 1
+            state.used = []
+            sampler.set_epoch(state.epoch)
+            state.commit()
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main()
