@@ -21,6 +21,9 @@ constexpr size_t kPackedTensorBytes = 256 * 1024;
 constexpr size_t kPackBytes = size_t{4} << 20;
 // The thread looks up from its sleep now and then, for peers that have waited long.
 constexpr int kSleepMs = 1000;
+// What the timeline calls the transports.
+constexpr const char* kShared = "SHARED_MEMORY";
+constexpr const char* kNetwork = "GLOO";
 
 std::unique_ptr<char[]> uninitialized(size_t bytes) { return std::unique_ptr<char[]>(new char[std::max<size_t>(bytes, 1)]); }
 
@@ -432,7 +435,19 @@ void Engine::answer() {
   take(replies_.read(message));
 }
 
+template <typename Work>
+void Engine::timed(const char* what, Work work) {
+  if (!timeline_.on()) {
+    work();
+    return;
+  }
+  const auto begin = Clock::now();
+  work();
+  spans_.push_back({what, begin, Clock::now()});
+}
+
 void Engine::take(const std::vector<Reply>& replies) {
+  answered_ = Clock::now();
   for (const Reply& reply : replies) {
     ++reply_;
     turn_ = 0;
@@ -538,12 +553,15 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     ++finished_;
   }
   changed_.notify_all();
+  const std::vector<Span> spans = std::exchange(spans_, {});
   if (!timeline_.on()) return;
   for (const auto& operation : operations) {
     if (!operation) continue;
     const std::string name = key_name(operation->key_);
-    timeline_.span(name, "NEGOTIATE", operation->submitted_, begin);
+    timeline_.span(name, "NEGOTIATE", operation->submitted_, answered_);
+    timeline_.span(name, "QUEUE", answered_, begin);
     timeline_.span(name, kind_name(plan.kind), begin, end);
+    for (const Span& span : spans) timeline_.span(name, span.what, span.begin, span.end);
   }
 }
 
@@ -601,17 +619,21 @@ void Engine::run_allreduces(const ProcessSet& set, const std::vector<Entry>& ent
       bytes += bytes_of(piece);
     }
     char* const packed = pack_buffer(bytes);
-    size_t at = 0;
-    for (const Piece& piece : batch) {
-      std::memcpy(packed + at, piece.in, bytes_of(piece));
-      at += bytes_of(piece);
-    }
+    timed("FUSE", [&] {
+      size_t at = 0;
+      for (const Piece& piece : batch) {
+        std::memcpy(packed + at, piece.in, bytes_of(piece));
+        at += bytes_of(piece);
+      }
+    });
     allreduce(set, {packed, packed, count, batch[0].type}, first.reduction, first.prescale, first.postscale);
-    at = 0;
-    for (const Piece& piece : batch) {
-      std::memcpy(piece.out, packed + at, bytes_of(piece));
-      at += bytes_of(piece);
-    }
+    timed("UNFUSE", [&] {
+      size_t at = 0;
+      for (const Piece& piece : batch) {
+        std::memcpy(piece.out, packed + at, bytes_of(piece));
+        at += bytes_of(piece);
+      }
+    });
     batch.clear();
   };
   // In the order of the entries, which is the same on all ranks; a batch has one type.
@@ -653,29 +675,37 @@ void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction redu
       same_memory_or_copied(in, piece.out, bytes);
       conclude(piece.out, piece.count);
     } else {
-      plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, conclude);
+      timed(kShared, [&] {
+        plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, conclude);
+      });
     }
       return;
   }
   const auto across = [&](void* data, size_t count) {
-    if (count != 0) set.contexts->allreduce("lane", data, count, piece.type, each, options_.collective_timeout);
+    if (count != 0) {
+      timed(kNetwork, [&] {
+        set.contexts->allreduce("lane", data, count, piece.type, each, options_.collective_timeout);
+      });
+    }
     conclude(data, count);
   };
   if (set.party.size() == 1) {
     same_memory_or_copied(in, piece.out, bytes);
     across(piece.out, piece.count);
   } else {
-    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, across, set.lanes);
+    timed(kShared, [&] {
+      plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, each, across, set.lanes);
+    });
   }
 }
 
 void Engine::allgather_bytes(const ProcessSet& set, const void* in, void* out, const std::vector<size_t>& sizes) {
   if (!set.one_machine) {
-    set.contexts->allgather("global", in, out, sizes, options_.collective_timeout);
+    timed(kNetwork, [&] { set.contexts->allgather("global", in, out, sizes, options_.collective_timeout); });
   } else if (set.ranks.size() == 1) {
     same_memory_or_copied(in, out, sizes[0]);
   } else {
-    plane_->allgather(set.party, next_number(), in, out, sizes);
+    timed(kShared, [&] { plane_->allgather(set.party, next_number(), in, out, sizes); });
   }
 }
 

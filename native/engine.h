@@ -144,6 +144,8 @@ class Engine {
   void close();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct ProcessSet {
     std::vector<int> ranks;
     int place = -1;  // this rank's; -1: not a member
@@ -152,14 +154,16 @@ class Engine {
     int lanes = 0;   // with several machines: members that all machines have at least
     ContextGroup* contexts = nullptr;
   };
+  struct Span {
+    const char* what;
+    Clock::time_point begin, end;
+  };
   struct Piece {
     const void* in;
     void* out;
     size_t count;
     DType type;
   };
-  using Clock = std::chrono::steady_clock;
-
   void run();
   void tell();
   void answer();
@@ -178,6 +182,9 @@ class Engine {
   void finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error);
   std::shared_ptr<Operation> take_inflight(const std::string& key);
   char* pack_buffer(size_t bytes);
+  // Runs `work`, which is what the timeline calls it.
+  template <typename Work>
+  void timed(const char* what, Work work);
   const ProcessSet* find_set(int number);
   void throw_if_aborted() const;
   uint64_t next_number() { return turn_number(reply_, turn_++); }
@@ -197,6 +204,8 @@ class Engine {
   // Replies so far, and what was run of the present one: all ranks number alike what they run together.
   uint64_t reply_ = 0, turn_ = 0;
   Timeline timeline_;
+  Clock::time_point answered_;  // when the reply under way came
+  std::vector<Span> spans_;     // of the entries under way, while there is a timeline
   char* pack_ = nullptr;
   size_t pack_bytes_ = 0;
   std::vector<char> private_pack_;

@@ -370,14 +370,16 @@ def test_timeline(tmp_path: Path) -> None:
     with engines(2) as made:
         made[0].start_timeline(str(tmp_path / "trace.json"))
         together(made, lambda engine, rank: allreduce(engine, np.ones(3), name='a "name"'))
+        pair = Operation(Kind.ALLREDUCE, (spec(np.ones(3)), spec(np.ones(4))), name="pair")
+        together(made, lambda engine, rank: engine.submit(pair).result())
         made[0].stop_timeline()
         together(made, lambda engine, rank: allreduce(engine, np.ones(3), name="after"))
     events = json.loads((tmp_path / "trace.json").read_text())
     spans = {event["name"]: event for event in events if event["ph"] == "X"}
-    assert set(spans) == {"NEGOTIATE", "allreduce"}
+    assert set(spans) == {"NEGOTIATE", "QUEUE", "FUSE", "SHARED_MEMORY", "UNFUSE", "allreduce"}
     assert all(span["dur"] >= 0 and span["ts"] >= 0 for span in spans.values())
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
-    assert names == ['a "name"']
+    assert names == ['a "name"', "pair"]
 
 
 def test_a_timeline_that_cannot_be_written(tmp_path: Path) -> None:
