@@ -165,9 +165,14 @@ class Chronicle:
         self._log.write("report", text=text, warning=True)
         self._console.warning(text)
 
-    def status(self, text: str, round_id: int, workers: int) -> None:
+    @property
+    def live(self) -> bool:
+        """Whether anybody sees the status."""
+        return self._console.live
+
+    def status(self, text: str) -> None:
         """The present, for the live line."""
-        self._console.status(text, round_id=round_id, workers=workers)
+        self._console.status(text)
 
     def first_failure(self, failure: Failure) -> None:
         """What the first worker that failed said last: the message that ends the job follows."""

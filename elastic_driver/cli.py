@@ -7,7 +7,9 @@ values can be is checked in :mod:`elastic_driver.settings`. Heavy imports come l
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 from elastic_driver import __version__
 from elastic_driver.compat.python_path import AUTO, ENV_SHIM, MODES
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.hosts import Host, parse_host, parse_hosts
 from elastic_driver.settings import LOG_LEVELS, Settings
 
 _MB = 1 << 20
@@ -42,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
         usage="elasticrun [flags] command ...\n       elasticrun drain [--job ID] [--undo] HOST",
         description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
         "first word that is no flag is the command.",
-        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots in time, 4 reset limit, "
-        "70 internal error, 130 and 143 interrupted.",
+        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in time, "
+        "4 reset limit, 70 internal error, 130 and 143 interrupted.",
     )
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
@@ -227,6 +229,8 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
     if arguments.num_proc is None:
         raise SettingsError("-np is missing: how many slots does the job need to start?")
+    if values["log_level"] is not None:
+        values["log_level"] = values["log_level"].upper()  # the config file's may be lower case
     hosts = _fixed_hosts(arguments)
     min_np = arguments.min_np if arguments.min_np is not None else arguments.num_proc
     elastic = arguments.host_discovery_script is not None or arguments.min_np is not None
@@ -259,7 +263,7 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         output_filename=Path(arguments.output_filename) if arguments.output_filename else None,
         prefix_timestamp=arguments.prefix_timestamp,
         verbose=arguments.verbose,
-        log_level=(values["log_level"] or "INFO").upper(),
+        log_level=values["log_level"] or "INFO",
         grace_s=_or(arguments.grace_time, 5.0),
         event_log=Path(arguments.event_log) if arguments.event_log else None,
         gloo_timeout_s=_seconds(values["gloo_timeout_seconds"], environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
@@ -288,21 +292,36 @@ def _seconds(flag: float | None, environ: Mapping[str, str], name: str, default:
 
 
 def _fixed_hosts(arguments: argparse.Namespace) -> tuple[Host, ...] | None:
-    if arguments.hosts:
-        return parse_hosts(arguments.hosts.split(","), default_slots=arguments.slots_per_host or 1)
-    if arguments.hostfile:
+    if arguments.hosts is not None:
+        return _parse_list(arguments.hosts, arguments.slots_per_host or 1)
+    if arguments.hostfile is not None:
         return _read_hostfile(Path(arguments.hostfile), arguments.slots_per_host or 1)
     if arguments.host_discovery_script is not None:
         return None
     return (Host("localhost", arguments.num_proc),) if arguments.num_proc > 0 else ()
 
 
+def _parse_list(text: str, default_slots: int) -> tuple[Host, ...]:
+    """Reads ``HOST:N,HOST:N``."""
+    try:
+        hosts = [parse_host(word, default_slots=default_slots) for word in text.split(",") if word.strip()]
+    except SettingsError as error:
+        raise SettingsError(f"cannot read -H {text!r}: {error}") from None
+    names = [host.name for host in hosts]
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise SettingsError(f"cannot read -H {text!r}: host {twice!r} is named twice")
+    return tuple(hosts)
+
+
 def _read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
     """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read the hostfile {path}: {error}") from error
+    except OSError as error:
+        raise SettingsError(f"cannot read the hostfile {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"cannot read the hostfile {path}: it is not UTF-8 text") from error
     plain = []
     for line in lines:
         words = line.split("#", 1)[0].split()
@@ -355,8 +374,8 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, bool):
             env[variable] = "1" if value else "0"
             return
-        if isinstance(value, int | float) and value < 0:
-            raise SettingsError(f"--{name.replace('_', '-')} {value} is below 0")
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise SettingsError(f"--{name.replace('_', '-')} {value} is not a number, 0 or above")
         env[variable] = str(value)
 
     for name, variable in _VARIABLES.items():
@@ -385,6 +404,7 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
+    _open_standard_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         if words[:1] == ["drain"]:
@@ -402,8 +422,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run_job(settings)
     except SettingsError as error:
-        print(f"elasticrun: error: {error}", file=sys.stderr)
+        # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
+        text = re.sub(r"[\x00-\x1f\x7f]+", " ", str(error))
+        print(f"elasticrun: error: {text}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        # Before the job's own handler is there: nothing runs yet.
+        return 130
+
+
+def _open_standard_streams() -> None:
+    """Gives a closed standard stream (``2>&-``) to /dev/null, or the next file opened would get what is said there."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, so this one
 
 
 if __name__ == "__main__":

@@ -57,12 +57,17 @@ def read_config_file(path: Path) -> dict[str, Any]:
         SettingsError: it cannot be read, is not YAML, or has a section, key or value that is not known.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _refuse_doubles(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        data = yaml.safe_load(text)
     except OSError as error:
         raise SettingsError(f"cannot read the config file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        text = " ".join(str(error).split())
-        raise SettingsError(f"cannot read the config file {path}: it is not YAML ({text})") from error
+    except SettingsError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: bytes that are no UTF-8, or a date that is none.
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"cannot read the config file {path}: it is not YAML ({reason})") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -74,6 +79,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
             continue
         if section not in _KEYS:
             raise SettingsError(_unknown(path, "section", section, ["controller", *_KEYS]))
+        if content is None:
+            continue
         if not isinstance(content, dict):
             raise SettingsError(f"cannot read the config file {path}: section {section!r} is not a mapping of keys")
         for key, value in content.items():
@@ -86,6 +93,21 @@ def read_config_file(path: Path) -> dict[str, Any]:
                 raise SettingsError(f"cannot use {section}.{key} of the config file {path}: {value!r} is not {wanted}")
             values[name] = value
     return values
+
+
+def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
+    """YAML's reader takes the last of two equal keys; the first would be a setting that silently is not."""
+    for node in (top, *(value for _, value in (top.value if isinstance(top, yaml.MappingNode) else ()))):
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise SettingsError(
+                        f"the config file {path} has {key.value!r} twice (again on line {key.start_mark.line + 1})"
+                    )
+                seen.add(key.value)
 
 
 def _controller(path: Path, value: object) -> str:

@@ -15,7 +15,6 @@ import os
 import queue
 import re
 import select
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -65,9 +64,10 @@ class Console:
     """
 
     def __init__(self, settings: Settings, *, stdout: int = 1, stderr: int = 2) -> None:
+        self._terminal = stderr
         self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
         self._level = _LEVELS[settings.log_level]
-        self._verbose = settings.verbose or settings.log_level in ("TRACE", "DEBUG")
+        self._verbose = self._level == 0 or (settings.verbose and self._level == 1)
         self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") != "dumb"
         self._color = self._live and not os.environ.get("NO_COLOR")
         # On a terminal that shows both streams the status line must make room for either of them.
@@ -126,7 +126,12 @@ class Console:
         else:
             self._put(stream, data)
 
-    def status(self, text: str, *, round_id: int, workers: int) -> None:
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal with a status line."""
+        return self._live
+
+    def status(self, text: str) -> None:
         """The present state of the job, for the live line; nothing when standard error is no terminal."""
         if not self._live:
             return
@@ -178,7 +183,10 @@ class Console:
     def _put_status_back(self) -> None:
         if not self._live or not self._status:
             return
-        width = shutil.get_terminal_size().columns
+        try:
+            width = os.get_terminal_size(self._terminal).columns or 80
+        except OSError:
+            width = 80
         text = self._status[: max(10, width - 1)]
         self._put("stderr", (f"\x1b[2m{text}\x1b[0m" if self._color else text).encode(errors="replace"))
         self._shown = self._status

@@ -101,6 +101,8 @@ class ScriptDiscovery:
         except BaseException:
             await _kill_tree(process)
             raise
+        # What it left in the background would be one process more each second.
+        await _kill_tree(process)
         if process.returncode:
             said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
             raise DiscoveryError(

@@ -81,6 +81,8 @@ from elastic_driver.worker_env import JobAddress, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
+# The status line counts seconds; twice as often, so that it skips none.
+_TICK_S = 0.5
 # Between the signal that makes a hung worker print its stack and the one that ends it.
 _LAST_WORDS_S = 1.0
 
@@ -170,6 +172,8 @@ class ElasticDriver:
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
         discovering = loop.create_task(self._discover())
+        if self._chronicle.live:
+            self._spawn(self._tick())
         self._spawn(self._watch_over())
         self._set_timer()
         try:
@@ -273,10 +277,13 @@ class ElasticDriver:
             return
         self._set_timer()
         if before is not self._state.phase or commands:
-            self._chronicle.status(explain(self._state, now), self._state.round_id, self._member_count())
+            self._chronicle.status(explain(self._state, now))
 
-    def _member_count(self) -> int:
-        return sum(1 for record in self._state.workers if record.phase is WorkerPhase.MEMBER)
+    async def _tick(self) -> None:
+        """Keeps the clock and the countdowns of the status line going."""
+        while self._ended is not None and not self._ended.done():
+            self._chronicle.status(explain(self._state, self._clock()))
+            await asyncio.sleep(_TICK_S)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

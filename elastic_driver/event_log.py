@@ -32,7 +32,7 @@ class EventLog:
         self._file: BinaryIO | None = None
         if path is not None:
             try:
-                # Unbuffered: each line is one write, whole or not at all.
+                # Unbuffered: each line is one write, and there at once.
                 self._file = path.open("ab", buffering=0)
             except OSError as error:
                 raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
@@ -42,11 +42,15 @@ class EventLog:
         if self._file is None:
             return
         line = json.dumps({"time": time.time(), "event": event, **fields}, default=str, allow_nan=False)
+        data = line.encode() + b"\n"
         try:
-            self._file.write(line.encode() + b"\n")
+            written = self._file.write(data)
+            reason = "" if written == len(data) else "there is no room for a whole line"
         except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
             self.close()
-            self._on_warning(f"cannot write the event log {self._path}: {error.strerror}; going on without it")
+            self._on_warning(f"cannot write the event log {self._path}: {reason}; going on without it")
 
     def close(self) -> None:
         """Closes the file. Idempotent."""

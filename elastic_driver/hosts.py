@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from elastic_driver.errors import SettingsError
 
 # A host name, an IPv4 address, or (in brackets in the text form) an IPv6 address with an optional zone.
-_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?$")
-_IPV6 = re.compile(r"^[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?$")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+# More than any machine has cores for. A list with a slip in it must not start workers until the machine is down.
+MAX_SLOTS_PER_HOST = 4096
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 
@@ -78,12 +80,12 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
         default_slots: slots of a host that names none; None makes that an error.
 
     Raises:
-        SettingsError: the text is not of these forms, or slots is not an integer above 0.
+        SettingsError: the text is not of these forms, or slots is not an integer from 1 to 4096.
     """
     text = text.strip()
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
-        if not bracket or not _IPV6.match(name) or (rest and not rest.startswith(":")):
+        if not bracket or not _IPV6.fullmatch(name) or (rest and not rest.startswith(":")):
             raise SettingsError(f"cannot read {text!r} as a host: expected [IPv6] or [IPv6]:slots")
         has_slots, slots_text = bool(rest), rest[1:]
     else:
@@ -91,7 +93,7 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
         has_slots = bool(colon)
         if ":" in slots_text:
             raise SettingsError(f"cannot read {text!r} as a host: write an IPv6 address in brackets, as [::1]:2")
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise SettingsError(f"cannot read {text!r} as a host: expected host or host:slots")
     if not has_slots:
         if default_slots is None:
@@ -104,6 +106,8 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
     slots = int(slots_text)
     if slots < 1:
         raise SettingsError(f"cannot use host {text!r}: slots must be at least 1, not {slots}")
+    if slots > MAX_SLOTS_PER_HOST:
+        raise SettingsError(f"cannot use host {text!r}: slots must be at most {MAX_SLOTS_PER_HOST}, not {slots}")
     return Host(name, slots)
 
 

@@ -6,6 +6,7 @@ Owns the checks of values against each other. The command line and the config fi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -14,9 +15,14 @@ from pathlib import Path
 
 from elastic_driver.compat.python_path import AUTO, check_mode
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import Host, total_slots
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+# A slip of the finger must not fill the machine with processes.
+_MAX_NUM_PROC = 65536
+# A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 
 # Horovod's bounds for the cooldown range, seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
@@ -109,8 +115,12 @@ class Settings:
             raise SettingsError(f"--min-np {self.min_num_proc} is above -np {self.num_proc}")
         if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
             raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
+        if self.num_proc > _MAX_NUM_PROC:
+            raise SettingsError(f"-np {self.num_proc} is above {_MAX_NUM_PROC}, the most workers a job may have")
         if self.slots_per_host is not None:
             _at_least("--slots-per-host", self.slots_per_host, 1)
+            if self.slots_per_host > MAX_SLOTS_PER_HOST:
+                raise SettingsError(f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}")
         if self.reset_limit is not None:
             _at_least("--reset-limit", self.reset_limit, 0)
         for flag, value in (
@@ -155,6 +165,11 @@ class Settings:
             return
         if not self.hosts:
             raise SettingsError("no hosts: give -H, --hostfile or --host-discovery-script")
+        for host in self.hosts:
+            if host.slots > MAX_SLOTS_PER_HOST:
+                raise SettingsError(
+                    f"host {host.name!r} would have {host.slots} slots; the most is {MAX_SLOTS_PER_HOST}"
+                )
         slots = total_slots(self.hosts)
         if slots < self.num_proc:
             raise SettingsError(
@@ -190,7 +205,14 @@ def _check_script(script: str) -> None:
         raise SettingsError(f"cannot read --host-discovery-script {script!r}: {error}") from error
     if not words:
         raise SettingsError("--host-discovery-script is empty")
-    _check_program(words[0], "the host discovery script", hint="chmod +x it")
+    program = words[0]
+    if not _PLAIN_WORD.fullmatch(program):
+        return
+    if "/" in program:
+        _check_program(program, "the host discovery script", hint="chmod +x it")
+    elif shutil.which(program) is None and Path(program).is_file():
+        # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.
+        raise SettingsError(f"cannot find the host discovery script {program!r} on the PATH: write ./{program}")
 
 
 def check_command(command: tuple[str, ...]) -> None:

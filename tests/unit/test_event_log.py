@@ -1,0 +1,72 @@
+"""The event log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.event_log import EventLog
+
+pytestmark = [pytest.mark.unit]
+
+
+def test_one_object_a_line_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write("first", text="a\nb\u2028ü\udcff", number=3, path=tmp_path)
+        (line,) = path.read_bytes().splitlines()
+        assert path.read_bytes().endswith(b"\n")
+        first = json.loads(line)
+        assert first.pop("time") > 1e9
+        assert first == {"event": "first", "text": "a\nb\u2028ü\udcff", "number": 3, "path": str(tmp_path)}
+        log.write("second")
+    with EventLog(path) as log:
+        log.write("third")
+    events = [json.loads(line)["event"] for line in path.read_text().split("\n")[:-1]]
+    assert events == ["first", "second", "third"], "a later job's events are appended"
+
+
+def test_no_log() -> None:
+    with EventLog(None) as log:
+        log.write("anything")
+
+
+def test_closed_twice_and_written_to_then(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "e")
+    log.close()
+    log.close()
+    log.write("late")
+    assert (tmp_path / "e").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [".", "absent/e"])
+def test_a_file_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot write the event log .* \(--event-log\): "):
+        EventLog(tmp_path / name)
+
+
+def test_a_full_disc_is_said_once_and_borne() -> None:
+    said: list[str] = []
+    with EventLog(Path("/dev/full"), on_warning=said.append) as log:
+        log.write("one")
+        log.write("two")
+    assert said == ["cannot write the event log /dev/full: No space left on device; going on without it"]
+
+
+def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom elastic_driver.event_log import EventLog\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        "with EventLog(Path(sys.argv[1]), on_warning=print) as log:\n"
+        "    for number in range(20):\n        log.write('event', number=number)\n"
+    )
+    path = tmp_path / "e"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"cannot write the event log {path}: there is no room for a whole line; going on without it\n"
+    assert path.stat().st_size == 200
