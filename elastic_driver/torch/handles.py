@@ -128,7 +128,7 @@ def sparse_allreduce_async(
         all_indices, values = (synchronize(handle) for handle in handles)
         if op is Average:
             values = values / members.size
-        return torch.sparse_coo_tensor(all_indices.transpose(0, 1), values, tensor.shape)
+        return torch.sparse_coo_tensor(all_indices.transpose(0, 1), values, tensor.shape, check_invariants=False)
 
     return finish
 

@@ -156,7 +156,15 @@ def checked_splits(members: Members, splits: npt.ArrayLike | None, rows: int) ->
     counts = np.asarray(splits)
     if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
         raise ValueError(f"cannot alltoall with splits {splits!r}: they must be a list of integers")
-    return tuple(counts.tolist()) if counts.size else even_splits(rows, members.size, "alltoall")
+    if not counts.size:
+        return even_splits(rows, members.size, "alltoall")
+    chosen = tuple(counts.tolist())
+    if len(chosen) != members.size or min(chosen) < 0 or sum(chosen) != rows:
+        raise ValueError(
+            f"cannot alltoall {rows} rows with splits {list(chosen)}: they must be {members.size} counts of rows that "
+            "add up to all"
+        )
+    return chosen
 
 
 def begin_reducescatter(
