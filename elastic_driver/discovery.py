@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -31,6 +32,8 @@ _MAX_SAID = 1000
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
 _RESOLVE_S = 3.0
+# Tells the processes of one run of the script from all others, also those that left its session.
+_ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
 
 
 class HostDiscovery(Protocol):
@@ -76,6 +79,7 @@ class ScriptDiscovery:
         Raises:
             DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
         """
+        run = secrets.token_hex(8)
         try:
             process = await asyncio.create_subprocess_shell(
                 self._script,
@@ -83,7 +87,7 @@ class ScriptDiscovery:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
-                env={**os.environ, ENV_JOB: self._job_id},
+                env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: run},
             )
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
@@ -94,15 +98,15 @@ class ScriptDiscovery:
         except TimeoutError:
             # The shell may have ended while something that it started holds its output open.
             happened = "did not end" if process.returncode is None else "left a process that holds its output open"
-            await _kill_tree(process)
+            await _kill_tree(process, run)
             raise DiscoveryError(
                 f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
             ) from None
         except BaseException:
-            await _kill_tree(process)
+            await _kill_tree(process, run)
             raise
         # What it left in the background would be one process more each second.
-        await _kill_tree(process)
+        _kill_group(process)
         if process.returncode:
             said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
             raise DiscoveryError(
@@ -146,27 +150,47 @@ async def _read_tail(stream: asyncio.StreamReader) -> bytes:
     return tail
 
 
-async def _kill_tree(process: asyncio.subprocess.Process) -> None:
-    """Kills the script, its descendants and what is left of its process group. Waits for the script's end."""
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _kill_tree(process: asyncio.subprocess.Process, run: str) -> None:
+    """Kills the script and all that this run of it started. Waits for the script's end."""
     tree: list[psutil.Process] = []
     if process.returncode is None:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(process.pid)
             tree = [*root.children(recursive=True), root]
     # The group first: at once, and before any of its members can leave another descendant behind.
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill_group(process)
     for one in tree:
         with contextlib.suppress(psutil.Error):
             one.kill()
+    await asyncio.to_thread(_kill_run, run)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_S):
             await process.wait()
 
 
+def _kill_run(run: str) -> None:
+    """Kills what has left the script's session and tree: it may hold the output open.
+
+    Reads the environments of all processes, which takes a while.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_ENV_RUN) == run:
+                process.kill()
+
+
 def _failed(returncode: int) -> str:
     if returncode > 0:
-        return f"failed with exit code {returncode}"
+        how = ""
+        with contextlib.suppress(ValueError):
+            # A shell says in this way that a signal ended its command.
+            how = f" ({signal.Signals(returncode - 128).name})" if returncode > 128 else ""
+        return f"failed with exit code {returncode}{how}"
     try:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:

@@ -10,7 +10,6 @@ import re
 import struct
 import termios
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -84,10 +83,9 @@ def termios_wait(descriptor: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def colours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    yield
 
 
 def test_each_word_goes_to_its_stream() -> None:

@@ -1,0 +1,436 @@
+"""Bad input, as a user types it: one clear line, the documented exit code, no traceback, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import ROOT, Job
+
+pytestmark = [pytest.mark.integration]
+
+PYTHON = sys.executable
+MARK = "BAD_USAGE_TEST"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one elasticrun."""
+
+    code: int
+    out: str
+    err: str
+
+    def only_line(self) -> str:
+        assert self.err.count("\n") == 1, self.err
+        return self.err.rstrip("\n")
+
+
+def left_running(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.cmdline()}")
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs elasticrun in an empty folder, to its end; whatever it started must have ended with it."""
+
+    def run_it(*words: str, env: dict[str, str] | None = None, shell: str = "") -> Ran:
+        mark = f"{tmp_path} {time.monotonic_ns()}"
+        command = [PYTHON, "-m", "elastic_driver", *words]
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"exec {shlex.join(command)} {shell}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT), MARK: mark, **(env or {})},
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert "\x1b" not in done.stderr + done.stdout, "control characters on what is no terminal"
+        # The guard is no child that the driver waits for: it may see the end a moment later.
+        end = time.monotonic() + 10
+        while left_running(mark):
+            assert time.monotonic() < end, left_running(mark)
+            time.sleep(0.02)
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run_it
+
+
+def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    path.chmod(mode)
+    return f"./{name}"
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("", "-np is missing"),
+        ("true", "-np is missing"),
+        ("-np 2", "no command to run: add it behind the flags"),
+        ("-np x true", "invalid int value: 'x'"),
+        ("-np 0 true", "-np 0 is below 1"),
+        ("-np -1 true", "-np -1 is below 1"),
+        ("-np 99999999999 true", "is above 65536"),
+        ("-np 2 --min-np 3 true", "--min-np 3 is above -np 2"),
+        ("-np 2 --max-np 1 true", "--max-np 1 is below -np 2"),
+        ("-np 2 --min-np 3 --max-np 1 true", "--min-np 3 is above -np 2"),
+        ("-np 2 --min-np 0 true", "--min-np 0 is below 1"),
+        ("-np 2 --slots-per-host 0 true", "--slots-per-host 0 is below 1"),
+        ("-np 2 --slots -1 true", "--slots-per-host -1 is below 1"),
+        ("-np 2 --elastic-timeout 0 true", "--elastic-timeout 0 is not a number of seconds above 0"),
+        ("-np 2 --start-timeout nan true", "--start-timeout nan is not a number of seconds above 0"),
+        ("-np 2 --reset-limit -1 true", "--reset-limit -1 is below 0"),
+        ("-np 2 --blacklist-cooldown-range 5 1 true", "lower bound first"),
+        ("-np 2 --blacklist-cooldown-range 0 9999 true", "is not a range within 1 to 3600 s"),
+        ("-np 2 --rendezvous-port 70000 true", "--rendezvous-port 70000 is not a port"),
+        ("-np 2 --log-level loud true", "--log-level: invalid choice"),
+        ("-np 2 --no-such-flag true", "unrecognized arguments: --no-such-flag"),
+        ("-np 2 --mpi true", "Gloo only"),
+        ("-np 2 --jsrun true", "Gloo only"),
+        ("-np 2 --gloo-timeout-seconds -1 true", "--gloo-timeout-seconds -1"),
+        ("-np 2 --fusion-threshold-mb -1 true", "--fusion-threshold-mb -1 is not a number, 0 or above"),
+        ("-np 2 --event-log no/such/folder/x true", "there is no folder no/such/folder"),
+        ("-np 2 --event-log . true", "cannot write the event log . (--event-log): Is a directory"),
+        ("-np 2 --output-filename /dev/null/x true", "cannot make the folder /dev/null/x (--output-filename)"),
+        ("-np 2 no-such-command", "cannot find the command 'no-such-command' on the PATH"),
+        ("-np 2 ./no-such-command", "cannot find the command './no-such-command': there is no such file"),
+        ("-np 2 .", "cannot find the command '.'"),
+        ("-np 2 / x", "cannot run the command '/': it is not a file"),
+        # hosts
+        ("-np 3 -H localhost:2 true", "-np 3 is above the 2 slots of the hosts given (localhost:2)"),
+        ("-np 2 -H localhost:0 true", "slots must be at least 1, not 0"),
+        ("-np 2 -H localhost:-1 true", "slots must be at least 1, not -1"),
+        ("-np 2 -H localhost:x true", "slots 'x' is not an integer"),
+        ("-np 2 -H localhost:1,localhost:1 true", "host 'localhost' is named twice"),
+        ("-np 2 -H 192.0.2.1:2 true", "host '192.0.2.1' is not this machine: workers on remote hosts are not yet"),
+        ("-np 2 -H host.invalid:2 true", "workers on remote hosts are not yet supported"),
+        ("-np 2 --hostfile absent true", "cannot read the hostfile absent: No such file or directory"),
+        ("-np 2 -H localhost:2 --hostfile x true", "not allowed with argument"),
+        ("-np 2 -H localhost:2 --host-discovery-script ls true", "not both"),
+        # the discovery script, before it is run
+        ("-np 2 --host-discovery-script ./absent.sh true", "'./absent.sh': there is no such file"),
+        ("-np 2 --host-discovery-script ./ true", "discovery script './': it is not a file"),
+        # the config file
+        ("-np 2 --config-file absent.yaml true", "cannot read the config file absent.yaml: No such file"),
+        # the sub-command
+        ("drain", ""),
+    ],
+)
+def test_bad_flags(run: Run, words: str, complaint: str) -> None:
+    ran = run(*words.split())
+    assert ran.code == 2, ran.err
+    if words != "drain":
+        assert ran.only_line().startswith(("elasticrun: error: ", "elasticrun: job failed: "))
+    assert complaint in ran.err
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"])
+def test_bad_variables(run: Run, name: str) -> None:
+    ran = run("-np", "1", "true", env={name: "soon"})
+    assert (ran.code, ran.only_line()) == (
+        2,
+        f"elasticrun: error: the variable {name} is 'soon', not a number of seconds",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("params: {fusion_treshold_mb: 8}", "unknown key in section 'params': 'fusion_treshold_mb'; did you mean"),
+        ("elastic: {min_np: 2}", "unknown section 'elastic'"),
+        ("params: {cycle_time_ms: soon}", "'soon' is not a number"),
+        ("params: {cycle_time_ms: -1}", "--cycle-time-ms -1 is not a number, 0 or above"),
+        ("logging: {level: loud}", "--log-level LOUD is none of"),
+        ("controller: mpi", "Gloo only"),
+        ("params: 2020-13-45", "it is not YAML"),
+        ("{", "it is not YAML"),
+    ],
+)
+def test_bad_config_files(run: Run, tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    ran = run("-np", "1", "--config-file", "c.yaml", "true")
+    assert ran.code == 2
+    assert ran.only_line().startswith("elasticrun: error: ")
+    assert complaint in ran.err
+
+
+def test_a_port_that_is_in_use_or_not_allowed(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = run("-np", "1", "--rendezvous-port", str(port), "true")
+    assert ran.code == 2
+    assert ran.only_line() == (
+        f"elasticrun: error: cannot listen on 127.0.0.1 port {port} for the rendezvous: the port is in use; choose "
+        "another with --rendezvous-port, or 0 for any"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "complaint"),
+    [
+        ("#!/bin/sh\n", 0o644, "it is not executable; chmod +x it"),
+        ("#!/no/such/interpreter\n", 0o755, "the program that its first line (#!) names does not exist"),
+        ("echo hello\n", 0o755, "it is neither a program nor a script that begins with #!"),
+        ("", 0o755, "it is neither a program nor a script that begins with #!"),
+    ],
+)
+def test_commands_that_cannot_run(run: Run, tmp_path: Path, text: str, mode: int, complaint: str) -> None:
+    ran = run("-np", "2", program(tmp_path, "train", text, mode))
+    assert ran.code == 2
+    assert complaint in ran.only_line()
+
+
+# --- the discovery script ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("echo no credentials >&2; exit 7", "failed with exit code 7: no credentials"),
+        ("sleep 1000", "did not end within 0.5 s (--discovery-timeout) and was killed"),
+        ("sleep 1000 & sleep 1000 & echo localhost:2", "left a process that holds its output open"),
+        ("echo '<html>'", "line 1: cannot read '<html>' as a host"),
+        ("head -c 100000 /dev/urandom", "./discover.sh"),
+        ("yes", "printed more than 1048576 bytes"),
+        ("echo host:0", "line 1: cannot use host 'host:0': slots must be at least 1, not 0"),
+        ("echo host:-1", "slots must be at least 1, not -1"),
+        ("echo host:x", "slots 'x' is not an integer"),
+        ("echo localhost:1; echo localhost:1", "line 2: host 'localhost' is named twice (first on line 1)"),
+        ("echo 192.0.2.1:2", "workers on remote hosts are not yet supported"),
+        ("exit 1", "it printed nothing on its standard error"),
+        ("no-such-program", "not found"),
+    ],
+)
+def test_bad_discovery_scripts(run: Run, tmp_path: Path, body: str, complaint: str) -> None:
+    timeout = "0.5" if "sleep" in body else "10"
+    script = program(tmp_path, "discover.sh", f"#!/bin/sh\n{body}\n")
+    ran = run("-np", "2", "--host-discovery-script", script, "--discovery-timeout", timeout, "true")
+    assert ran.code == 2
+    assert ran.only_line().startswith("elasticrun: job failed: ")
+    assert ran.only_line().endswith(" (exit code 2)")
+    assert complaint in ran.err
+
+
+def test_a_discovery_script_that_is_not_executable(run: Run, tmp_path: Path) -> None:
+    script = program(tmp_path, "discover.sh", "#!/bin/sh\necho localhost:2\n", 0o644)
+    ran = run("-np", "2", "--host-discovery-script", script, "true")
+    assert (ran.code, ran.only_line()) == (
+        2,
+        "elasticrun: error: cannot run the host discovery script './discover.sh': it is not executable; chmod +x it",
+    )
+
+
+def test_too_few_slots_in_time(run: Run) -> None:
+    ran = run("-np", "3", "--host-discovery-script", "echo localhost:2", "--elastic-timeout", "1", "true")
+    assert ran.code == 3
+    assert "waiting for 3 slots (-np), slots: 2 (localhost:2)" in ran.only_line()
+    assert "--elastic-timeout" in ran.err
+
+
+# --- the training script ----------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_is_no_training(run: Run) -> None:
+    ran = run("-np", "2", "true")
+    assert ran.code == 2
+    assert "exited with code 0 before it called hvd.init(); is the command a training script" in ran.only_line()
+
+
+def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
+    program(tmp_path, "train.py", "import sys\nprint('no data set', file=sys.stderr)\nsys.exit(3)\n")
+    ran = run("-np", "2", PYTHON, "train.py")
+    assert ran.code == 1
+    assert "[0]<stderr>:no data set\n" in ran.err
+    assert "exited with code 3" in ran.err
+    last = ran.err.splitlines()[-1]
+    assert last.startswith(
+        "elasticrun: job failed: all workers failed before their first round; first: worker localhost["
+    )
+    assert last.endswith("exited with code 3 (exit code 1)")
+
+
+def test_a_script_that_does_not_exist(run: Run) -> None:
+    ran = run("-np", "2", PYTHON, "absent.py")
+    assert ran.code == 1
+    assert "absent.py" in ran.err
+    assert "exited with code 2" in ran.err.splitlines()[-1]
+
+
+def test_a_script_that_never_calls_init_is_told_by_slots(run: Run) -> None:
+    ran = run("-np", "2", "--start-timeout", "0.5", "sleep", "1000")
+    assert ran.code == 2
+    assert ran.only_line() == (
+        "elasticrun: job failed: no worker called hvd.init() within 0.5 s (--start-timeout); missing: workers "
+        "localhost[0], localhost[1]. Does the script call it? If it only starts slowly, raise --start-timeout "
+        "(exit code 2)"
+    )
+
+
+def test_one_slot_that_never_calls_init_is_named(run: Run, tmp_path: Path) -> None:
+    program(
+        tmp_path,
+        "train.py",
+        "import os, time\nimport elastic_driver as hvd\n"
+        "time.sleep(1000 if os.environ['HOROVOD_RANK'] == '1' else 0)\nhvd.init()\ntime.sleep(1000)\n",
+    )
+    ran = run("-np", "2", "--start-timeout", "4", "--elastic-timeout", "2", PYTHON, "train.py")
+    assert ran.code == 3
+    assert "stopping worker localhost[1]: it did not call hvd.init() within 4 s (--start-timeout)" in ran.err
+    assert ran.err.splitlines()[-1].startswith("elasticrun: job failed: ")
+    assert ran.err.splitlines()[-1].endswith("gave up after 2 s (--elastic-timeout) (exit code 3)")
+
+
+def test_a_rank_that_ends_early_with_code_0(run: Run, tmp_path: Path) -> None:
+    program(
+        tmp_path,
+        "train.py",
+        "import sys\nimport numpy\nimport elastic_driver as hvd\nhvd.init()\n"
+        "if hvd.rank() == 1:\n    sys.exit(0)\n"
+        "hvd.elastic.run(lambda state: [hvd.allreduce(numpy.ones(1), name='a') for _ in range(10**9)])("
+        "hvd.elastic.ObjectState(step=0))\n",
+    )
+    ran = run("-np", "2", PYTHON, "train.py")
+    assert ran.code == 1
+    assert "worker localhost[1] exited with code 0" in ran.err.splitlines()[-1]
+
+
+# --- what the workers are given ---------------------------------------------------------------------------------------
+
+
+def test_flags_files_and_variables_reach_the_workers(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "params: {cycle_time_ms: 5, fusion_threshold_mb: 2, cache_capacity: 9}\nstall_check: {enabled: false}\n"
+    )
+    env = {
+        "HOROVOD_CYCLE_TIME": "77",
+        "HOROVOD_CACHE_CAPACITY": "77",
+        "HOROVOD_FUSION_THRESHOLD": "77",
+        "HOROVOD_NUM_NCCL_STREAMS": "77",
+        "HOROVOD_RANK": "77",
+        "BASH_FUNC_x%%": "() { :; }",
+    }
+    flags = ["--cache-capacity", "3", "--config-file", "c.yaml", "--tcp", "--log-level", "warning"]
+    ran = run("-np", "2", *flags, "sh", "-c", "env; exit 0", env=env)
+    assert ran.code == 2, "it is no training script, but it tells its environment"
+    told = [
+        dict(
+            line.removeprefix(f"[{rank}]<stdout>:").split("=", 1)
+            for line in ran.out.splitlines()
+            if line.startswith(f"[{rank}]<stdout>:") and "=" in line
+        )
+        for rank in (0, 1)
+    ]
+    seen = max(told, key=len)  # the first to end ends the job, so that the other may not have said all
+    for name, value in {
+        "HOROVOD_CYCLE_TIME": "5",
+        "HOROVOD_FUSION_THRESHOLD": "2097152",
+        "HOROVOD_CACHE_CAPACITY": "3",
+        "HOROVOD_NUM_NCCL_STREAMS": "77",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_LOG_LEVEL": "WARNING",
+        "NCCL_IB_DISABLE": "1",
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_SIZE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }.items():
+        assert seen.get(name) == value, name
+    assert seen["HOROVOD_RANK"] in "01"
+    assert not [name for name in seen if name.startswith("BASH_FUNC_")]
+
+
+# --- odd surroundings -------------------------------------------------------------------------------------------------
+
+
+def test_closed_streams_do_not_mix_with_files(run: Run, tmp_path: Path) -> None:
+    ran = run("-np", "1", "--event-log", "events", "sh", "-c", "echo out; echo err >&2", shell="<&- >&- 2>&-")
+    assert (ran.code, ran.out, ran.err) == (2, "", "")
+    events = [json.loads(line)["event"] for line in (tmp_path / "events").read_text().splitlines()]
+    assert events[0] == "job_started"
+    assert events[-1] == "job_ended"
+
+
+def test_a_reader_that_has_gone_does_not_end_the_job(run: Run) -> None:
+    ran = run("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5", shell="| head -c 100 >/dev/null")
+    assert "cannot write to stdout: Broken pipe; going on without it" in ran.err
+    assert "exited with code 5 (exit code 1)" in ran.err.splitlines()[-1]
+
+
+def test_version_help_and_build(run: Run) -> None:
+    for flag, begin in (("--version", "elasticrun "), ("--help", "usage: elasticrun"), ("--check-build", "elastic_")):
+        ran = run(flag)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.startswith(begin)
+
+
+def test_the_script_of_the_package_is_the_module(tmp_path: Path) -> None:
+    elasticrun = Path(PYTHON).with_name("elasticrun")
+    if not elasticrun.exists():
+        pytest.skip("the package is not installed next to this Python")
+    done = subprocess.run([elasticrun, "-np", "1"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("elasticrun: error: no command to run")
+
+
+def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Path) -> None:
+    """Through the real program on a real pseudo-terminal."""
+    program(tmp_path, "typescript.sh", "#!/bin/sh\n")
+    words = [PYTHON, "-m", "elastic_driver", "-np", "1", "--start-timeout", "3", "sleep", "1000"]
+    done = subprocess.run(
+        ["script", "-qefc", shlex.join(words), str(tmp_path / "typescript")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 2
+    shown = done.stdout.decode()
+    for second in (0, 1, 2):
+        assert f"[00:0{second}] waiting for worker localhost[0] to call hvd.init(); {3 - second} s left" in shown
+    *_, last = [part for part in shown.split("\x1b[2K") if part.strip()]
+    assert last.startswith("elasticrun: job failed: no worker called hvd.init() within 3 s")
+    assert last.endswith("(exit code 2)\r\n")
+
+
+def test_nothing_is_left_of_a_job_that_was_refused_late(tmp_path: Path) -> None:
+    """Hosts that turn remote while the job runs are told, and the job goes on where it is."""
+    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
+        job.wait_for_steps(2)
+        job.set_hosts("localhost:2\n192.0.2.1:2\n")
+        job.wait_for("the warning", lambda: "'192.0.2.1' is not this machine" in job.said())
+        at = time.time()
+        job.wait_for_steps(2, 10, after=at)
+    assert job.process.returncode == 143
