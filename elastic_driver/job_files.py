@@ -57,22 +57,33 @@ class JobFile:
     def write(cls, job_id: str, url: str, token: str, command: Sequence[str]) -> Self:
         """Writes this process's file. Where that cannot be done, it is logged, and the job goes on without."""
         job = cls(job_id, url, token, os.getpid(), tuple(command))
-        try:
-            folder = _folder()
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not _is_private(folder):
-                raise PermissionError(f"{folder} is not private to this user")
-            descriptor = os.open(folder / f"{job_id}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(job), file)
-        except OSError as error:
-            _log.warning("elasticrun drain will not find this job: %s", error)
+        for attempt in range(3):
+            try:
+                job._write()
+                break
+            except FileNotFoundError as error:
+                # The last of the other jobs has ended at this moment, and taken the folder along.
+                if attempt == 2:
+                    _log.warning("elasticrun drain will not find this job: %s", error)
+            except OSError as error:
+                _log.warning("elasticrun drain will not find this job: %s", error)
+                break
         return job
 
+    def _write(self) -> None:
+        folder = _folder()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(folder):
+            raise PermissionError(f"{folder} is not private to this user")
+        descriptor = os.open(folder / f"{self.job_id}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(self), file)
+
     def remove(self) -> None:
-        """Removes it, if it is there."""
+        """Removes it, if it is there; the folder, too, if it was the last."""
         with contextlib.suppress(OSError):
             (_folder() / f"{self.job_id}.json").unlink(missing_ok=True)
+            _folder().rmdir()
 
 
 def running_jobs() -> list[JobFile]:

@@ -239,7 +239,7 @@ std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, st
                                   std::to_string(what.process_set));
     }
     if (what.kind == Kind::kAlltoall && operation->sizes_.size() != what.tensors.size() * members.ranks.size()) {
-      throw std::invalid_argument("there must be a split for each of the " + std::to_string(members.ranks.size()) +
+      throw std::invalid_argument("the splits must be one for each of the " + std::to_string(members.ranks.size()) +
                                   " members of the process set");
     }
     if (what.kind == Kind::kJoin) {

@@ -309,7 +309,7 @@ def test_bad_operations_are_refused() -> None:
         array = np.ones(3, np.float32)
         for operation, said in [
             (Operation(Kind.BROADCAST, (spec(array),), root=2), "root rank 2"),
-            (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "a split for each of the 2 members"),
+            (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "the splits must be one for each of the 2 members"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, -1),)), "negative"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, 1),)), "do not add up"),
             (Operation(Kind.ALLGATHER, (spec(np.array(1.0)),)), "no first dimension"),
