@@ -320,7 +320,8 @@ def joins() -> None:
             assert total.tolist() == [sum(each + 1.0 for each in active)] * 3, (batches, step)
             mean = hvd.allreduce(torch.full((2,), 6.0), name=f"mean.{step}")
             assert mean.tolist() == pytest.approx([6.0 * len(active) / size] * 2)
-            grouped = hvd.grouped_allreduce([torch.ones(2), torch.ones(1, dtype=torch.int64)], op=hvd.Sum)
+            pair = [torch.ones(2), torch.ones(1, dtype=torch.int64)]
+            grouped = hvd.grouped_allreduce(pair, op=hvd.Sum, name=f"pair.{step}")
             assert grouped[1].tolist() == [len(active)]
         last = hvd.join()
         assert len(set(hvd.allgather_object(last))) == 1
