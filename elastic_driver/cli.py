@@ -123,6 +123,14 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar=("LOW", "HIGH"),
         help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
     )
+    add(
+        "--durable-dir",
+        metavar="DIR",
+        help="also put commits on disc there, in the background; a job started again goes on from the last one",
+    )
+    add("--durable-every", type=int, metavar="N", help="not each commit, but every N (default 1)")
+    add("--durable-interval", type=float, metavar="S", help="a commit when S seconds have passed since the last")
+    add("--durable-keep", type=int, metavar="K", help="keep the last K commits on disc (default 2)")
     add("--rendezvous-port", type=int, metavar="PORT", help="port of the driver's HTTP server (default 0: any)")
     add(
         "--horovod-shim",
@@ -268,6 +276,10 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         event_log=Path(arguments.event_log) if arguments.event_log else None,
         gloo_timeout_s=_seconds(values["gloo_timeout_seconds"], environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
         worker_env=exported(values),
+        durable_dir=Path(arguments.durable_dir).absolute() if arguments.durable_dir else None,
+        durable_every=arguments.durable_every,
+        durable_interval_s=arguments.durable_interval,
+        durable_keep=arguments.durable_keep,
         horovod_shim=(arguments.horovod_shim or environ.get(ENV_SHIM) or AUTO).lower(),
         network_interfaces=tuple(name for name in interfaces if name),
         ssh_port=arguments.ssh_port,

@@ -25,6 +25,7 @@ from elastic_driver.assignment import Placed, cross_members, local_members
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.console import Console
 from elastic_driver.discovery import FixedHosts, HostDiscovery, ScriptDiscovery, check_local
+from elastic_driver.durable_folder import FolderLock, durable_env
 from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
@@ -98,6 +99,7 @@ def policy_of(settings: Settings) -> Policy:
         reset_limit=settings.reset_limit,
         reset_window_s=settings.reset_window_s,
         cooldown_range_s=settings.cooldown_range_s,
+        durable=settings.durable_dir is not None,
     )
 
 
@@ -340,7 +342,11 @@ class ElasticDriver:
         env = worker_env(
             self._environ,
             job=self._job,
-            exported={ENV_HEARTBEAT: f"{self._heartbeats.interval_s:g}", **self._settings.worker_env},
+            exported={
+                ENV_HEARTBEAT: f"{self._heartbeats.interval_s:g}",
+                **durable_env(self._settings),
+                **self._settings.worker_env,
+            },
             worker=worker,
             planned=planned,
             round_id=self._state.round_id,
@@ -576,6 +582,7 @@ def run_job(settings: Settings) -> int:
         except DiscoveryError as error:
             raise SettingsError(str(error)) from error
     with (
+        FolderLock.take(settings.durable_dir, job_id),
         Console(settings) as console,
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning) as event_log,

@@ -86,6 +86,10 @@ class HostsUpdatedInterrupt(BaseException):
         self.reason = reason
 
 
+class DurableError(ElasticError):
+    """A commit cannot be put on disc, or what is there cannot be gone on from."""
+
+
 class WorkerRemovedError(ElasticError):
     """The driver has no place for this worker in the next round; the process is to end with exit code 0."""
 

@@ -34,6 +34,7 @@ class Policy:
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.blacklist.Blacklist`.
+        durable: whether commits are on disc, so that the job outlives all who have its state in memory.
     """
 
     num_proc: int
@@ -44,6 +45,7 @@ class Policy:
     reset_limit: int | None = None
     reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
+    durable: bool = False
 
 
 class JobPhase(StrEnum):

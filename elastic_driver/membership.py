@@ -228,7 +228,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
     members = tuple(record.worker for record in ready if record.worker in state.members)
     stateful = any(record.has_state for record in ready)
-    if not stateful and not succeeded:
+    if not stateful and not succeeded and not state.policy.durable:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
         t.end(
             ExitCode.USER_CODE_FAILED,

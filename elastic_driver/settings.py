@@ -61,6 +61,10 @@ class Settings:
         event_log: JSON-lines file; None for none.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
+        durable_dir: folder for commits on disc; None for none.
+        durable_every: commits from one on disc to the next; None not to count.
+        durable_interval_s: seconds from one to the next; None not to look.
+        durable_keep: how many are kept.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
         network_interfaces, ssh_port, ssh_identity_file: for remote hosts; kept, without effect on local ones.
@@ -97,6 +101,10 @@ class Settings:
     event_log: Path | None = None
     gloo_timeout_s: float = 30.0
     worker_env: Mapping[str, str] = field(default_factory=dict)
+    durable_dir: Path | None = None
+    durable_every: int | None = None
+    durable_interval_s: float | None = None
+    durable_keep: int | None = None
     horovod_shim: str = AUTO
     network_interfaces: tuple[str, ...] = ()
     ssh_port: int | None = None
@@ -105,6 +113,7 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_hosts()
+        self._check_durable()
         self._check_files()
         check_command(self.command)
 
@@ -176,6 +185,21 @@ class Settings:
                 f"-np {self.num_proc} is above the {slots} slots of the hosts given "
                 f"({', '.join(str(host) for host in self.hosts)})"
             )
+
+    def _check_durable(self) -> None:
+        for flag, value in (
+            ("--durable-every", self.durable_every),
+            ("--durable-interval", self.durable_interval_s),
+            ("--durable-keep", self.durable_keep),
+        ):
+            if value is not None and self.durable_dir is None:
+                raise SettingsError(f"{flag} {value:g} is without effect: give --durable-dir too")
+        if self.durable_every is not None:
+            _at_least("--durable-every", self.durable_every, 1)
+        if self.durable_keep is not None:
+            _at_least("--durable-keep", self.durable_keep, 1)
+        if self.durable_interval_s is not None and not 0 < self.durable_interval_s < 1e9:
+            raise SettingsError(f"--durable-interval {self.durable_interval_s:g} is not a number of seconds above 0")
 
     def _check_files(self) -> None:
         if self.output_filename is not None:

@@ -47,8 +47,10 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
             if isinstance(node, dict):
                 return {key: walk(value) for key, value in node.items()}
             return type(node)(walk(value) for value in node)
-        if isinstance(node, dict):  # OrderedDict and the like, which load_state_dict takes as dicts
-            return {key: walk(value) for key, value in node.items()}
+        if isinstance(node, dict):  # OrderedDict and the like, which load_state_dict takes as dicts; not a Counter
+            before = len(tensors)
+            walked = {key: walk(value) for key, value in node.items()}
+            return walked if len(tensors) > before else node
         return node
 
     return walk(tree), tensors
@@ -71,10 +73,14 @@ class HostCopy:
     def __init__(self) -> None:
         self._skeleton: Any = None
         self._tensors: list[torch.Tensor] = []
+        self._spare: list[torch.Tensor] = []
+        self._lent = False
 
     @torch.no_grad()
     def save(self, tree: Any) -> None:
         """Takes a copy."""
+        if self._lent:
+            self._tensors, self._spare, self._lent = self._spare, self._tensors, False
         skeleton, tensors = flatten(tree)
         kept: list[torch.Tensor] = []
         for index, tensor in enumerate(tensors):
@@ -86,6 +92,10 @@ class HostCopy:
         copy_all(kept, tensors)
         self._skeleton = copy.deepcopy(skeleton)
         self._tensors = kept
+
+    def lend(self) -> None:
+        """Leaves this copy to a reader: later copies go elsewhere, until the next is lent."""
+        self._lent = True
 
     def tree(self) -> Any:
         """The copy. Its tensors are this object's own: to be copied from, not to be kept."""

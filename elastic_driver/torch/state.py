@@ -17,7 +17,7 @@ from elastic_driver.torch.snapshot import (
     set_optimizer,
 )
 from elastic_driver.worker.runtime import current
-from elastic_driver.worker.state import ObjectState
+from elastic_driver.worker.state import ObjectState, check_names
 
 
 class Handler(Protocol):
@@ -173,6 +173,21 @@ class TorchState(ObjectState):
         else:
             commits = self._commits
         self.reset()  # a sampler made before init() knows its rank only now
+        self.save()
+        self._commits = commits
+
+    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+        """See State."""
+        if lend:
+            self._copy.lend()
+        return {**self._copy.tree(), **super().durable_values()}
+
+    def load_durable(self, values: dict[str, Any], commits: int) -> None:
+        """See State."""
+        check_names(values, [*self._handlers, *self._names])
+        for name, handler in self._handlers.items():
+            handler.set(values[name])
+        self._take({name: values[name] for name in self._names})
         self.save()
         self._commits = commits
 

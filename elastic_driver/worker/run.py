@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
 from elastic_driver.rendezvous.messages import ReadyCause
+from elastic_driver.worker.durable import durable
 from elastic_driver.worker.runtime import Runtime, runtime
 from elastic_driver.worker.state import State
 
@@ -42,6 +43,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                     state.on_reset()
                 _enter(process, state)
                 result = func(state, *args, **kwargs)
+                _finish(process, state)
                 process.note_exception(raised=False)
                 return result
             except HorovodInternalError as error:
@@ -61,6 +63,15 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 def _enter(process: Runtime, state: State) -> None:
     """Brings the state in step with the round and tells the driver."""
+    on_disc = durable()
     if process.context.assignment.sync:
+        if on_disc is not None:
+            on_disc.restore(state, process.context)
         state.sync()
     process.report_running(state.commits)
+
+
+def _finish(process: Runtime, state: State) -> None:
+    on_disc = durable()
+    if on_disc is not None and process.initialized:
+        on_disc.finish(state, rank=process.slot.rank)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_driver.errors import HostsUpdatedInterrupt
+from elastic_driver.errors import DurableError, HostsUpdatedInterrupt
 from elastic_driver.worker.collectives import ReduceOp
+from elastic_driver.worker.durable import durable
 from elastic_driver.worker.engine import Kind, Operation
 from elastic_driver.worker.messages import PREFIX, array_spec
 from elastic_driver.worker.objects import broadcast_object
@@ -58,9 +59,14 @@ class State:
         Raises:
             HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit.
             HorovodInternalError: a peer is gone. The state is saved nevertheless.
+            DurableError: the job has durable commits, and a value of the state is of no kind that they hold.
         """
         self.save()
         self._commits += 1
+        on_disc = durable()
+        process = runtime()
+        if on_disc is not None and process.initialized:
+            on_disc.offer(self, rank=process.context.slot.rank)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -94,6 +100,21 @@ class State:
 
     def sync(self) -> None:
         """Makes the state that of rank 0, on all ranks, and that the restore point. Counts no commit."""
+        raise NotImplementedError
+
+    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+        """The restore point, by attribute, for durable commits.
+
+        Args:
+            lend: whether another thread will read it: then later saves leave it as it is, until the next is lent.
+        """
+        raise DurableError(
+            f"cannot write a {type(self).__name__} to disc: it has no durable_values and load_durable; use ObjectState "
+            "or TorchState, or leave --durable-dir away"
+        )
+
+    def load_durable(self, values: dict[str, Any], commits: int) -> None:
+        """Makes the state, and the restore point, what ``durable_values`` was at that commit."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -154,3 +175,24 @@ class ObjectState(State):
         self._take(values)
         self.save()
         self._commits = commits
+
+    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+        """See State. The saved values are never changed, only replaced."""
+        return self._saved
+
+    def load_durable(self, values: dict[str, Any], commits: int) -> None:
+        """See State."""
+        check_names(values, self._names)
+        self._take(values)
+        self.save()
+        self._commits = commits
+
+
+def check_names(values: dict[str, Any], names: list[str]) -> None:
+    """Raises DurableError unless a commit on disc has just these attributes."""
+    missing, unknown = sorted(set(names) - set(values)), sorted(set(values) - set(names))
+    if missing or unknown:
+        raise DurableError(
+            f"its attributes are not the state's (not in the file: {', '.join(missing) or 'none'}; "
+            f"not in the state: {', '.join(unknown) or 'none'})"
+        )

@@ -1,0 +1,57 @@
+"""Jobs that outlive all their processes: killed as a whole, or member by member."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from jobs import Job, check_agreement
+
+pytestmark = [pytest.mark.integration]
+
+
+def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    flags = ("-np", "2", "--min-np", "2", "--durable-dir", str(folder))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with Job(first, "localhost:2\n", *flags) as job:
+        job.wait_for_steps(2, 10)
+        with Job(second, "localhost:2\n", *flags) as other:
+            assert other.wait() == 2
+            assert "another job uses the folder" in other.said()
+        job.process.send_signal(signal.SIGKILL)
+        job.process.wait(20)
+        end = time.monotonic() + 60
+        while job.leftovers() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not job.leftovers()
+        done = {line["step"]: line["weights"] for line in job.steps()}
+    newest = max(folder.glob("commit-*.state"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    with Job(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
+        assert job.wait() == 0, job.said()
+        assert "going back to the one before" in job.said()
+        assert "going on from commit" in job.said()
+        lines = job.steps()
+    assert max(done) - 10 < lines[0]["step"] <= max(done) + 1
+    check_agreement(lines)
+    again = {line["step"]: line["weights"] for line in lines}
+    assert all(again[step] == done[step] for step in done if step in again), "the same training, bit for bit"
+    assert int(max(folder.glob("commit-*.state")).stem.split("-")[1]) == max(done) + 5
+
+
+def test_all_members_lost_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    flags = ("-np", "1", "--min-np", "1", "--max-np", "1", "--durable-dir", str(folder))
+    flags += ("--blacklist-cooldown-range", "1", "1")
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags) as job:
+        before = job.wait_for_steps(1, 10)
+        os.kill(before[-1]["pid"], signal.SIGKILL)
+        after = job.wait_for("another process", lambda: [x for x in job.steps() if x["pid"] != before[-1]["pid"]])
+        assert after[0]["step"] > 5, job.said()
+        assert "going on from commit" in job.said()

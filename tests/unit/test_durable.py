@@ -1,0 +1,256 @@
+"""Durable commits: the format holds its values bitwise, and no damage goes unnoticed."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import elastic_driver as hvd
+from elastic_driver.durable_folder import FolderLock
+from elastic_driver.elastic import ObjectState
+from elastic_driver.errors import DurableError, SettingsError
+from elastic_driver.worker import durable as module
+from elastic_driver.worker import durable_format
+from elastic_driver.worker.durable import Durable, commit_files, write_file
+from elastic_driver.worker.runtime import current
+
+torch = pytest.importorskip("torch")
+
+from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture
+def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -> Durable:
+    made = Durable(tmp_path, every=1, interval_s=None, keep=2, job_id="")
+    monkeypatch.setattr(module, "_durable", made)
+    monkeypatch.setattr(module, "_read", True)
+    return made
+
+
+def again(folder: Path, state: Any) -> None:
+    Durable(folder, every=1, interval_s=None, keep=2, job_id="").restore(state, current())
+
+
+VALUES: dict[str, Any] = {
+    "plain": [None, True, 3, -(2**200), 0.1, -0.0, float("inf"), "é\ud800", b"\0\xff", 1 - 2j, range(1, 9, 2)],
+    "nest": {1: (2, [3]), "a": {4, 5}, (6, 7): frozenset({8}), None: collections.deque([9])},
+    "milestones": collections.Counter({3: 2}),
+    "ordered": collections.OrderedDict(b=1, a=2),
+    "array": np.arange(12, dtype=">f4").reshape(3, 4)[:, ::2],
+    "nothing": np.empty((0, 3)),
+    "scalar": np.float32(0.1),
+    "dtype": torch.bfloat16,
+    "tensors": [torch.arange(6).reshape(2, 3).t(), torch.ones(3, dtype=torch.bfloat16) / 3, torch.tensor(True)],
+}
+
+
+def store(folder: Path, values: dict[str, Any], commits: int = 1) -> Path:
+    return write_file(folder, commits, durable_format.encode(values, commits=commits))
+
+
+def test_values_come_back_bitwise(tmp_path: Path) -> None:
+    facts, values = durable_format.read(store(tmp_path, {**VALUES, "nan": float("nan")}))
+    assert facts == {"commits": 1}
+    for name in ("plain", "nest", "milestones", "ordered", "dtype", "scalar"):
+        assert values[name] == VALUES[name]
+        assert type(values[name]) is type(VALUES[name])
+    assert str(values["plain"][5]) == "-0.0"
+    assert values["nan"] != values["nan"]
+    for name in ("array", "nothing"):
+        assert values[name].dtype == VALUES[name].dtype
+        assert values[name].tobytes() == VALUES[name].tobytes()
+        assert values[name].flags.writeable
+    for new, old in zip(values["tensors"], VALUES["tensors"], strict=True):
+        assert new.dtype == old.dtype
+        assert torch.equal(new, old)
+
+
+def test_every_truncation_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = store(tmp_path, {"x": np.arange(8), "y": "text"})
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DurableError, match="no whole commit"):
+            durable_format.read(path)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with pytest.raises(DurableError, match="no whole commit"):
+            durable_format.read(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DurableError, match="no whole commit"):
+        durable_format.read(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{}", b'{"values":{"x":["array","<f8",[1000],0,8000]}}', b'{"values":{"x":["array","O",[1],0,8]}}',
+     b'{"values":{"x":["os.system","ls"]}}', b'{"values":{"x":["torch.dtype","load"]}}', b"[" * 100000],
+)  # fmt: skip
+def test_a_forged_header_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "forged"
+    with path.open("wb") as file:
+        durable_format.write(durable_format.Encoded(header, [], 0), file)
+    with pytest.raises(DurableError, match="no whole commit"):
+        durable_format.read(path)
+
+
+def test_a_commit_with_a_value_of_no_known_kind_names_the_attribute(on_disc: Durable) -> None:
+    state = ObjectState(step=0, things=[1, {"deep": object()}])
+    with pytest.raises(DurableError, match=r"state\.things\[1\]\['deep'\].*builtins.object"):
+        state.commit()
+    assert commit_files(on_disc.folder) == []
+
+
+def test_object_state_goes_on_from_the_last_commits(on_disc: Durable, capfd: pytest.CaptureFixture[str]) -> None:
+    state = ObjectState(step=0, weights=np.zeros(3))
+    for step in range(1, 6):
+        state.step, state.weights = step, state.weights + 0.1 * step
+        state.commit()
+        assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4, 5]
+    fresh = ObjectState(step=0, weights=np.ones(3))
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh.commits, fresh.weights.tobytes()) == (5, 5, state.weights.tobytes())
+    newest = commit_files(on_disc.folder)[-1][1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    older = ObjectState(step=0, weights=np.ones(3))
+    again(on_disc.folder, older)
+    assert (older.step, older.commits) == (4, 4)
+    assert "going back to the one before" in capfd.readouterr().err
+    with pytest.raises(DurableError, match="not in the state: weights"):
+        again(on_disc.folder, ObjectState(step=0))
+    for _, path in commit_files(on_disc.folder):
+        path.write_bytes(b"")
+    with pytest.raises(DurableError, match="none of the 2 commits"):
+        again(on_disc.folder, ObjectState(step=0, weights=np.ones(3)))
+
+
+def training(seed: int) -> tuple[TorchState, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    state = TorchState(model, optimizer, scheduler=scheduler, sampler=ElasticSampler(range(100)), step=0, extra=None)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(3, 4) + state.step).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+        state.sampler.record_batch(0, 3)
+        state.step += 1
+
+    return state, step
+
+
+def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
+    state, step = training(1)
+    for _ in range(3):
+        step()
+        state.commit()
+    on_disc.finish(state, rank=0)
+    fresh, fresh_step = training(2)
+    again(on_disc.folder, fresh)
+    fresh.sync()
+    assert (fresh.step, fresh.commits, fresh.sampler.processed_num) == (3, 3, 9)
+    for _ in range(3):
+        step()
+        fresh_step()
+    pairs = zip(state.model.state_dict().values(), fresh.model.state_dict().values(), strict=True)
+    assert all(torch.equal(old, new) for old, new in pairs)
+    assert str(state.optimizer.state_dict()) == str(fresh.optimizer.state_dict())
+    assert str(state.scheduler.state_dict()) == str(fresh.scheduler.state_dict())
+
+
+def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    entered, go = threading.Event(), threading.Event()
+    real = module.write_file
+
+    def slow(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+        entered.set()
+        assert go.wait(20)
+        return real(folder, commits, encoded)
+
+    monkeypatch.setattr(module, "write_file", slow)
+    state = TorchState(torch.nn.Linear(50, 50), step=0)
+    for step in range(1, 8):
+        state.step = step
+        with torch.no_grad():
+            for param in state.model.parameters():
+                param.fill_(step)
+        state.commit()
+        assert entered.wait(20)
+    go.set()
+    assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [1]
+    _, values = durable_format.read(commit_files(on_disc.folder)[0][1])
+    assert values["step"] == 1
+    assert all(bool((tensor == 1).all()) for tensor in values["model"].values())
+    on_disc.finish(state, rank=0)
+    assert commit_files(on_disc.folder)[-1][0] == 7
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_failing_disc_is_told_once_and_training_goes_on(
+    on_disc: Durable, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    state = ObjectState(step=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", fail)
+        for _ in range(3):
+            state.commit()
+            assert on_disc.wait()
+    assert capfd.readouterr().err.count(os.strerror(number)) == 1
+    assert not list(on_disc.folder.glob(".commit*")), "no temporary file is left"
+    state.commit()
+    assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4]
+
+
+def test_due_by_number_and_by_time(tmp_path: Path) -> None:
+    counted = Durable(tmp_path, every=5, interval_s=None, keep=1, job_id="")
+    assert counted._due(1)
+    counted._last_commits = 4
+    assert [counted._due(n) for n in (4, 5, 6)] == [False, True, True]
+    timed = Durable(tmp_path, every=None, interval_s=1000.0, keep=1, job_id="")
+    timed._last_commits, timed._last_at = 4, module.time.monotonic()
+    assert not timed._due(500)
+    timed._last_at -= 1001
+    assert timed._due(5)
+
+
+def test_a_folder_has_one_job(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    lock = FolderLock.take(folder, "one")
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(folder, "two")
+    lock.release()
+    FolderLock.take(folder, "two").release()
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="--durable-dir"):
+        FolderLock.take(tmp_path / "file", "three")
+    stale = Durable(folder, every=1, interval_s=None, keep=1, job_id="one")
+    with pytest.raises(DurableError, match="job two's now"):
+        stale._check_folder()
