@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "errors.h"
 #include "wire.h"
@@ -88,9 +89,15 @@ ControlLink::ControlLink(int rank, int size) : rank_(rank), size_(size), by_rank
 }
 
 ControlLink::~ControlLink() {
+  close();
+  ::close(event_);
+}
+
+void ControlLink::close() {
   for (const Peer& peer : peers_) ::close(peer.socket);
-  for (const int fd : {listener_, event_, epoll_}) {
-    if (fd >= 0) ::close(fd);
+  peers_.clear();
+  for (int* const fd : {&listener_, &epoll_}) {
+    if (*fd >= 0) ::close(std::exchange(*fd, -1));
   }
 }
 

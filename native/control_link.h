@@ -38,6 +38,8 @@ class ControlLink {
   // What has come, after a message, a wake() or the timeout. Throws CollectiveError when a peer is gone.
   std::vector<Frame> receive(int timeout_ms);
   void wake();
+  // Closes all connections; wake() may still be called.
+  void close();
   // Lets the peers see the end of their connections.
   void disconnect();
   // Throws CollectiveError when a peer has closed its connection.

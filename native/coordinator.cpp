@@ -255,7 +255,11 @@ void Coordinator::join(int number, Clock::time_point now) {
   plan.kind = Kind::kJoin;
   Entry entry{named_key(0, "join"), std::make_shared<const Plan>(plan), {last_joined_}};
   ready_.push_back({Reply::Type::kRun, {std::move(entry)}, ""});
-  for (Rank& rank : ranks_) rank.joined = false;
+  for (Rank& rank : ranks_) {
+    rank.joined = false;
+    // Ranks have submitted different numbers of them by now; all begin anew, as the engines do.
+    rank.unnamed.clear();
+  }
   static_cast<void>(now);
 }
 

@@ -64,7 +64,6 @@ Engine::~Engine() {
     return;
   }
   close();
-  if (pack_ != nullptr) segment_->release(pack_);
 }
 
 std::string Engine::prepare(const std::string& host) {
@@ -279,9 +278,12 @@ void Engine::check(const std::shared_ptr<Operation>& operation) {
 }
 
 void* Engine::allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper) {
-  if (!segment_ || !plane_) return nullptr;
-  keeper = segment_;
-  return segment_->allocate(bytes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!segment_ || machines_.size() == static_cast<size_t>(size_)) return nullptr;
+    keeper = segment_;
+  }
+  return keeper->allocate(bytes);
 }
 
 std::pair<uint64_t, bool> Engine::progress() const {
@@ -339,6 +341,11 @@ void Engine::close() {
   link_.wake();
   if (thread_.joinable()) thread_.join();
   plane_.reset();
+  link_.close();
+  if (pack_ != nullptr) segment_->release(std::exchange(pack_, nullptr));
+  // Memory that allocate() gave out keeps it.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  segment_.reset();
 }
 
 void Engine::throw_if_aborted() const {
@@ -532,9 +539,13 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
           set->contexts->barrier("global", options_.collective_timeout);
         }
         break;
-      case Kind::kJoin:
+      case Kind::kJoin: {
+        // Ranks have submitted different numbers of them by now; all begin anew, as the coordinator does.
+        const std::lock_guard<std::mutex> lock(mutex_);
+        unnamed_.clear();
         if (first != nullptr) first->last_joined_ = static_cast<int>(entries[0].sizes.at(0));
         break;
+      }
     }
   } catch (...) {
     // They are failed with all others; but their memory is in use no more only after this.

@@ -309,7 +309,7 @@ def test_bad_operations_are_refused() -> None:
         array = np.ones(3, np.float32)
         for operation, said in [
             (Operation(Kind.BROADCAST, (spec(array),), root=2), "root rank 2"),
-            (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "the splits must be one for each of the 2 members"),
+            (Operation(Kind.ALLTOALL, (spec(array),), splits=((3,),)), "the splits must be one for each of the 2"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, -1),)), "negative"),
             (Operation(Kind.ALLTOALL, (spec(array),), splits=((4, 1),)), "do not add up"),
             (Operation(Kind.ALLGATHER, (spec(np.array(1.0)),)), "no first dimension"),
@@ -338,6 +338,20 @@ def test_join_serves_the_others_until_all_have_joined() -> None:
     with engines(3) as made:
         together(made, body)
     assert lasts == {0: 2, 1: 2, 2: 2}
+
+
+def test_unnamed_operations_before_and_after_a_join() -> None:
+    def body(engine: Any, rank: int) -> None:
+        for _ in range(3):
+            for _ in range(rank + 1):
+                allreduce(engine, np.ones(3))
+            engine.submit(Operation(Kind.JOIN)).result()
+        array = np.ones(3)
+        allreduce(engine, array)
+        assert array.tolist() == [3, 3, 3]
+
+    with engines(3) as made:
+        together(made, body)
 
 
 def test_alltoall_after_a_join_is_an_error() -> None:

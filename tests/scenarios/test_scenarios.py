@@ -37,8 +37,8 @@ from membership_job import BOTH, Job, worker_id  # noqa: E402
 from elastic_driver.events import (  # noqa: E402
     Command,
     DiscoveryFailed,
-    DrainRequested,
     DismissWorker,
+    DrainRequested,
     EndJob,
     PublishRound,
     Report,
