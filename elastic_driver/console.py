@@ -157,7 +157,8 @@ class Console:
                 self._say(f"  {'  '.join(cells)}  {row[4]}", "")
             losses = [one.took_s for one in rounds if one.commit is not None and one.took_s is not None]
             if losses:
-                self._say(f"{len(rounds) - 1} changes, {sum(losses):.2f} s lost in all", "")
+                changes = len(rounds) - 1
+                self._say(f"{changes} change{'s' if changes > 1 else ''}, {sum(losses):.2f} s lost in all", "")
         if exit_code:
             self._say(f"job failed: {message} (exit code {exit_code})", "31")
         elif self._level <= 1:

@@ -168,6 +168,8 @@ async def _kill_tree(process: asyncio.subprocess.Process, run: str) -> None:
         with contextlib.suppress(psutil.Error):
             one.kill()
     await asyncio.to_thread(_kill_run, run)
+    # Its pipes have no other owner: what is not read to its end (a flood, say) keeps them open, and the wait with them.
+    process._transport.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_S):
             await process.wait()
