@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elastic_driver.torch import device
 from elastic_driver.worker.arrays import checked_splits
 from elastic_driver.worker.collectives import Bytes, ReduceOp
 from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
@@ -80,6 +81,11 @@ def _rebuild(data: npt.NDArray[np.uint8], rows: int, like: torch.Tensor) -> torc
     return torch.from_numpy(data).view(like.dtype).reshape(shape).to(like.device)
 
 
+def _delivered(results: list[torch.Tensor], outputs: Sequence[torch.Tensor] | None, *, grouped: bool) -> Any:
+    done = tuple(results if outputs is None else (out.copy_(r) for out, r in zip(outputs, results, strict=True)))
+    return done if grouped else done[0]
+
+
 def begin_allreduce(
     tensors: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor] | None,
@@ -92,6 +98,16 @@ def begin_allreduce(
 ) -> int:
     """Begins an allreduce; its result is a tuple when grouped. ``outputs`` are tensors to write into."""
     members = members_of(process_set)
+    if device.takes(members, tensors):
+        return device.begin_on_device(
+            members,
+            Kind.ALLREDUCE,
+            tensors,
+            name,
+            lambda results, _: _delivered(results, outputs, grouped=grouped),
+            op=op,
+            factors=factors,
+        )
     names = [dtype_name(tensor.dtype) for tensor in tensors]
     works = [
         on_cpu(tensor).to(getattr(torch, carried_dtype(own, op))) for tensor, own in zip(tensors, names, strict=True)
@@ -133,6 +149,10 @@ def begin_allgather(
 ) -> int:
     """Begins an allgather; its result is a tuple when grouped."""
     members = members_of(process_set)
+    if all(tensor.dim() > 0 for tensor in tensors) and device.takes(members, tensors):
+        return device.begin_on_device(
+            members, Kind.ALLGATHER, tensors, name, lambda results, _: _delivered(results, None, grouped=grouped)
+        )
     sources = [_sendable(tensor, "allgather") for tensor in tensors]
     specs = tuple(tensor_spec(source) for source in sources)
     operation = Operation(Kind.ALLGATHER, specs, name or "", process_set=members.number)
@@ -156,6 +176,16 @@ def begin_broadcast(
     """Begins a broadcast, into ``output`` where one is given."""
     members = members_of(process_set)
     check_root(members, root_rank)
+    if device.takes(members, [tensor]):
+        outputs = None if output is None else [output]
+        return device.begin_on_device(
+            members,
+            Kind.BROADCAST,
+            [tensor],
+            name,
+            lambda results, _: _delivered(results, outputs, grouped=False),
+            root=root_rank,
+        )
     source = on_cpu(tensor)
     if dtype_name(source.dtype) not in WIRE_DTYPES:
         source = source.unsqueeze(-1).view(torch.uint8)
@@ -178,10 +208,18 @@ def begin_broadcast(
 def begin_alltoall(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> int:
     """Begins an alltoall; its result is the tensor received and the rows from each member."""
     members = members_of(process_set)
-    source = _sendable(tensor, "alltoall")
     counts = splits
     if isinstance(splits, torch.Tensor):
         counts = splits.detach().cpu().numpy()
+    if tensor.dim() > 0 and device.takes(members, [tensor]):
+
+        def make(results: list[torch.Tensor], rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
+            return results[0], torch.tensor(rows, dtype=like.dtype, device=like.device)
+
+        checked = checked_splits(members, counts, tensor.shape[0])
+        return device.begin_on_device(members, Kind.ALLTOALL, [tensor], name, make, splits=(checked,))
+    source = _sendable(tensor, "alltoall")
     operation = Operation(
         Kind.ALLTOALL,
         (tensor_spec(source),),
@@ -212,6 +250,16 @@ def begin_reducescatter(
     names = [dtype_name(tensor.dtype) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
+    if device.takes(members, tensors):
+        return device.begin_on_device(
+            members,
+            Kind.REDUCESCATTER,
+            tensors,
+            name,
+            lambda results, _: _delivered(results, None, grouped=grouped),
+            op=op,
+            factors=factors,
+        )
     works = [
         on_cpu(tensor).to(getattr(torch, carried_dtype(own, op))) for tensor, own in zip(tensors, names, strict=True)
     ]

@@ -29,7 +29,14 @@ _pending: dict[int, _Pending] = {}
 _numbers = itertools.count()
 
 
-def begin(members: Members, operation: Operation, *, keep: object, finish: Callable[[Result], Any]) -> int:
+def begin(
+    members: Members,
+    operation: Operation,
+    *,
+    keep: object,
+    finish: Callable[[Result], Any],
+    submit: Callable[[Operation], Handle] | None = None,
+) -> int:
     """Submits an operation.
 
     Args:
@@ -37,6 +44,7 @@ def begin(members: Members, operation: Operation, *, keep: object, finish: Calla
         operation: what is to be done.
         keep: what owns its memory.
         finish: makes of the engine's result what ``synchronize`` returns.
+        submit: hands it to the engine; by default the engine's own ``submit``.
 
     Returns:
         A number for ``poll`` and ``synchronize``.
@@ -47,7 +55,7 @@ def begin(members: Members, operation: Operation, *, keep: object, finish: Calla
         ValueError: the operation itself cannot be.
     """
     members.context.check()
-    handle = members.context.engine.submit(operation)
+    handle = (submit or members.context.engine.submit)(operation)
     with _lock:
         number = next(_numbers)
         _pending[number] = _Pending(handle, finish, keep)

@@ -24,6 +24,7 @@ ENGINE_SCOPE = "engine"
 # Horovod's default (HOROVOD_FUSION_THRESHOLD).
 _FUSION_BYTES = 64 << 20
 _STALL_WARN_S = 60.0
+_LANE_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class NativeEngine:
         self._lock = threading.Lock()  # guards the two below
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
+        self.lane: Any = None  # runs operations on devices; see torch/device.py
         with self.failures("make its engine"):
             self._native: Any = self._module.Engine(
                 rank,
@@ -223,6 +225,19 @@ class NativeEngine:
             turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
             return turn
 
+    def links(self) -> tuple[Exchange, str, float]:
+        """What others need to connect to the same peers: the exchange, the own address, a collective's time limit."""
+        assert self._exchange is not None
+        return self._exchange, self._address, self._timeout_s
+
+    def attach(self, lane: Any) -> None:
+        """Makes this the one that runs operations on devices: it is aborted and joined with the engine."""
+        with self._lock:
+            self.lane = lane
+            aborted = self._aborted
+        if aborted:
+            lane.abort(aborted)
+
     def conclude(self, turn: Any, error: str) -> None:
         """It was run; ``error``: what it failed with, which ends the round for this process."""
         self._native.conclude(turn, error)
@@ -268,12 +283,22 @@ class NativeEngine:
         with self._lock:
             self._aborted = self._aborted or reason
             contexts = list(self._contexts.values())
+            lane = self.lane
         for each in contexts:
             each.abort(reason)
         self._native.abort(reason)
+        if lane is not None:
+            lane.abort(reason)
 
     def close(self) -> None:
         """See Engine."""
+        with self._lock:
+            self._aborted = self._aborted or "closed"
+            lane = self.lane
+        if lane is not None:
+            self._native.abort("closed")
+            lane.abort("closed")
+            lane.join(_LANE_END_S)
         self._native.close()
         with self._lock:
             contexts, self._contexts = list(self._contexts.values()), {}

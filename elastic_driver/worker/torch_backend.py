@@ -139,6 +139,10 @@ class TorchCollectives:
                 self._groups[group.name] = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
             self._adopt_connections(before, port, store.peer_ports)
 
+    def process_group(self, name: str) -> Any:
+        """The process group of that name, once connected."""
+        return self._groups[name]
+
     def _make_device(self) -> Any:
         # The device's loop thread inherits the scheduling class of the thread that makes it. As SCHED_BATCH it does
         # not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes outnumber
