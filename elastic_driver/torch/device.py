@@ -5,7 +5,10 @@ are made over the round's rendezvous, one for each process set at its first oper
 torch has NCCL and the tensors are on CUDA it is ProcessGroupNCCL, else ProcessGroupGloo.
 
 An operation is done, for its handle, when the device has finished it: so that a round that ends meanwhile is an error
-there and never a result. ELASTIC_DRIVER_DEVICE_LANE=cpu, for tests, sends CPU tensors this way too.
+there and never a result.
+
+ELASTIC_DRIVER_DEVICE_LANE=cuda sends CUDA tensors this way; without it they are copied through the CPU, until this has
+been run on GPUs. ELASTIC_DRIVER_DEVICE_LANE=cpu, for tests, sends CPU tensors.
 """
 
 from __future__ import annotations
@@ -45,15 +48,14 @@ def takes(members: Members, tensors: Sequence[Any]) -> bool:
     """Whether an operation on these tensors goes this way."""
     if not tensors or not isinstance(members.context.engine, NativeEngine):
         return False
-    forced = os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "") == "cpu"
-    return all(isinstance(each, torch.Tensor) and not each.is_sparse and (each.is_cuda or forced) for each in tensors)
+    device = os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "")
+    return all(isinstance(each, torch.Tensor) and not each.is_sparse and each.device.type == device for each in tensors)
 
 
 def prepare_join(members: Members) -> None:
     """Sees to it that this process takes part in the others' operations on devices while it has joined."""
     engine = members.context.engine
-    forced = os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "") == "cpu"
-    if isinstance(engine, NativeEngine) and (forced or torch.cuda.is_available()):
+    if isinstance(engine, NativeEngine) and os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "") in ("cpu", "cuda"):
         _lane_of(engine, members)
 
 
