@@ -1,6 +1,4 @@
-"""Collectives on CUDA tensors, through the CPU and in the device lane, where there is a GPU; in the lane with CPU tensors
-in their place everywhere.
-"""
+"""Collectives on CUDA tensors where there is a GPU, by both ways; on CPU tensors in the device lane everywhere."""
 
 from __future__ import annotations
 
