@@ -81,14 +81,22 @@ class ScriptDiscovery:
         """
         run = secrets.token_hex(8)
         try:
-            process = await asyncio.create_subprocess_shell(
-                self._script,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: run},
+            # Shielded: a start that is cancelled halfway leaves a process that nobody knows of.
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_shell(
+                    self._script,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                    env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: run},
+                )
             )
+            try:
+                process = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await _kill_tree(await starting, run)
+                raise
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
@@ -141,6 +149,7 @@ class ScriptDiscovery:
             return bytes(stdout), await errors
         finally:
             errors.cancel()
+            await asyncio.gather(errors, return_exceptions=True)
 
 
 async def _read_tail(stream: asyncio.StreamReader) -> bytes:
@@ -168,11 +177,10 @@ async def _kill_tree(process: asyncio.subprocess.Process, run: str) -> None:
         with contextlib.suppress(psutil.Error):
             one.kill()
     await asyncio.to_thread(_kill_run, run)
-    # Its pipes have no other owner: what is not read to its end (a flood, say) keeps them open, and the wait with them.
-    process._transport.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_S):
-            await process.wait()
+            # Pipes that are not read to their ends (a flood, say) stay open, and the wait for the process with them.
+            await process.communicate()
 
 
 def _kill_run(run: str) -> None:
