@@ -21,14 +21,14 @@ FOUR = "localhost:2\n127.0.0.1:2\n"
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path, victim: int) -> None:
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "1") as job:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "3") as job:
         before = job.wait_for_steps(4)
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == victim), signal.SIGSTOP)
         job.wait_for_steps(2, after=at)
         check_agreement(job.steps())
         host = "localhost" if victim == 0 else "127.0.0.1"
-        assert f"host {host} lost (worker {host}[{victim % 2}] hung: no heartbeat for 1" in job.said()
+        assert f"host {host} lost (worker {host}[{victim % 2}] hung: no heartbeat for " in job.said()
         assert "Current thread" in job.said()
         assert "step_program.py" in job.said(), "its stack"
         assert [event["worker"] for event in job.events("worker_hung")] == [f"{host}[{victim % 2}]#0"]
@@ -36,25 +36,25 @@ def test_a_frozen_worker_is_killed_and_the_job_goes_on(tmp_path: Path, victim: i
 
 def test_a_deadlock_in_the_users_code(tmp_path: Path) -> None:
     env = {"FAULT": "deadlock 1 10", "ONCE": str(tmp_path / "once"), "STEPS": "60", "STEP_S": "0.01"}
-    flags = ("-np", "4", "--min-np", "2", "--hang-timeout", "1.5")
+    flags = ("-np", "4", "--min-np", "2", "--hang-timeout", "4")
     with Job(tmp_path, FOUR, *flags, env=env) as job:
         assert job.wait() == 0
         check_agreement(job.steps())
         assert {line["size"] for line in job.steps()} == {4, 2}
         # The others waited for it just as long.
         assert [event["worker"] for event in job.events("worker_hung")] == ["localhost[1]#0"]
-        assert "no progress for 1." in job.said()
+        assert "no progress for " in job.said()
         assert "in deadlock" in job.said(), "the function it hangs in"
 
 
 def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
-    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "1") as job:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "3") as job:
         job.wait_for_steps(4)
         os.kill(job.process.pid, signal.SIGSTOP)
         try:
             at = time.time()
-            job.wait_for_steps(4, count=100, after=at)  # longer than the heartbeat timeout
-            assert time.time() - at > 1.5
+            job.wait_for_steps(4, count=200, after=at)  # longer than the heartbeat timeout
+            assert time.time() - at > 3.5
         finally:
             os.kill(job.process.pid, signal.SIGCONT)
         job.wait_for_steps(4, after=time.time())
