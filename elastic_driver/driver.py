@@ -144,7 +144,7 @@ class ElasticDriver:
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
         self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
-        self._heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
+        self._heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
         self._hung: dict[WorkerId, str] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None

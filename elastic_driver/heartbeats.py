@@ -32,13 +32,14 @@ class Heartbeats:
     Args:
         timeout_s: how long a member may be silent; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for ever.
+        now: the present, seconds.
     """
 
-    def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, hang_timeout_s: float, *, now: float) -> None:
         self._timeout_s = timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._members: dict[WorkerId, _Member] = {}
-        self._looked_at: float | None = None
+        self._looked_at = now
 
     @property
     def interval_s(self) -> float:
@@ -68,7 +69,7 @@ class Heartbeats:
     def find(self, now: float) -> list[tuple[WorkerId, str]]:
         """Who is to be ended, and why; each only once. To be called each ``interval_s``."""
         before, self._looked_at = self._looked_at, now
-        if before is not None and now - before > _OVERSLEPT * self.interval_s:
+        if now - before > _OVERSLEPT * self.interval_s:
             for member in self._members.values():
                 member.heard_at = member.progress_at = now
             return []

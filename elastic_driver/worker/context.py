@@ -319,7 +319,7 @@ class Context:
             self._engine.abandon()
 
     def _error(self) -> HorovodInternalError:
-        return HorovodInternalError(f"cannot go on in round {self.assignment.round_id}: {self._broken}")
+        return HorovodInternalError(f"cannot go on: {self._broken}")
 
     def _exchange(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
         assert self._client is not None

@@ -170,7 +170,7 @@ class NativeEngine:
             blobs = exchange(ENGINE_SCOPE, key=self._rank, count=self._size, value=blob)
             self._native.connect(blobs, timeout_s)
             if self._rank == 0 and self._native.unshared:
-                _log.warning("ranks of one machine go over the network: %s", self._native.unshared)
+                _log.warning("elastic_driver: ranks of one machine go over the network: %s", self._native.unshared)
         self._add(GLOBAL_SET, range(self._size), timeout_s=timeout_s)
         with self.failures("start its engine"):
             self._native.start()

@@ -277,7 +277,7 @@ class PlainEngine:
             raise self._error()
 
     def _error(self) -> HorovodInternalError:
-        return HorovodInternalError(f"cannot go on in round {self._round_id}: {self._broken}")
+        return HorovodInternalError(f"cannot go on: {self._broken}")
 
     def submit(self, operation: Operation) -> PlainHandle:
         """See Engine."""

@@ -47,7 +47,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 process.note_exception(raised=False)
                 return result
             except HorovodInternalError as error:
-                _log.warning("round %d: %s", process.context.assignment.round_id, error)
+                _log.warning("elastic_driver: round %d: %s", process.context.assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
             except HostsUpdatedInterrupt as interrupt:
                 cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason

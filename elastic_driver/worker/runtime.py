@@ -193,7 +193,7 @@ class Runtime:
         self._retire(context)
         for retired in self._retired:
             if not retired.join(_JOIN_S):
-                _log.warning("round %d: its threads did not end in time", retired.assignment.round_id)
+                _log.warning("elastic_driver: round %d: its threads did not end in time", retired.assignment.round_id)
         self._retired.clear()
         if self._client is not None:
             self._client.close()
@@ -253,7 +253,7 @@ class Runtime:
                 sets.enter_round(context)
                 break
             except HorovodInternalError as error:
-                _log.warning("round %d: %s", assignment.round_id, error)
+                _log.warning("elastic_driver: round %d: %s", assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
                 context.abort(detail)
             except BaseException:

@@ -103,7 +103,9 @@ class Watch:
                 if self._stopped.is_set():
                     return
                 if not reported:
-                    _log.warning("round %d: cannot watch the driver, trying on: %s", self._round_id, error)
+                    _log.warning(
+                        "elastic_driver: round %d: cannot watch the driver, trying on: %s", self._round_id, error
+                    )
                     reported = True
                 self._stopped.wait(_RETRY_S)
                 continue
