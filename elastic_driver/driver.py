@@ -85,7 +85,7 @@ _HISTORY = 1000
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
 # Between the signal that makes a hung worker print its stack and the one that ends it.
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 2.0
 
 
 def policy_of(settings: Settings) -> Policy:

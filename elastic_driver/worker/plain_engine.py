@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -44,6 +45,10 @@ Make: TypeAlias = Callable[[tuple[Group, ...]], Collectives]
 """Makes a backend's collectives, not yet connected."""
 
 _ACTIVE, _JOINED, _LEAVING = 0, 1, 2
+_log = logging.getLogger("elastic_driver.worker")
+
+# How long an aborted collective may take to end; it takes milliseconds.
+_GIVE_UP_S = 2.0
 _REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
 _SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first dimension
 
@@ -59,6 +64,14 @@ class _Work:
     title: str = ""
     future: Future[Any] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
+
+    def settle(self, result: Any, failure: BaseException | None) -> None:
+        """Gives the outcome, unless there is one already."""
+        with contextlib.suppress(InvalidStateError):
+            if failure is None:
+                self.future.set_result(result)
+            else:
+                self.future.set_exception(failure)
 
 
 class PlainHandle:
@@ -85,6 +98,8 @@ class _Lane:
         self.link = link
         self.names: set[str] = set()  # under way; guarded by the engine's lock
         self.pending = 0  # likewise
+        self.current: _Work | None = None  # what the thread runs
+        self.stuck = False  # whether the thread was given up
         self._engine = engine
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._joined: set[int] = set()  # places; as of the last agreement, so the same on all members
@@ -116,9 +131,24 @@ class _Lane:
             self._drain()
 
     def join(self) -> None:
-        """Blocks until the thread has ended."""
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join()
+        """Blocks until the thread has ended, or is given up."""
+        while (
+            self._thread is not None and self._thread.ident is not None and self._thread.is_alive() and not self.stuck
+        ):
+            self._thread.join(0.1)
+
+    def give_up(self, error: BaseException) -> None:
+        """Fails what is under way although the thread does not come back from it, and what is queued."""
+        work = self.current
+        if work is None or work.future.done():
+            return
+        self.stuck = True
+        _log.warning("elastic_driver: an aborted collective (%s) does not end; going on without its thread", work.title)
+        work.settle(None, error)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (behind := self._queue.get_nowait()) is not None:
+                    behind.settle(None, error)
 
     def _serve_queue(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -139,6 +169,7 @@ class _Lane:
         result: Any = None
         failure: BaseException | None = None
         begun = agreed = time.monotonic()
+        self.current = work
         try:
             self._engine.check()
             if work.state == _JOINED and self.link.size > 1:
@@ -156,12 +187,10 @@ class _Lane:
             if self.link.size > 1:
                 self._engine.abort(str(error) or type(error).__name__)
             failure = error
+        self.current = None
         self._engine.finished(self, work, begun, agreed)
-        if failure is None:
-            work.future.set_result(result)
-        else:
-            work.future.set_exception(failure)
-            failure = None  # its traceback holds this frame, and the frame would hold it
+        work.settle(result, failure)
+        failure = None  # its traceback holds this frame, and the frame would hold it
 
     def _agree(self, text: str, state: int) -> str:
         """Compares with the members what is to be done.
@@ -236,6 +265,7 @@ class PlainEngine:
         self._building: Collectives | None = None
         self._trace: Trace | None = None
         self._sets_made = 0
+        self._timer: threading.Timer | None = None
         self._finished = 0
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
@@ -449,6 +479,20 @@ class PlainEngine:
                 collectives.append(self._building)
         for each in collectives:
             each.abort(self._broken)
+        with self._lock:
+            if not any(lane.current for lane in self._lanes.values()):
+                return
+            # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
+            # goes on for ever. Nothing but the closed connections could still write to its memory.
+            self._timer = threading.Timer(_GIVE_UP_S, self._give_up)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.give_up(self._error())
 
     def close(self) -> None:
         """See Engine. Blocks until the threads have ended."""
@@ -466,6 +510,8 @@ class PlainEngine:
             lane.end()
         for lane in lanes:
             lane.join()
+        if self._timer is not None:
+            self._timer.cancel()
         self.stop_timeline()
 
     def abandon(self) -> None:
