@@ -79,6 +79,13 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="most workers (default: no bound)")
     add(
+        "--standby",
+        type=int,
+        metavar="N",
+        help="keep N more workers booted and waiting in slots beyond --max-np (default then: -np), to take the place "
+        "of a lost one at once (default 0)",
+    )
+    add(
         "--host-discovery-script",
         metavar="COMMAND",
         help="prints a line 'host' or 'host:slots' for each host there is; run each second",
@@ -243,7 +250,7 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     min_np = arguments.min_np if arguments.min_np is not None else arguments.num_proc
     elastic = arguments.host_discovery_script is not None or arguments.min_np is not None
     max_np = arguments.max_np
-    if max_np is None and not elastic:
+    if max_np is None and (not elastic or arguments.standby):
         max_np = arguments.num_proc
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     interfaces = [*(arguments.network_interface or []), *(arguments.network_interfaces or "").split(",")]
@@ -253,6 +260,7 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         num_proc=arguments.num_proc,
         min_num_proc=min_np,
         max_num_proc=max_np,
+        num_standby=_or(arguments.standby, 0),
         slots_per_host=arguments.slots_per_host,
         elastic=elastic,
         elastic_timeout_s=_seconds(arguments.elastic_timeout, environ, "HOROVOD_ELASTIC_TIMEOUT", 600.0),

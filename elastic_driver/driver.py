@@ -100,6 +100,7 @@ def policy_of(settings: Settings) -> Policy:
         reset_window_s=settings.reset_window_s,
         cooldown_range_s=settings.cooldown_range_s,
         durable=settings.durable_dir is not None,
+        num_standby=settings.num_standby,
     )
 
 
@@ -312,6 +313,7 @@ class ElasticDriver:
                 self._stop(command)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
+                self._heartbeats.forget(command.worker)
                 self._reply(command.worker, Removed(command.reason))
             case PublishRound():
                 self._publish(command)
@@ -325,6 +327,7 @@ class ElasticDriver:
                 self._chronicle.report(command)
             case EndJob():
                 if self._ended is not None and not self._ended.done():
+                    self._heartbeats.forget_all()
                     self._ended.set_result(command)
                     failure = self._state.first_failure
                     if command.exit_code and failure is not None:
@@ -355,7 +358,11 @@ class ElasticDriver:
         )
         try:
             process = await self._launcher.start(
-                worker, self._settings.command, env, label=str(planned.rank), rank_at_launch=planned.rank
+                worker,
+                self._settings.command,
+                env,
+                label="standby" if command.standby else str(planned.rank),
+                rank_at_launch=planned.rank,
             )
         except LaunchError as error:
             self._starting.discard(worker)
@@ -424,7 +431,8 @@ class ElasticDriver:
             older.cancel()
         self._parked[worker] = future
         self._pids[worker] = request.pid
-        self._heartbeats.forget(worker)
+        # It asks again as often as a member watches.
+        self._heartbeats.heard(worker, 0, waiting=True, now=self._clock())
         self._post(
             WorkerReady(
                 worker,
@@ -449,8 +457,10 @@ class ElasticDriver:
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
         self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting, now=self._clock())
+        if request.leaving:
+            self._heartbeats.forget(request.worker)
         future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
-        if self._notice.version > request.version:
+        if self._notice.version > request.version or request.leaving:
             future.set_result(self._notice)
             return future
         older = self._watching.get(request.worker)
@@ -534,13 +544,16 @@ class ElasticDriver:
         self._server.begin_round(command.round_id)
         self._heartbeats.forget_all()
         self._placed = {one.worker: self._assignment(command, one) for one in command.placed}
+        now = self._clock()
         for one in command.placed:
+            # From now on: who is frozen since it was READY never watches its round.
+            self._heartbeats.heard(one.worker, 0, waiting=True, now=now)
             process = self._processes.get(one.worker)
             if process is not None:
                 process.label = str(one.slot.rank)
             self._reply(one.worker, self._placed[one.worker])
         pids = {worker: process.pid for worker, process in self._processes.items()}
-        self._chronicle.round_formed(command, pids, self._clock() - self._state.reset_began)
+        self._chronicle.round_formed(command, pids, now - self._state.reset_began)
 
     def _assignment(self, command: PublishRound, one: Placed) -> RoundAssignment:
         return RoundAssignment(

@@ -137,10 +137,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a process. ``planned`` is the place it would have if the round were formed now."""
+    """Start a process.
+
+    Attributes:
+        worker: its name.
+        planned: the place it would have if the round were formed now.
+        standby: whether it is to wait without a rank.
+    """
 
     worker: WorkerId
     planned: SlotInfo
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

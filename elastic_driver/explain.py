@@ -13,6 +13,7 @@ from elastic_driver.job_state import (
     in_phase,
     in_target,
     joiners_wait_until,
+    standing_by,
     target_places,
     usable_slots,
 )
@@ -64,7 +65,7 @@ def explain(state: State, now: float) -> str:
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 return f"{members}; hosts changed, waiting for the next commit"
-            return f"{members}{_booting(state)}"
+            return f"{members}{_standby(state)}{_booting(state)}"
         case JobPhase.ENDED:
             return "the job has ended"
 
@@ -83,6 +84,11 @@ def _slots(state: State) -> str:
 def _booting(state: State) -> str:
     booting = in_phase(state, WorkerPhase.BOOTING)
     return f"; {names([record.worker for record in booting])} starting" if booting else ""
+
+
+def _standby(state: State) -> str:
+    standbys = standing_by(state)
+    return f"; {names([record.worker for record in standbys])} standing by" if standbys else ""
 
 
 def _left(deadline: float | None, now: float) -> str:

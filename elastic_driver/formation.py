@@ -10,7 +10,7 @@ from dataclasses import replace
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
 from elastic_driver.hosts import WorkerId
-from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, target_places
+from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import Backend, NoticeKind
 from elastic_driver.transition import Transition
@@ -91,10 +91,10 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             )
         )
     t.notify(NoticeKind.NONE, "")
-    targets = target_places(t.state)
+    places = wanted_places(t.state)
     for record in ready:
-        # Who has a place but had to make room for a handover stays READY, for the round after it.
-        if record.worker not in by_worker and not in_target(record, targets):
+        # Who stands by, and who had to make room for a handover, stays READY for a round after this.
+        if record.worker not in by_worker and not in_target(record, places):
             t.dismiss(record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}")
 
 

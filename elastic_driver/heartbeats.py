@@ -1,11 +1,12 @@
-"""Which members are frozen or hang: they are silent, or they stand still while others wait for them.
+"""Which workers are frozen or hang: they are silent, or they stand still while others wait for them.
 
-Owns when each member was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
+Owns when each was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
 the time, and ends who is found.
 
 A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
 is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
-in one for others. A member that waits is not the one that hangs, however long it waits.
+in one for others. A member that waits is not the one that hangs, however long it waits. A worker that is READY, which
+may be a standby for hours, repeats its request for a round as often, and waits all the time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Heartbeats:
         return min(limits) / 4 if limits else 0.0
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, now: float) -> None:
-        """A member has asked for notices."""
+        """A member has asked for notices, or a worker for its round."""
         member = self._members.get(worker)
         if member is None:
             self._members[worker] = _Member(now, progress, now, waiting)

@@ -24,7 +24,16 @@ from elastic_driver.events import (
     WorkerRunning,
 )
 from elastic_driver.hosts import Host
-from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_phase, in_target, record_of, target_places
+from elastic_driver.job_state import (
+    JobPhase,
+    WorkerPhase,
+    WorkerRecord,
+    in_phase,
+    in_target,
+    record_of,
+    standby_places,
+    wanted_places,
+)
 from elastic_driver.registry import WorkerState
 from elastic_driver.rendezvous.messages import ReadyCause
 from elastic_driver.transition import Transition
@@ -124,6 +133,8 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         commits=max(t.state.commits, event.commits),
         registry=t.state.registry.record(event.worker, WorkerState.READY),
     )
+    if not was_member and in_target(record, standby_places(t.state)):
+        t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         t.open_reset()
         if event.cause is ReadyCause.INTERNAL_ERROR:
@@ -148,7 +159,7 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
     record = record_of(t.state, event.worker)
     if record is None:
         return
-    wanted = in_target(record, target_places(t.state))
+    wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
     if record.phase is WorkerPhase.LEAVING:
         return
@@ -206,7 +217,7 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     record = record_of(t.state, event.worker)
     if record is None:
         return
-    wanted = in_target(record, target_places(t.state))
+    wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
     if event.bad_command and not t.state.ever_ready:
         t.end(ExitCode.BAD_USAGE, event.message)

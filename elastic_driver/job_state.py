@@ -29,6 +29,7 @@ class Policy:
         num_proc: slots needed before the start.
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
+        num_standby: booted workers to keep beyond these, in slots that no member needs.
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
         start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
         reset_limit: unplanned resets allowed; None for no bound.
@@ -46,6 +47,7 @@ class Policy:
     reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
     durable: bool = False
+    num_standby: int = 0
 
 
 class JobPhase(StrEnum):
@@ -214,12 +216,32 @@ def is_drained(state: State, hostname: str, slot: int) -> bool:
 
 
 def target_places(state: State) -> tuple[tuple[str, int], ...]:
-    """The places (hostname, slot) that are to have a worker, in rank order.
+    """The places (hostname, slot) that are to have a rank, in rank order.
 
     A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
     gets no others. When max-np leaves too little room, places of members go before READY ones, those before booting
-    ones, occupied before free, and free before those whose last worker is still leaving (it may never be gone).
+    ones, occupied before free, and free before those whose last worker is still leaving (it may never be gone). So a
+    standby that is READY takes the place of a lost member without a decision of its own.
     """
+    return _choose_places(state)[0]
+
+
+def standby_places(state: State) -> tuple[tuple[str, int], ...]:
+    """The places beyond those that are to have a booted worker all the same, in rank order.
+
+    None before the first round, whose start they would slow down. Who stands by already goes on; otherwise hosts
+    without ranks come first, since a host is lost as a whole.
+    """
+    return _choose_places(state)[1]
+
+
+def wanted_places(state: State) -> tuple[tuple[str, int], ...]:
+    """The places that are to have a worker, with a rank or standing by."""
+    targets, standbys = _choose_places(state)
+    return (*targets, *standbys)
+
+
+def _choose_places(state: State) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
     alive: dict[tuple[str, int], int] = {}
     leaving: list[tuple[str, int]] = []
     for record in state.workers:
@@ -237,10 +259,21 @@ def target_places(state: State) -> tuple[tuple[str, int], ...]:
     ]
     limit = state.policy.max_num_proc
     if limit is None or len(places) <= limit:
-        return tuple(places)
+        return tuple(places), ()
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
-    chosen = sorted(range(len(places)), key=lambda index: (urgency[index], index))[:limit]
-    return tuple(places[index] for index in sorted(chosen))
+    by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
+    targets = tuple(places[index] for index in sorted(by_urgency[:limit]))
+    if not state.policy.num_standby or not state.round_id:
+        return targets, ()
+    busy = {hostname for hostname, _ in targets}
+    rest = sorted(by_urgency[limit:], key=lambda index: (urgency[index], places[index][0] in busy, index))
+    return targets, tuple(places[index] for index in sorted(rest[: state.policy.num_standby]))
+
+
+def standing_by(state: State) -> tuple[WorkerRecord, ...]:
+    """Workers that are READY, have no rank, and are to get one when a member is lost; in order of start."""
+    standbys = standby_places(state)
+    return tuple(record for record in in_phase(state, WorkerPhase.READY) if in_target(record, standbys))
 
 
 def in_target(record: WorkerRecord, targets: tuple[tuple[str, int], ...]) -> bool:

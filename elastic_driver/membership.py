@@ -43,8 +43,10 @@ from elastic_driver.job_state import (
     new_state,
     next_deadline,
     record_of,
+    standby_places,
     target_places,
     usable_slots,
+    wanted_places,
 )
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import NoticeKind
@@ -81,7 +83,8 @@ def _after_the_end(state: State, event: Event) -> State:
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
-    for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines):
+    # The second filling is for the standbys of a round that was formed just now.
+    for decide in (_vote_out, _place_workers, _close_or_tell, _fill_places, _check_deadlines):
         if t.state.phase is JobPhase.ENDED:
             return
         decide(t)
@@ -161,9 +164,9 @@ def _start_first_round(t: Transition) -> None:
 
 def _stop_misplaced(t: Transition) -> None:
     """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
-    targets = target_places(t.state)
+    places = wanted_places(t.state)
     for record in t.state.workers:
-        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, targets):
+        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
             continue
         t.state = replace(t.state, registry=t.state.registry.without(record.worker))
         reason = f"host {record.worker.hostname} has no slot {record.worker.slot} any more"
@@ -178,7 +181,9 @@ def _fill_places(t: Transition) -> None:
     if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
         return
     held = [(record.worker.hostname, record.worker.slot) for record in t.state.workers]
-    free = [place for place in target_places(t.state) if place not in held]
+    # Nobody boots a spare on the cores that a reset needs.
+    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else ()
+    free = [place for place in (*target_places(t.state), *standbys) if place not in held]
     if not free:
         return
     attempts = dict(t.state.attempts)
@@ -189,10 +194,17 @@ def _fill_places(t: Transition) -> None:
     deadline = t.now + t.state.policy.start_timeout_s
     records = tuple(WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
     t.state = replace(t.state, workers=(*t.state.workers, *records), attempts=tuple(attempts.items()))
-    staying = [record.worker for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
-    for placed in assign_ranks(staying, host_order=t.state.host_order, root=None):
+    staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
+    ranked = [record.worker for record in staying if not in_target(record, standbys)]
+    for placed in assign_ranks(ranked, host_order=t.state.host_order, root=None):
         if placed.worker in fresh:
             t.commands.append(StartWorker(placed.worker, placed.slot))
+    if len(ranked) == len(staying):
+        return
+    # A standby is planned as if all had a rank: that clashes with nobody's local rank.
+    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.host_order, root=None):
+        if placed.worker in fresh and placed.worker not in ranked:
+            t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
 
 
 def _close_registry(t: Transition) -> None:

@@ -37,6 +37,7 @@ class Settings:
         num_proc: slots needed before the start (-np).
         min_num_proc: fewest workers of a round (--min-np).
         max_num_proc: most workers of a round; None for no bound (--max-np).
+        num_standby: booted workers to keep beyond max_num_proc, in slots that no member needs (--standby).
         slots_per_host: slots of hosts that name none.
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
@@ -77,6 +78,7 @@ class Settings:
     num_proc: int
     min_num_proc: int
     max_num_proc: int | None = None
+    num_standby: int = 0
     slots_per_host: int | None = None
     elastic: bool = False
     elastic_timeout_s: float = 600.0
@@ -124,6 +126,11 @@ class Settings:
             raise SettingsError(f"--min-np {self.min_num_proc} is above -np {self.num_proc}")
         if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
             raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
+        _at_least("--standby", self.num_standby, 0)
+        if self.num_standby and self.max_num_proc is None:
+            raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
+        if self.num_standby > _MAX_NUM_PROC:
+            raise SettingsError(f"--standby {self.num_standby} is above {_MAX_NUM_PROC}")
         if self.num_proc > _MAX_NUM_PROC:
             raise SettingsError(f"-np {self.num_proc} is above {_MAX_NUM_PROC}, the most workers a job may have")
         if self.slots_per_host is not None:
@@ -184,6 +191,11 @@ class Settings:
             raise SettingsError(
                 f"-np {self.num_proc} is above the {slots} slots of the hosts given "
                 f"({', '.join(str(host) for host in self.hosts)})"
+            )
+        if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
+            raise SettingsError(
+                f"--standby {self.num_standby} needs as many slots beyond --max-np {self.max_num_proc}; the hosts "
+                f"given have {slots} in all ({', '.join(str(host) for host in self.hosts)})"
             )
 
     def _check_durable(self) -> None:

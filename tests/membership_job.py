@@ -28,7 +28,7 @@ from elastic_driver.events import (
     WorkerRunning,
 )
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
-from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of, target_places
+from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of, wanted_places
 from elastic_driver.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
 
@@ -324,7 +324,7 @@ class Job:
             raise AssertionError(f"the job never comes to rest: {explain(self.state, self.now)}")
         assert self.state.phase is JobPhase.RUNNING
         assert self.state.notice_kind is NoticeKind.NONE
-        assert {(worker.hostname, worker.slot) for worker in self.alive} == set(target_places(self.state))
+        assert {(worker.hostname, worker.slot) for worker in self.alive} == set(wanted_places(self.state))
 
     def _act_for(self, record: WorkerRecord) -> bool:
         name = str(record.worker)

@@ -110,8 +110,15 @@ class RendezvousClient:
 
     # --- requests of the job's life --------------------------------------------------------------------------------
 
-    def next_round(self, request: NextRoundRequest, *, timeout_s: float | None = None) -> NextRoundReply:
+    def next_round(
+        self, request: NextRoundRequest, *, poll_s: float = _POLL_S, timeout_s: float | None = None
+    ) -> NextRoundReply:
         """Says READY and blocks until the driver has decided.
+
+        Args:
+            request: what to say.
+            poll_s: how often to say it again, at least: the driver takes it for a heartbeat.
+            timeout_s: how long to wait.
 
         Raises:
             RendezvousTimeoutError: not within ``timeout_s`` (None: the driver's own deadlines bound the wait).
@@ -121,10 +128,11 @@ class RendezvousClient:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         body = request.to_json()
         while True:
-            left_s = _POLL_S if deadline is None else deadline - time.monotonic()
+            left_s = poll_s if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 raise RendezvousTimeoutError(f"no round was formed for worker {request.worker} within {timeout_s:g} s")
-            status, answer = self._request("POST", "next-round", body, wait_s=min(left_s, _POLL_S), expected=(200, 204))
+            wait_s = min(left_s, poll_s, _POLL_S)
+            status, answer = self._request("POST", "next-round", body, wait_s=wait_s, expected=(200, 204))
             if status == 200:
                 return parse_next_round_reply(answer)
 

@@ -248,6 +248,7 @@ class WatchRequest:
         version: of the last notice seen; 0 for none.
         progress: grows with each operation that it finishes.
         waiting: whether it waits for other members in one.
+        leaving: the last of this round, since the process has called shutdown(): silence is no news from here on.
     """
 
     worker: WorkerId
@@ -255,6 +256,7 @@ class WatchRequest:
     version: int
     progress: int = 0
     waiting: bool = False
+    leaving: bool = False
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -265,6 +267,7 @@ class WatchRequest:
                 "version": self.version,
                 "progress": self.progress,
                 "waiting": self.waiting,
+                "leaving": self.leaving,
             }
         ).encode()
 
@@ -278,6 +281,7 @@ class WatchRequest:
             _get(data, "version", int),
             _get(data, "progress", int),
             _get(data, "waiting", bool),
+            _get(data, "leaving", bool),
         )
 
 

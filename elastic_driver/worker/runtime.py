@@ -41,14 +41,17 @@ from elastic_driver.rendezvous.messages import (
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
+    Notice,
     ReadyCause,
     Removed,
     RoundAssignment,
     RunningReport,
+    WatchRequest,
 )
 from elastic_driver.worker import leaving
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
+from elastic_driver.worker.watch import poll_s
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -62,8 +65,11 @@ _JOIN_S = 5.0
 class DriverClient(RoundClient, Protocol):
     """What this module needs of a rendezvous client."""
 
-    def next_round(self, request: NextRoundRequest, *, timeout_s: float | None = None) -> NextRoundReply:
-        """Says READY and blocks until the driver answers."""
+    def next_round(self, request: NextRoundRequest, *, poll_s: float = ...) -> NextRoundReply:
+        """Says READY, again each ``poll_s``, and blocks until the driver answers."""
+
+    def watch(self, request: WatchRequest, *, wait_s: float = ...) -> Notice | None:
+        """Asks for notices."""
 
     def running(self, report: RunningReport) -> None:
         """Says that training goes on."""
@@ -180,8 +186,8 @@ class Runtime:
             client.close()
         return True
 
-    def shutdown(self) -> None:
-        """Leaves the round and frees all it held. ``init()`` may follow."""
+    def shutdown(self, *, exiting: bool = False) -> None:
+        """Leaves the round and frees all it held. ``init()`` may follow, unless the process ends now."""
         self._planned = None
         sets.forget_all()
         context = self._context
@@ -196,6 +202,11 @@ class Runtime:
                 _log.warning("elastic_driver: round %d: its threads did not end in time", retired.assignment.round_id)
         self._retired.clear()
         if self._client is not None:
+            if self._worker is not None and not exiting:
+                # The process may go on for hours without the library: it must not be taken for a frozen one.
+                goodbye = WatchRequest(self._worker, context.assignment.round_id, 0, leaving=True)
+                with contextlib.suppress(RendezvousError):
+                    self._client.watch(goodbye, wait_s=0.0)
             self._client.close()
             self._client = None
 
@@ -302,7 +313,7 @@ class Runtime:
             pid=os.getpid(),
         )
         try:
-            reply = self._client.next_round(request)
+            reply = self._client.next_round(request, poll_s=poll_s(self._environ))
         except RendezvousClosedError as error:
             reply = JobOver(str(error))
         match reply:
@@ -364,7 +375,7 @@ def _at_exit() -> None:
     if getattr(sys, "last_value", None) is not None:
         _runtime.note_exception(raised=True)
     with contextlib.suppress(Exception):
-        _runtime.shutdown()
+        _runtime.shutdown(exiting=True)
 
 
 def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:

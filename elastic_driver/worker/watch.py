@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
@@ -24,9 +25,10 @@ _RETRY_S = 1.0
 _LONG_POLL_S = 30.0
 
 
-def _poll_s(text: str) -> float:
+def poll_s(environ: Mapping[str, str]) -> float:
+    """How long one request may wait for its answer, seconds, so that the driver hears from this process in time."""
     try:
-        value = float(text)
+        value = float(environ.get(ENV_HEARTBEAT, ""))
     except ValueError:
         return _LONG_POLL_S
     return value if 0 < value < _LONG_POLL_S else _LONG_POLL_S
@@ -63,7 +65,7 @@ class Watch:
         self._worker = worker
         self._round_id = round_id
         self._listener = listener
-        self._poll_s = _poll_s(os.environ.get(ENV_HEARTBEAT, ""))
+        self._poll_s = poll_s(os.environ)
         self._stopped = threading.Event()
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # stopped. The driver's answers and stop() wake it; stop(), an abort or the end of the round end it.

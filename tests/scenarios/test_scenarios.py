@@ -62,6 +62,7 @@ LIMITS = {
     "-np": "num_proc",
     "--min-np": "min_num_proc",
     "--max-np": "max_num_proc",
+    "--standby": "num_standby",
     "--elastic-timeout": "elastic_timeout_s",
     "--start-timeout": "start_timeout_s",
     "--reset-limit": "reset_limit",
@@ -88,7 +89,8 @@ def told(command: Command) -> str:
     """A command as one line."""
     match command:
         case StartWorker():
-            return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}"
+            standby = " (standby)" if command.standby else ""
+            return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}{standby}"
         case StopWorker():
             return f"stop {command.worker}: {command.reason}"
         case DismissWorker():
