@@ -1,0 +1,101 @@
+"""Booted workers that stand by, and who is taken for frozen though it trains in no round."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from jobs import Job, check_agreement
+
+pytestmark = pytest.mark.faults
+
+THREE = "localhost:1\n127.0.0.1:1\n127.0.0.2:1\n"
+FLAGS = ("-np", "2", "--min-np", "1", "--standby", "1")
+
+
+def stands_by(job: Job, worker: str) -> None:
+    job.wait_for(f"{worker} stands by", lambda: f"worker {worker} stands by" in job.said())
+
+
+def pid_of(job: Job, worker: str) -> int:
+    started: list[dict[str, Any]] = [line for line in job.events("worker_started") if line["worker"] == worker]
+    return int(started[-1]["pid"])
+
+
+def test_a_standby_is_in_the_round_that_drops_the_dead(tmp_path: Path) -> None:
+    with Job(tmp_path, THREE, *FLAGS) as job:
+        stands_by(job, "127.0.0.2[0]")
+        assert {line["size"] for line in job.steps()} == {2}
+        at = time.time()
+        os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
+        after = job.wait_for_steps(2, after=at)
+        assert {line["worker"] for line in after} == {"localhost[0]#0", "127.0.0.2[0]#0"}
+        rounds = job.events("round_formed")
+        assert [line["size"] for line in rounds] == [2, 2], "never smaller"
+        check_agreement(job.steps())
+        # A host that is added is where the next one waits.
+        job.set_hosts(THREE + "127.0.0.3:1\n")
+        stands_by(job, "127.0.0.3[0]")
+        assert len(job.events("round_formed")) == 2, "to stand by costs the others nothing"
+
+
+def test_a_planned_change_takes_the_standby(tmp_path: Path) -> None:
+    with Job(tmp_path, THREE, *FLAGS) as job:
+        stands_by(job, "127.0.0.2[0]")
+        at = time.time()
+        job.set_hosts("localhost:1\n127.0.0.2:1\n")
+        after = job.wait_for_steps(2, after=at + 1)
+        assert {line["worker"] for line in after} == {"localhost[0]#0", "127.0.0.2[0]#0"}
+        steps = [line["step"] for line in job.steps() if line["rank"] == 0]
+        assert steps == list(range(1, len(steps) + 1)), "no step is lost or repeated"
+
+
+def test_a_frozen_standby_is_found_before_it_is_needed(tmp_path: Path) -> None:
+    with Job(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "2") as job:
+        stands_by(job, "127.0.0.2[0]")
+        os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGSTOP)
+        job.wait_for("its end", lambda: job.events("worker_hung"))
+        job.wait_for_steps(2, after=time.time())
+        assert [line["worker"] for line in job.events("worker_hung")] == ["127.0.0.2[0]#0"]
+        assert len(job.events("round_formed")) == 1
+        assert job.events("round_formed")[0]["size"] == 2
+
+
+def test_a_standby_that_froze_just_now_costs_one_heartbeat_timeout(tmp_path: Path) -> None:
+    with Job(tmp_path, THREE, *FLAGS, "--heartbeat-timeout", "4") as job:
+        stands_by(job, "127.0.0.2[0]")
+        os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGSTOP)
+        at = time.time()
+        os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
+        after = job.wait_for_steps(1, after=at)
+        assert {line["worker"] for line in after} == {"localhost[0]#0"}
+        assert [line["worker"] for line in job.events("worker_hung")] == ["127.0.0.2[0]#0"]
+        check_agreement(job.steps())
+
+
+def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
+    with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "150", "STEP_S": "0.02"}) as job:
+        stands_by(job, "127.0.0.2[0]")
+        assert job.wait() == 0
+        assert job.leftovers() == []
+        assert {line["worker"] for line in job.steps()} == {"localhost[0]#0", "127.0.0.1[0]#0"}
+
+
+def test_a_process_that_has_shut_down_is_not_frozen(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\nhvd.shutdown()\ntime.sleep(3)\n"
+        "hvd.init()\nhvd.barrier()\nprint('rank', hvd.rank(), 'again')\n"
+    )
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "1", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        assert job.events("worker_hung") == []
+        assert job.stdout.read_text().count("again") == 2
