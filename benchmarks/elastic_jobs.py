@@ -1,0 +1,150 @@
+"""Running jobs for the benchmarks of changes: the command, its hosts file, and what its step lines say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PATIENCE_S = 120.0
+# All of them this machine.
+HOSTS = ("localhost", "127.0.0.1", "127.0.0.2")
+
+
+@dataclass
+class Figures:
+    """One run: seconds, and a count of steps. None where the scenario has no such figure."""
+
+    stall_s: float | None = None
+    join_s: float | None = None
+    lost: int | None = None
+    step_s: float | None = None
+
+
+class Job:
+    """A running command and the step lines its workers write. Use as a context manager."""
+
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str]) -> None:
+        self.steps_file = folder / "steps.jsonl"
+        self.steps_file.touch()
+        self.output = (folder / "output.txt").open("wb")
+        self.began = time.time()
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **env, "STEP_LOG": str(self.steps_file), "PYTHONPATH": str(ROOT)},
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.output.close()
+
+    def steps(self) -> list[dict[str, Any]]:
+        lines = self.steps_file.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def said(self) -> str:
+        return Path(self.output.name).read_text(errors="replace")
+
+    def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
+        end = time.time() + PATIENCE_S
+        while time.time() < end:
+            answer = found()
+            if answer:
+                return answer
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        code = self.process.poll()
+        raise SystemExit(f"{what}: did not happen (exit code {code}); output:\n{self.said()[-3000:]}")
+
+    def wait_for_steps(self, size: int, *, steps: int = 1, since: float = 0.0) -> None:
+        """Waits until all ranks have done that many steps at this size since then."""
+
+        def found() -> bool:
+            counts: dict[int, int] = {}
+            for line in self.steps():
+                if line["size"] == size and line["time"] > since:
+                    counts[line["rank"]] = counts.get(line["rank"], 0) + 1
+            return len(counts) >= size and min(counts.values()) >= steps
+
+        self.wait_for(f"{steps} steps at size {size}", found)
+
+    def pid_of(self, rank: int) -> int:
+        """The process that had this rank last."""
+        return int(next(line["pid"] for line in reversed(self.steps()) if line["rank"] == rank))
+
+
+class ElasticJob(Job):
+    """elasticrun on the loop of elastic_loop.py, on hosts of ``slots`` slots each."""
+
+    def __init__(self, folder: Path, slots: int, hosts: int, *flags: str) -> None:
+        self.hosts_file = folder / "hosts.txt"
+        self.slots = slots
+        self.set_hosts(hosts)
+        script = folder / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
+        script.chmod(0o755)
+        command = [sys.executable, "-m", "elastic_driver", "-np", str(slots), "--min-np", str(slots)]
+        command += ["--host-discovery-script", str(script), "--event-log", str(folder / "events.jsonl"), *flags]
+        super().__init__([*command, sys.executable, str(HERE / "elastic_loop.py")], folder, {})
+
+    def set_hosts(self, count: int) -> None:
+        """Lists the first ``count`` hosts."""
+        new = self.hosts_file.with_suffix(".new")
+        new.write_text("".join(f"{name}:{self.slots}\n" for name in HOSTS[:count]))
+        new.replace(self.hosts_file)
+
+
+class TorchrunJob(Job):
+    """torchrun on the loop of torchrun_loop.py, with this many processes."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+        # Without this a job does not come back from a failure at all: the restarted workers meet the old keys.
+        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        super().__init__([*command, "--max-restarts=9", str(HERE / "torchrun_loop.py")], folder, env)
+
+
+def normal_step(lines: list[dict[str, Any]], pids: set[int], before: float) -> float:
+    """The median step of these processes until then, seconds."""
+    times = [sorted(line["time"] for line in lines if line["pid"] == pid and line["time"] < before) for pid in pids]
+    every = [b - a for one in times for a, b in itertools.pairwise(one)][-200:]
+    return statistics.median(every)
+
+
+def survivors_figures(job: Job, at: float, pids: set[int], *, join_size: int | None = None) -> Figures:
+    """What a change at this time cost the processes that lived through it."""
+    lines = job.steps()
+    step = normal_step(lines, pids, at)
+    stall, lost = 0.0, 0
+    for pid in pids:
+        mine = sorted((line["time"], line["step"]) for line in lines if line["pid"] == pid)
+        stall = max(stall, *(b - a for (a, _), (b, _) in itertools.pairwise(mine) if b > at))
+        lost = max(lost, len(mine) - len({number for _, number in mine}))
+    join = None
+    if join_size is not None:
+        join = min(line["time"] for line in lines if line["size"] == join_size and line["time"] > at) - at
+    return Figures(stall - step, join, lost, step)
