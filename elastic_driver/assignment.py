@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.hosts import Host, Ranks, SlotInfo, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,12 @@ def assign_ranks(
         members.sort(
             key=lambda worker: (worker.hostname != root.hostname, worker != root and worker.hostname == root.hostname)
         )
-    hosts = list(dict.fromkeys(worker.hostname for worker in members))
+    cross_rank: dict[WorkerId, int] = {}
+    cross_size: dict[int, int] = {}  # so far, by local rank
+    for name in dict.fromkeys(worker.hostname for worker in members):
+        for index, worker in enumerate(by_host[name]):
+            cross_rank[worker] = cross_size.get(index, 0)
+            cross_size[index] = cross_rank[worker] + 1
     return tuple(
         Placed(
             worker,
@@ -78,23 +83,31 @@ def assign_ranks(
                 size=len(members),
                 local_rank=local_rank[worker],
                 local_size=len(by_host[worker.hostname]),
-                cross_rank=sum(
-                    len(by_host[name]) > local_rank[worker] for name in hosts[: hosts.index(worker.hostname)]
-                ),
-                cross_size=sum(len(by_host[name]) > local_rank[worker] for name in hosts),
+                cross_rank=cross_rank[worker],
+                cross_size=cross_size[local_rank[worker]],
             ),
         )
         for rank, worker in enumerate(members)
     )
 
 
-def local_members(placed: Sequence[Placed], of: Placed) -> tuple[int, ...]:
-    """Ranks of the workers on the same host as ``of``, by local rank."""
-    same = [other for other in placed if other.worker.hostname == of.worker.hostname]
-    return tuple(other.slot.rank for other in sorted(same, key=lambda other: other.slot.local_rank))
+def members_by_host(placed: Sequence[Placed]) -> dict[str, Ranks]:
+    """Ranks of the workers of each host, by local rank."""
+    hosts: dict[str, list[Placed]] = {}
+    for one in placed:
+        hosts.setdefault(one.worker.hostname, []).append(one)
+    return {
+        name: Ranks(one.slot.rank for one in sorted(group, key=lambda one: one.slot.local_rank))
+        for name, group in hosts.items()
+    }
 
 
-def cross_members(placed: Sequence[Placed], of: Placed) -> tuple[int, ...]:
-    """Ranks of the workers that have the same local rank as ``of``, by cross rank."""
-    same = [other for other in placed if other.slot.local_rank == of.slot.local_rank]
-    return tuple(other.slot.rank for other in sorted(same, key=lambda other: other.slot.cross_rank))
+def members_by_local_rank(placed: Sequence[Placed]) -> dict[int, Ranks]:
+    """Ranks of the workers that share each local rank, by cross rank."""
+    groups: dict[int, list[Placed]] = {}
+    for one in placed:
+        groups.setdefault(one.slot.local_rank, []).append(one)
+    return {
+        local_rank: Ranks(one.slot.rank for one in sorted(group, key=lambda one: one.slot.cross_rank))
+        for local_rank, group in groups.items()
+    }

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from elastic_driver.assignment import Placed, cross_members, local_members
+from elastic_driver.assignment import members_by_host, members_by_local_rank
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.console import Console
 from elastic_driver.discovery import FixedHosts, HostDiscovery, ScriptDiscovery, check_local
@@ -55,6 +55,7 @@ from elastic_driver.events import (
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkersReported,
 )
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
@@ -151,6 +152,9 @@ class ElasticDriver:
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reports: list[WorkerReady | WorkerRunning] = []
+        self._reporting: asyncio.Handle | None = None
+        self._busy_until = 0.0
 
     # --- the job's life --------------------------------------------------------------------------------------------
 
@@ -187,8 +191,9 @@ class ElasticDriver:
         finally:
             leaflet.remove()
             discovering.cancel()
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._reporting):
+                if timer is not None:
+                    timer.cancel()
             for task in tuple(self._tasks):
                 task.cancel()
             await asyncio.gather(discovering, *self._tasks, return_exceptions=True)
@@ -266,8 +271,38 @@ class ElasticDriver:
 
     # --- events in, commands out -----------------------------------------------------------------------------------
 
+    def _take_report(self, report: WorkerReady | WorkerRunning) -> None:
+        """Feeds a worker's report to the core, together with others that come at about the same time.
+
+        A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
+        they wait for; so after a step the loop has as much time for other things as the step took.
+        """
+        self._reports.append(report)
+        if self._reporting is None:
+            loop = asyncio.get_running_loop()
+            rest_s = self._busy_until - time.perf_counter()
+            post = self._post_reports
+            self._reporting = loop.call_later(rest_s, post) if rest_s > 0 else loop.call_soon(post)
+
+    def _post_reports(self) -> None:
+        """Feeds the reports that have come so far."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        reports, self._reports = tuple(self._reports), []
+        if reports:
+            began = time.perf_counter()
+            self._step(reports[0] if len(reports) == 1 else WorkersReported(reports))
+            now = time.perf_counter()
+            self._busy_until = now + (now - began)
+
     def _post(self, event: Event) -> None:
-        """Feeds one event to the core and carries out what it says. Never blocks."""
+        """Feeds one event to the core, after the reports before it. Never blocks."""
+        self._post_reports()
+        self._step(event)
+
+    def _step(self, event: Event) -> None:
+        """Feeds one event to the core and carries out what it says."""
         now = self._clock()
         self._history.append((now, event))
         before = self._state.phase
@@ -380,6 +415,7 @@ class ElasticDriver:
     def _exited(self, worker: WorkerId, future: asyncio.Future[ExitStatus]) -> None:
         if future.cancelled():
             return
+        self._post_reports()
         status = future.result()
         process = self._processes.pop(worker)
         record = record_of(self._state, worker)
@@ -433,7 +469,7 @@ class ElasticDriver:
         self._pids[worker] = request.pid
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker, 0, waiting=True, now=self._clock())
-        self._post(
+        self._take_report(
             WorkerReady(
                 worker,
                 request.after_round,
@@ -471,7 +507,7 @@ class ElasticDriver:
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
-        self._post(WorkerRunning(report.worker, report.round_id, report.commits))
+        self._take_report(WorkerRunning(report.worker, report.round_id, report.commits))
 
     def leave(self, request: LeaveRequest) -> None:
         """A worker was told by a signal to leave: its place is drained.
@@ -479,6 +515,7 @@ class ElasticDriver:
         Raises:
             RendezvousClosedError: it is being stopped, or in no round: it is to end at once.
         """
+        self._post_reports()
         record = record_of(self._state, request.worker)
         if record is None or self._state.phase is JobPhase.ENDED or not record.round_id or record.stopped:
             raise RendezvousClosedError(f"worker {request.worker} is to end at once")
@@ -518,6 +555,7 @@ class ElasticDriver:
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
+        self._post_reports()
         state = self._state
         return {
             "explain": explain(state, self._clock()),
@@ -543,7 +581,20 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         self._server.begin_round(command.round_id)
         self._heartbeats.forget_all()
-        self._placed = {one.worker: self._assignment(command, one) for one in command.placed}
+        by_host, by_local_rank = members_by_host(command.placed), members_by_local_rank(command.placed)
+        self._placed = {
+            one.worker: RoundAssignment(
+                round_id=command.round_id,
+                slot=one.slot,
+                local_members=by_host[one.worker.hostname],
+                cross_members=by_local_rank[one.slot.local_rank],
+                sync=command.sync,
+                commits=command.commits,
+                backend=command.backend,
+                cause=command.cause,
+            )
+            for one in command.placed
+        }
         now = self._clock()
         for one in command.placed:
             # From now on: who is frozen since it was READY never watches its round.
@@ -554,18 +605,6 @@ class ElasticDriver:
             self._reply(one.worker, self._placed[one.worker])
         pids = {worker: process.pid for worker, process in self._processes.items()}
         self._chronicle.round_formed(command, pids, now - self._state.reset_began)
-
-    def _assignment(self, command: PublishRound, one: Placed) -> RoundAssignment:
-        return RoundAssignment(
-            round_id=command.round_id,
-            slot=one.slot,
-            local_members=local_members(command.placed, one),
-            cross_members=cross_members(command.placed, one),
-            sync=command.sync,
-            commits=command.commits,
-            backend=command.backend,
-            cause=command.cause,
-        )
 
     def _reply(self, worker: WorkerId, reply: NextRoundReply) -> None:
         future = self._parked.pop(worker, None)

@@ -64,6 +64,13 @@ class WorkerRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersReported:
+    """Several reports that came while the driver was busy: one decision for all of them."""
+
+    reports: tuple[WorkerReady | WorkerRunning, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker's process has ended.
 
@@ -125,6 +132,7 @@ Event = (
     | DiscoveryFailed
     | WorkerReady
     | WorkerRunning
+    | WorkersReported
     | WorkerExited
     | WorkerNotStarted
     | DrainRequested

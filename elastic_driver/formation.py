@@ -78,18 +78,18 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         lost="",
         first_failure=None,
     )
-    for one in placed:
-        t.put(
-            replace(
-                by_worker[one.worker],
-                phase=WorkerPhase.MEMBER,
-                since=t.now,
-                round_id=round_id,
-                # Before the first commit, what a process is born with is the state.
-                has_state=by_worker[one.worker].has_state or not commits,
-                rank=one.slot.rank,
-            )
+    t.put_all(
+        replace(
+            by_worker[one.worker],
+            phase=WorkerPhase.MEMBER,
+            since=t.now,
+            round_id=round_id,
+            # Before the first commit, what a process is born with is the state.
+            has_state=by_worker[one.worker].has_state or not commits,
+            rank=one.slot.rank,
         )
+        for one in placed
+    )
     t.notify(NoticeKind.NONE, "")
     places = wanted_places(t.state)
     for record in ready:

@@ -22,13 +22,13 @@ from elastic_driver.events import (
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkersReported,
 )
 from elastic_driver.hosts import Host
 from elastic_driver.job_state import (
     JobPhase,
     WorkerPhase,
     WorkerRecord,
-    in_phase,
     in_target,
     record_of,
     standby_places,
@@ -46,10 +46,10 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerReady():
-            _take_ready(t, event)
-        case WorkerRunning():
-            _take_running(t, event)
+        case WorkerReady() | WorkerRunning():
+            _take_reports(t, (event,))
+        case WorkersReported():
+            _take_reports(t, event.reports)
         case WorkerExited():
             _take_exit(t, event)
         case WorkerNotStarted():
@@ -106,6 +106,21 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery_error=event.message)
 
 
+def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning, ...]) -> None:
+    resumed = None
+    for report in reports:
+        match report:
+            case WorkerReady():
+                _take_ready(t, report)
+            case WorkerRunning():
+                resumed = report if _take_running(t, report) else resumed
+    if resumed is None or t.state.phase is not JobPhase.RUNNING:
+        return
+    if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):
+        took_s = t.now - t.state.reset_began
+        t.commands.append(ReportResumed(t.state.round_id, resumed.commits, took_s))
+
+
 def _take_ready(t: Transition, event: WorkerReady) -> None:
     record = record_of(t.state, event.worker)
     if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
@@ -143,16 +158,15 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
             t.break_round(lost)
 
 
-def _take_running(t: Transition, event: WorkerRunning) -> None:
+def _take_running(t: Transition, event: WorkerRunning) -> bool:
+    """Returns whether it is news."""
     record = record_of(t.state, event.worker)
     if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
-        return
+        return False
     if record.running:
-        return
+        return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
-    if t.state.phase is JobPhase.RUNNING and all(r.running for r in in_phase(t.state, WorkerPhase.MEMBER)):
-        took_s = t.now - t.state.reset_began
-        t.commands.append(ReportResumed(t.state.round_id, event.commits, took_s))
+    return True
 
 
 def _take_exit(t: Transition, event: WorkerExited) -> None:

@@ -5,6 +5,7 @@ Owns no decision: those are in :mod:`elastic_driver.membership`. Everything here
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,6 +13,7 @@ from elastic_driver.blacklist import Blacklist
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import Backend, NoticeKind
+from elastic_driver.roster import Roster
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
 # one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
@@ -19,6 +21,10 @@ JOINERS_WINDOW_S = 5.0
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
+
+
+# Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
+Places = Mapping[tuple[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,7 @@ class State:
     discovery_error: str = ""
     blacklist: Blacklist = field(default_factory=Blacklist)
     drained: frozenset[tuple[str, int | None]] = frozenset()
-    workers: tuple[WorkerRecord, ...] = ()
+    workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: tuple[tuple[tuple[str, int], int], ...] = ()
     round_id: int = 0
     members: tuple[WorkerId, ...] = ()
@@ -185,7 +191,7 @@ def new_state(policy: Policy, now: float) -> State:
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
     """The worker's record; None when its process is not alive."""
-    return next((record for record in state.workers if record.worker == worker), None)
+    return state.workers.find(worker)
 
 
 def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
@@ -215,7 +221,7 @@ def is_drained(state: State, hostname: str, slot: int) -> bool:
     return bool(state.drained) and not state.drained.isdisjoint(((hostname, None), (hostname, slot)))
 
 
-def target_places(state: State) -> tuple[tuple[str, int], ...]:
+def target_places(state: State) -> Places:
     """The places (hostname, slot) that are to have a rank, in rank order.
 
     A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
@@ -226,48 +232,48 @@ def target_places(state: State) -> tuple[tuple[str, int], ...]:
     return _choose_places(state)[0]
 
 
-def standby_places(state: State) -> tuple[tuple[str, int], ...]:
+def standby_places(state: State) -> Places:
     """The places beyond those that are to have a booted worker all the same, in rank order.
 
     None before the first round, whose start they would slow down. Who stands by already goes on; otherwise hosts
     without ranks come first, since a host is lost as a whole.
     """
-    return _choose_places(state)[1]
+    return _choose_places(state)[1] if state.policy.num_standby else {}
 
 
-def wanted_places(state: State) -> tuple[tuple[str, int], ...]:
+def wanted_places(state: State) -> Places:
     """The places that are to have a worker, with a rank or standing by."""
     targets, standbys = _choose_places(state)
-    return (*targets, *standbys)
+    return {**targets, **standbys} if standbys else targets
 
 
-def _choose_places(state: State) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+def _choose_places(state: State) -> tuple[Places, Places]:
     alive: dict[tuple[str, int], int] = {}
-    leaving: list[tuple[str, int]] = []
+    leaving: set[tuple[str, int]] = set()
     for record in state.workers:
         place = (record.worker.hostname, record.worker.slot)
         if record.phase is WorkerPhase.LEAVING:
-            leaving.append(place)
+            leaving.add(place)
         else:
             alive[place] = 0 if record.round_id else 1 if record.phase is WorkerPhase.READY else 2
+    open_hosts = {host.name for host in state.hosts if not state.blacklist.is_blacklisted(host.name)}
     places = [
         (host.name, slot)
         for host in state.hosts
         for slot in range(host.slots)
-        if ((host.name, slot) in alive or not state.blacklist.is_blacklisted(host.name))
-        and not is_drained(state, host.name, slot)
+        if (host.name in open_hosts or (host.name, slot) in alive) and not is_drained(state, host.name, slot)
     ]
     limit = state.policy.max_num_proc
     if limit is None or len(places) <= limit:
-        return tuple(places), ()
+        return dict.fromkeys(places), {}
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
     by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
-    targets = tuple(places[index] for index in sorted(by_urgency[:limit]))
+    targets = dict.fromkeys(places[index] for index in sorted(by_urgency[:limit]))
     if not state.policy.num_standby or not state.round_id:
-        return targets, ()
+        return targets, {}
     busy = {hostname for hostname, _ in targets}
     rest = sorted(by_urgency[limit:], key=lambda index: (urgency[index], places[index][0] in busy, index))
-    return targets, tuple(places[index] for index in sorted(rest[: state.policy.num_standby]))
+    return targets, dict.fromkeys(places[index] for index in sorted(rest[: state.policy.num_standby]))
 
 
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:
@@ -276,7 +282,7 @@ def standing_by(state: State) -> tuple[WorkerRecord, ...]:
     return tuple(record for record in in_phase(state, WorkerPhase.READY) if in_target(record, standbys))
 
 
-def in_target(record: WorkerRecord, targets: tuple[tuple[str, int], ...]) -> bool:
+def in_target(record: WorkerRecord, targets: Places) -> bool:
     """Whether the worker's place is one of these."""
     return (record.worker.hostname, record.worker.slot) in targets
 
@@ -292,7 +298,7 @@ def joiners_wait_until(state: State) -> float | None:
     ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
     joined = [record.since for record in ready if not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
-    free = tuple(place for place in targets if place not in alive)
+    free = dict.fromkeys(place for place in targets if place not in alive)
     booting = [record for record in in_phase(state, WorkerPhase.BOOTING) if in_target(record, targets)]
     booting += [record for record in in_phase(state, WorkerPhase.LEAVING) if in_target(record, free)]
     if not joined or not booting:

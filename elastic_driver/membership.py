@@ -50,6 +50,7 @@ from elastic_driver.job_state import (
 )
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.roster import Roster
 from elastic_driver.transition import Transition
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -76,7 +77,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
 
 def _after_the_end(state: State, event: Event) -> State:
     if isinstance(event, WorkerExited | WorkerNotStarted):
-        return replace(state, workers=tuple(r for r in state.workers if r.worker != event.worker))
+        return replace(state, workers=state.workers.without(event.worker))
     return state
 
 
@@ -180,23 +181,24 @@ def _fill_places(t: Transition) -> None:
     """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
     if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
         return
-    held = [(record.worker.hostname, record.worker.slot) for record in t.state.workers]
+    held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
     # Nobody boots a spare on the cores that a reset needs.
-    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else ()
+    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
     free = [place for place in (*target_places(t.state), *standbys) if place not in held]
     if not free:
         return
     attempts = dict(t.state.attempts)
-    fresh = []
+    fresh: dict[WorkerId, None] = {}
     for hostname, slot in free:
-        fresh.append(WorkerId(hostname, slot, attempts.get((hostname, slot), 0)))
-        attempts[(hostname, slot)] = fresh[-1].attempt + 1
+        worker = WorkerId(hostname, slot, attempts.get((hostname, slot), 0))
+        fresh[worker] = None
+        attempts[(hostname, slot)] = worker.attempt + 1
     deadline = t.now + t.state.policy.start_timeout_s
-    records = tuple(WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
-    t.state = replace(t.state, workers=(*t.state.workers, *records), attempts=tuple(attempts.items()))
+    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
+    t.state = replace(t.state, workers=Roster((*t.state.workers, *records)), attempts=tuple(attempts.items()))
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
-    ranked = [record.worker for record in staying if not in_target(record, standbys)]
-    for placed in assign_ranks(ranked, host_order=t.state.host_order, root=None):
+    ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
+    for placed in assign_ranks(tuple(ranked), host_order=t.state.host_order, root=None):
         if placed.worker in fresh:
             t.commands.append(StartWorker(placed.worker, placed.slot))
     if len(ranked) == len(staying):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.roster import Roster
 
 
 class WorkerState(StrEnum):
@@ -14,6 +16,13 @@ class WorkerState(StrEnum):
     READY = "READY"  # it asks for the next round
     SUCCESS = "SUCCESS"  # its process ended with exit code 0
     FAILURE = "FAILURE"  # its process ended otherwise, was stopped, or stayed silent for too long
+
+
+class Record(NamedTuple):
+    """What a worker has reported."""
+
+    worker: WorkerId
+    state: WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +40,36 @@ class WorkerStateRegistry:
 
     round_id: int
     expected: tuple[WorkerId, ...]
-    records: tuple[tuple[WorkerId, WorkerState], ...] = ()
+    records: Roster[Record] = field(default_factory=Roster)
     deadline: float | None = None
+    # Of expected. Derived, and handed on so that it is made once for each round.
+    _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._known is None:
+            object.__setattr__(self, "_known", frozenset(self.expected))
 
     def record(self, worker: WorkerId, state: WorkerState) -> WorkerStateRegistry:
         """Records a report. One of a worker that is not expected, or after its process has ended, changes nothing."""
-        if worker not in self.expected:
+        if self._known is None or worker not in self._known:
             return self
         if self.state_of(worker) in (WorkerState.SUCCESS, WorkerState.FAILURE):
             return self
-        kept = tuple(entry for entry in self.records if entry[0] != worker)
-        return replace(self, records=(*kept, (worker, state)))
+        return replace(self, records=self.records.without(worker).put(Record(worker, state)))
 
     def without(self, worker: WorkerId) -> WorkerStateRegistry:
         """Expects this worker no more."""
         return replace(
             self,
             expected=tuple(other for other in self.expected if other != worker),
-            records=tuple(entry for entry in self.records if entry[0] != worker),
+            records=self.records.without(worker),
+            _known=None,
         )
 
     def state_of(self, worker: WorkerId) -> WorkerState | None:
         """What the worker has reported; None for nothing yet."""
-        return next((state for other, state in self.records if other == worker), None)
+        record = self.records.find(worker)
+        return None if record is None else record.state
 
     def workers_in(self, state: WorkerState) -> tuple[WorkerId, ...]:
         """The workers that have reported this, in order of arrival."""
@@ -67,4 +83,4 @@ class WorkerStateRegistry:
     @property
     def complete(self) -> bool:
         """Whether all who are expected have reported."""
-        return not self.missing
+        return len(self.records) == len(self.expected)

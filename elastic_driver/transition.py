@@ -6,6 +6,7 @@ Owns what a move does to the state and which command goes with it. Which move is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from elastic_driver.events import Command, DismissWorker, EndJob, Report, SetNotice, StopWorker
@@ -30,11 +31,13 @@ class Transition:
         self.commands: list[Command] = []
 
     def put(self, record: WorkerRecord) -> None:
-        workers = tuple(record if other.worker == record.worker else other for other in self.state.workers)
-        self.state = replace(self.state, workers=workers)
+        self.put_all((record,))
+
+    def put_all(self, records: Iterable[WorkerRecord]) -> None:
+        self.state = replace(self.state, workers=self.state.workers.put_all(records))
 
     def forget(self, worker: WorkerId) -> None:
-        self.state = replace(self.state, workers=tuple(r for r in self.state.workers if r.worker != worker))
+        self.state = replace(self.state, workers=self.state.workers.without(worker))
 
     def note_failure(self, worker: WorkerId, record: WorkerRecord | None, how: str) -> None:
         if self.state.first_failure is None:

@@ -26,6 +26,7 @@ from elastic_driver.events import (
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkersReported,
 )
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of, wanted_places
@@ -264,6 +265,9 @@ class Job:
                     assert record.running
                     self.holders.add(event.worker)
                     self.commits[event.worker] = record.commits
+            case WorkersReported():
+                for report in event.reports:
+                    self._note(report)
             case _:
                 pass
 

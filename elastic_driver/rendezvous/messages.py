@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.hosts import Ranks, SlotInfo, WorkerId
 
 API = "/v1"
 
@@ -25,6 +25,10 @@ ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatev
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
 ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
+
+
+# More than any job has; a message of a few bytes must not fill the memory.
+_MOST_RANKS = 1 << 20
 
 
 class ReadyCause(StrEnum):
@@ -64,6 +68,19 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if not all(type(value) is int for value in values):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of integers")
     return tuple(values)
+
+
+def _ranks(data: Mapping[str, Any], name: str) -> Ranks:
+    """The inverse of Ranks.runs."""
+    ranks: list[int] = []
+    for run in _get(data, name, list):
+        if not (isinstance(run, list) and len(run) == 3 and all(type(value) is int for value in run)):
+            raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of [first, count, step]")
+        first, count, step = run
+        if not 0 < count <= _MOST_RANKS - len(ranks):
+            raise RendezvousProtocolError(f"cannot read message: field {name!r} has no or too many ranks")
+        ranks += (first + index * step for index in range(count))
+    return Ranks(ranks)
 
 
 def _worker(data: Mapping[str, Any]) -> WorkerId:
@@ -169,8 +186,8 @@ class RoundAssignment:
                     slot.cross_rank,
                     slot.cross_size,
                 ],
-                "local_members": list(self.local_members),
-                "cross_members": list(self.cross_members),
+                "local_members": Ranks.of(self.local_members).runs,
+                "cross_members": Ranks.of(self.cross_members).runs,
                 "sync": self.sync,
                 "commits": self.commits,
                 "backend": self.backend,
@@ -223,8 +240,8 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
             return RoundAssignment(
                 round_id=_get(data, "round_id", int),
                 slot=SlotInfo(*numbers),
-                local_members=_ints(data, "local_members"),
-                cross_members=_ints(data, "cross_members"),
+                local_members=_ranks(data, "local_members"),
+                cross_members=_ranks(data, "cross_members"),
                 sync=_get(data, "sync", bool),
                 commits=_get(data, "commits", int),
                 backend=backend,

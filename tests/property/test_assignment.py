@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from membership_job import naive_slots
 
-from elastic_driver.assignment import assign_ranks, cross_members, local_members, order_hosts
+from elastic_driver.assignment import assign_ranks, members_by_host, members_by_local_rank, order_hosts
 from elastic_driver.hosts import Host, WorkerId
 
 pytestmark = pytest.mark.property
@@ -67,13 +67,13 @@ def test_the_groups_of_a_member_are_those_its_numbers_say(
     given_members: list[WorkerId], order: list[str], data: st.DataObject
 ) -> None:
     placed = assign_ranks(given_members, host_order=order, root=data.draw(st.sampled_from(given_members)))
+    by_host, by_local_rank = members_by_host(placed), members_by_local_rank(placed)
     for one in placed:
-        local, cross = local_members(placed, one), cross_members(placed, one)
+        local, cross = by_host[one.worker.hostname], by_local_rank[one.slot.local_rank]
         assert (len(local), local[one.slot.local_rank]) == (one.slot.local_size, one.slot.rank)
         assert (len(cross), cross[one.slot.cross_rank]) == (one.slot.cross_size, one.slot.rank)
-        # Every member of a group sees the same group: their contexts are built from it.
-        assert all(local_members(placed, placed[rank]) == local for rank in local)
-        assert all(cross_members(placed, placed[rank]) == cross for rank in cross)
+        assert all(placed[rank].worker.hostname == one.worker.hostname for rank in local)
+        assert all(placed[rank].slot.local_rank == one.slot.local_rank for rank in cross)
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_job import naive_slots, worker_id
 
-from elastic_driver.assignment import Placed, assign_ranks, cross_members, local_members, order_hosts
+from elastic_driver.assignment import Placed, assign_ranks, members_by_host, members_by_local_rank, order_hosts
 from elastic_driver.hosts import Host, SlotInfo
 
 pytestmark = pytest.mark.unit
@@ -69,10 +69,8 @@ def test_the_root_keeps_its_local_rank() -> None:
 def test_the_groups_of_a_member() -> None:
     given = placed("a[0]", "a[1]", "b[0]", "b[1]", order=["a", "b"], root="a[1]")
     assert ranks(given) == ["a[1]", "a[0]", "b[0]", "b[1]"]
-    assert local_members(given, given[0]) == (1, 0)
-    assert cross_members(given, given[0]) == (0, 3)
-    assert local_members(given, given[3]) == (2, 3)
-    assert cross_members(given, given[2]) == (1, 2)
+    assert members_by_host(given) == {"a": (1, 0), "b": (2, 3)}
+    assert members_by_local_rank(given) == {1: (0, 3), 0: (1, 2)}
 
 
 def test_one_worker_and_none() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from membership_job import Job, worker_id
+from membership_job import BOTH, Job, worker_id
 
 from elastic_driver.events import (
     DiscoveryFailed,
@@ -23,6 +23,9 @@ from elastic_driver.events import (
     StopWorker,
     TimerExpired,
     WorkerExited,
+    WorkerReady,
+    WorkerRunning,
+    WorkersReported,
 )
 from elastic_driver.hosts import Host
 from elastic_driver.job_state import DISMISSED_GRACE_S, JOINERS_WINDOW_S, JobPhase, WorkerPhase, next_deadline
@@ -572,3 +575,40 @@ def test_when_places_run_short_members_keep_theirs_before_those_who_boot() -> No
     commands = job.hosts("a:1", "b:1", "c:1")
     assert [str(c.worker) for c in commands if isinstance(c, StopWorker)] == ["c[0]#1"]
     assert job.state.notice_kind is NoticeKind.NONE
+
+
+# --- reports that come together --------------------------------------------------------------------------------------
+
+
+def test_reports_that_come_together_are_those_that_come_one_by_one() -> None:
+    one_by_one, together = Job(num_proc=3, min_num_proc=1), Job(num_proc=3, min_num_proc=1)
+    for job in (one_by_one, together):
+        job.hosts("a:2", "b:1")
+    ready = [WorkerReady(r.worker, 0, 0, ReadyCause.START, "", BOTH) for r in together.state.workers]
+    for event in ready:
+        one_by_one.feed(event)
+    # Somebody who asks twice, and somebody whom nobody knows, change nothing here either.
+    stranger = WorkerReady(worker_id("z[0]"), 0, 0, ReadyCause.START, "", BOTH)
+    commands = together.feed(WorkersReported((*ready, ready[0], stranger)))
+    assert kinds(commands).count("PublishRound") == 1
+    assert together.state == one_by_one.state
+    running = [WorkerRunning(worker, 1, 0) for worker in together.state.members]
+    for event in running[:-1]:
+        one_by_one.feed(event)
+    last = one_by_one.feed(running[-1])
+    assert together.feed(WorkersReported(tuple(running))) == last
+    assert kinds(last) == ["ReportResumed"]
+    assert together.state == one_by_one.state
+    # The same again is no news.
+    assert together.feed(WorkersReported(tuple(running))) == []
+
+
+def test_of_reports_that_come_together_the_first_opens_the_reset() -> None:
+    job = Job(num_proc=2, min_num_proc=1)
+    job.train("a:2", commits=4)
+    lost = [
+        WorkerReady(worker, 1, 4, ReadyCause.INTERNAL_ERROR, "a peer is gone", BOTH) for worker in job.state.members
+    ]
+    commands = job.feed(WorkersReported(tuple(lost)))
+    assert kinds(commands)[:2] == ["SetNotice", "PublishRound"]
+    assert published(job).cause == "worker a[0] lost its round (a peer is gone)"
