@@ -7,9 +7,9 @@ SLOW_START (file; while it is there, starting takes as many seconds as it says).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -19,25 +19,32 @@ with contextlib.suppress(OSError, ValueError):
 
 import numpy as np  # noqa: E402 - slow starters are slow before everything else
 import torch  # noqa: E402
+from history import digest  # noqa: E402
 
 import elastic_driver.torch as hvd  # noqa: E402
+from elastic_driver.worker.runtime import runtime  # noqa: E402
 
-SAMPLES = 480
+SAMPLES, PER_STEP = 480, 12
 COMMIT_EVERY = 3
-WORKER = os.environ["ELASTIC_DRIVER_WORKER"]
+WORKER, JOB = os.environ["ELASTIC_DRIVER_WORKER"], os.environ["ELASTIC_DRIVER_JOB"]
 
 
 def commit_a_fault() -> None:
-    fault = FAULTS / WORKER
+    fault = FAULTS / f"{JOB}-{WORKER}"
     try:
         what = fault.read_text()
         fault.unlink()
     except OSError:
         return
-    if what == "exception":
-        raise RuntimeError("a fault that the soak asked for")
-    if what == "sleep":
-        time.sleep(1.5)
+    match what:
+        case "exception":
+            raise RuntimeError("a fault that the soak asked for")
+        case "sleep":
+            time.sleep(1.5)
+        case "exit":
+            sys.exit(0)
+        case "exit at once":
+            os._exit(0)
 
 
 def main() -> None:
@@ -53,7 +60,7 @@ def main() -> None:
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
         while True:
-            batch = 12 // hvd.size()
+            batch = PER_STEP // hvd.size()
             indices = list(iter(sampler))
             for index in range((len(indices) + batch - 1) // batch):
                 mine = indices[index * batch : (index + 1) * batch]
@@ -63,27 +70,29 @@ def main() -> None:
                 torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
                 optimizer.step()
                 sampler.record_batch(index, batch)
-                state.used = state.used + hvd.allgather(torch.tensor(mine)).tolist()
+                samples = hvd.allgather(torch.tensor(mine)).tolist()
+                state.used = state.used + samples
                 state.step += 1
-                flat = np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
                 line = {
                     "time": time.time(),
                     "pid": os.getpid(),
+                    "job": JOB,
                     "worker": WORKER,
+                    "round": runtime().context.assignment.round_id,
                     "rank": hvd.rank(),
                     "size": hvd.size(),
                     "step": state.step,
                     "epoch": state.epoch,
-                    "weights": hashlib.sha1(flat.tobytes()).hexdigest(),
+                    "commits": state.commits,
+                    "samples": samples,
+                    "weights": digest(p.detach().numpy() for p in model.parameters()),
                 }
                 log.write(json.dumps(line) + "\n")
                 if state.step % COMMIT_EVERY == 0:
                     state.commit()
             counts = np.bincount(state.used, minlength=SAMPLES)
             line = {
-                "time": time.time(),
-                "rank": hvd.rank(),
-                "ended_epoch": state.epoch,
+                "epoch": state.epoch,
                 "missing": int((counts == 0).sum()),
                 "repeated": int((counts - 1).clip(0).sum()),
             }

@@ -2,9 +2,12 @@
 
     python tests/soak/soak.py 30 1
 
-After each event training must go on within a minute, ranks of one step must have the same weights bit for bit, no more
-steps may be lost than since the last commit (none by a planned change), and at the end nothing may be left: processes,
-descriptors, shared memory, memory of the driver. Ends with exit code 1 and the reason at the first thing that is wrong.
+Events come from a shuffled deck, so that a run of some minutes has all of them. After each, training must go on within
+a minute. All the time the rules of history.py are looked at: ranks agree bit for bit, no more is lost than since the
+last commit (none by a planned change), each sample of an epoch is used once, also by the jobs that go on from the
+commits on disc when ``elasticrun`` was killed, was told to end, or ended because a rank left early. Nothing may be left
+by a job or gather in one: processes, descriptors, shared memory, memory, files. Ends with exit code 1 and the reason at
+the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,221 +31,489 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "integration"))
 
-from jobs import Job  # noqa: E402
+from history import Commit, History, digest  # noqa: E402
+from jobs import ROOT, Job  # noqa: E402
+from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
-COMMIT_EVERY = 3
+from elastic_driver.worker import durable_format  # noqa: E402
+from elastic_driver.worker.durable import commit_files  # noqa: E402
+
+SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 3  # as in program.py
 GOES_ON_WITHIN_S = 60.0
+# The guard ends a dead driver's workers within two seconds; the rest is for a busy machine.
+GONE_WITHIN_S = 2.0 + 4.0
+ENDS_WITHIN_S = 20.0
 BOTH = "localhost:2\n127.0.0.1:2\n"
+HOSTS = ("localhost", "127.0.0.1")
+
+
+class Tail:
+    """Reads whole JSON lines that have come since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 class Soak:
-    """One job and what is done to it."""
+    """A training, the jobs that carry it on one after another, and what is done to them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
-        self.faults, self.slow = folder / "faults", folder / "slow"
+        self.folder = folder
+        self.faults, self.slow, self.mode = folder / "faults", folder / "slow", folder / "mode"
+        self.durable, self.runtime = folder / "commits", folder / "runtime"
+        self.step_log = folder / "steps.jsonl"
         self.faults.mkdir()
-        self.mode = folder / "mode"
+        self.runtime.mkdir(mode=0o700)
+        self.step_log.touch()
         self.mode.write_text("")
-        self.shared = set(os.listdir("/dev/shm"))
+        self.shared = shared_names()
+        self.history = History(commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.longest: dict[str, float] = collections.defaultdict(float)
+        self.of_drivers = Gathering(descriptors=30, threads=10, memory_mb=60)
+        self.of_workers = Gathering(descriptors=10, threads=6, memory_mb=40)
+        self.lines = Tail(self.step_log)
+        self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=800)
+        self.jobs = 0
+        self.flags_there = subprocess.run(
+            [sys.executable, "-m", "elastic_driver", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout
+        self.job: Job
+        self.begin()
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts the job that goes on with the training."""
+        self.jobs += 1
+        folder = self.folder / f"job{self.jobs}"
+        folder.mkdir()
         flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2", "--heartbeat-timeout", "3"]
         flags += ["--elastic-timeout", "90", "--discovery-timeout", "1", "--grace-time", "2"]
-        self.job = Job(
-            folder,
-            BOTH,
-            *flags,
-            command=[sys.executable, str(HERE / "program.py")],
-            env={"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"},
-        )
+        flags += ["--durable-dir", str(self.durable)]
+        if "--standby" in self.flags_there and self.random.random() < 0.5:
+            flags += ["--max-np", "3", "--standby", "1"]
+            self.counts["(with a standby)"] += 1
+        if "--no-preload" in self.flags_there and self.random.random() < 0.5:
+            flags += ["--no-preload"]
+            self.counts["(without preloading)"] += 1
+        env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"}
+        env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
+        self.job = Job(folder, BOTH, *flags, command=[sys.executable, str(HERE / "program.py")], env=env)
         # The list is as the soak says; now and then the script fails or hangs instead.
-        script = folder / "discover.sh"
-        script.write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
-        self.counts: collections.Counter[str] = collections.Counter()
-        self.checked_lines = 0
-        self.weights: dict[tuple[float, int], str] = {}
-        self.lost = 0
-        self.highest = 0
+        (folder / "discover.sh").write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
+        self.events = Tail(self.job.event_log)
+        self.seen: list[dict[str, Any]] = []
+        end = time.monotonic() + ENDS_WITHIN_S
+        while not self.look():
+            assert self.job.process.poll() is None, f"the job does not start\n{self.job.said()[-3000:]}"
+            assert time.monotonic() < end, "elasticrun does not start"
+            time.sleep(0.05)
+        self.job_id: str = self.seen[0]["job_id"]
 
-    # --- what is seen ------------------------------------------------------------------------------------------------
+    def look(self) -> bool:
+        """Takes in what was written since the last time. Returns whether the present job has begun."""
+        # Lines first: what the driver wrote before them is there by then.
+        lines, events = self.lines.read(), self.events.read()
+        for event in events:
+            if event["event"] == "job_started":
+                self.history.begin_job(event["job_id"])
+            self.history.event(event)
+            assert event["event"] != "internal_error", event
+        self.seen += events
+        for line in lines:
+            self.history.line(line)
+            if "step" in line:
+                self.recent.append(line)
+        self.history.check_epochs()
+        return bool(self.seen)
 
-    def lines(self) -> list[dict[str, Any]]:
-        return [line for line in self.job.steps() if "step" in line]
+    def until(self, what: str, found: Callable[[], Any], *, within_s: float = GOES_ON_WITHIN_S) -> Any:
+        """Blocks until it is so, looking all the while."""
+        end = time.monotonic() + within_s
+        while True:
+            self.look()
+            answer = found()
+            if answer:
+                return answer
+            if self.job.process.poll() is not None:
+                raise AssertionError(f"the job ended with {self.job.process.returncode}\n{self.job.said()[-3000:]}")
+            assert time.monotonic() < end, f"{what}: not within {within_s:g} s\n{self.job.said()[-3000:]}"
+            time.sleep(0.05)
 
-    def living(self) -> list[dict[str, Any]]:
-        """The last line of each process that lives, by pid."""
+    def goes_on(self, after: float) -> None:
+        """Blocks until all ranks of the present round have done five steps after this time."""
+
+        def found() -> bool:
+            ranks: collections.Counter[int] = collections.Counter()
+            last = self.recent[-1] if self.recent else None
+            for line in self.recent:
+                if last and line["time"] > after and (line["job"], line["round"]) == (self.job_id, last["round"]):
+                    ranks[line["rank"]] += 1
+            return bool(last) and len(ranks) == last["size"] and min(ranks.values()) >= 5
+
+        began = time.monotonic()
+        self.until("training goes on", found)
+        self.longest["until training went on"] = max(self.longest["until training went on"], time.monotonic() - began)
+
+    def ended(self, code: int, message: str) -> None:
+        """Checks how the present job has ended, and that it left nothing."""
+        began = time.monotonic()
+        try:
+            self.job.process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not end\n{self.job.said()[-3000:]}") from None
+        self.longest["until a job had ended"] = max(self.longest["until a job had ended"], time.monotonic() - began)
+        said = self.job.said()
+        assert self.job.process.returncode == code, f"ended with {self.job.process.returncode}\n{said[-3000:]}"
+        assert message in said, f"not said: {message}\n{said[-3000:]}"
+        self.left_nothing(within_s=0.0)
+        files = [path.name for path in self.runtime.glob("elasticrun/*") if self.job_id in path.name]
+        assert not files, f"job files were left: {files}"
+
+    def left_nothing(self, *, within_s: float, of: Job | None = None, since: float | None = None) -> None:
+        """Checks that all processes of a job are gone by then."""
+        began = time.monotonic() if since is None else since
+        while left := (of or self.job).leftovers():
+            assert time.monotonic() < began + within_s, f"left running after {within_s:g} s: {left}"
+            time.sleep(0.05)
+        if within_s:
+            took_s = time.monotonic() - began
+            self.longest["until workers were gone"] = max(self.longest["until workers were gone"], took_s)
+
+    def newest_commit(self) -> Commit:
+        """The last one on disc. Another may be on its way while processes live."""
+        for _ in range(5):
+            commits, path = commit_files(self.durable)[-1]
+            try:
+                _, values = durable_format.read(path)
+            except FileNotFoundError:  # two newer ones have come meanwhile
+                continue
+            return Commit(commits, values["step"], digest(one.numpy() for one in values["model"].values()))
+        raise AssertionError("commits are removed faster than they can be read")
+
+    def begin_again(self) -> None:
+        """Starts a job that must go on from what the one before has put on disc."""
+        self.mode.write_text("")
+        self.slow.unlink(missing_ok=True)
+        self.look()  # the last that the driver wrote
+        self.history.on_disc = self.newest_commit()
+        self.begin()
+
+    # --- who and where -----------------------------------------------------------------------------------------------
+
+    def set_hosts(self, text: str) -> None:
+        """Gives the list, and waits until the driver has it."""
+        wanted = dict(line.split(":") for line in text.split())
+        self.job.set_hosts(text)
+
+        def there() -> bool:
+            lists = [event["hosts"] for event in self.seen if event["event"] == "hosts_discovered"]
+            return bool(lists) and {name: str(slots) for name, slots in lists[-1].items()} == wanted
+
+        self.until("the driver knows the hosts", there)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The last line of each living member of the present round."""
         last: dict[int, dict[str, Any]] = {}
-        for line in self.lines()[-400:]:
-            last[line["pid"]] = line
-        return [line for line in last.values() if psutil.pid_exists(line["pid"]) and self.is_ours(line["pid"])]
+        for line in self.recent:
+            if line["job"] == self.job_id and line["round"] == self.recent[-1]["round"]:
+                last[line["pid"]] = line
+        return [line for line in last.values() if self.runs(line["pid"])]
 
     @staticmethod
-    def is_ours(pid: int) -> bool:
+    def runs(pid: int) -> bool:
         try:
             return psutil.Process(pid).status() not in ("zombie", "stopped")
         except psutil.Error:
             return False
 
-    def goes_on(self, after: float) -> None:
-        """Blocks until all ranks of some round have done five steps after this time."""
-
-        def found() -> bool:
-            sizes: dict[int, collections.Counter[int]] = {}
-            for line in self.lines()[-400:]:
-                if line["time"] > after:
-                    sizes.setdefault(line["size"], collections.Counter())[line["rank"]] += 1
-            return any(len(c) == size and min(c.values()) >= 5 for size, c in sizes.items())
-
-        end = time.monotonic() + GOES_ON_WITHIN_S
-        while not found():
-            if self.job.process.poll() is not None:
-                raise AssertionError(f"the job ended with {self.job.process.returncode}\n{self.job.said()[-3000:]}")
-            assert time.monotonic() < end, f"training does not go on\n{self.job.said()[-3000:]}"
-            time.sleep(0.05)
-
-    def check(self, *, planned: bool) -> None:
-        """Looks at all lines since the last check: equal weights, steps lost."""
-        lines = self.job.steps()
-        fresh, self.checked_lines = lines[self.checked_lines :], len(lines)
-        by_step: dict[tuple[int, int, int], set[str]] = {}
-        for line in fresh:
-            if "missing" in line:
-                assert line["missing"] == 0, f"samples were not used: {line}"
-                self.counts["epochs"] += line["rank"] == 0
-                continue
-            by_step.setdefault((line["step"], line["size"], line["epoch"]), set()).add(line["weights"])
-        for key, weights in by_step.items():
-            # A step that was lost and repeated at the same size may differ from itself; more than that may not be.
-            assert len(weights) <= (1 if planned else 2), f"ranks differ at (step, size, epoch) {key}"
-        steps = [line["step"] for line in fresh if "step" in line and line["rank"] == 0]
-        for step in steps:
-            back = self.highest + 1 - step
-            if back > 0:
-                assert not planned, f"step {step} came after {self.highest} without a fault"
-                assert back <= COMMIT_EVERY, f"{back} steps were lost: {step} came after {self.highest}"
-                self.lost += back
-            self.highest = step
-
-    # --- what is done ------------------------------------------------------------------------------------------------
-
-    def victim(self) -> dict[str, Any] | None:
-        """Somebody whose loss leaves another host: the whole host goes with it. None when that is not to be had."""
-        self.all_hosts()
-        end = time.monotonic() + 20
+    def full(self) -> list[dict[str, Any]]:
+        """Waits for a round on both hosts, so that one may be lost; its workers."""
+        self.set_hosts(BOTH)
         since = time.time()
-        while not any(line["size"] >= 3 and line["time"] > since for line in self.lines()[-50:]):
-            if time.monotonic() > end:
-                return None
-            time.sleep(0.05)
-        now = time.time()
-        living = [line for line in self.living() if line["size"] >= 3 and now - line["time"] < 1]
-        hosts = {line["worker"].split("[")[0] for line in living}
-        return self.random.choice(living) if len(hosts) == 2 else None
 
-    def kill(self) -> bool:
-        victim = self.victim()
-        if victim:
-            os.kill(victim["pid"], signal.SIGKILL)
-        return bool(victim)
+        def found() -> list[dict[str, Any]]:
+            living = self.workers()
+            hosts = {self.host(line) for line in living if line["time"] > since}
+            return living if len(hosts) == 2 and len(living) == living[0]["size"] >= 3 else []
 
-    def freeze(self) -> bool:
-        victim = self.victim()
-        if victim:
-            os.kill(victim["pid"], signal.SIGSTOP)
-        return bool(victim)
+        answer: list[dict[str, Any]] = self.until("a round on both hosts", found)
+        return answer
 
-    def exception(self) -> bool:
-        victim = self.victim()
-        if victim:
-            (self.faults / victim["worker"]).write_text("exception")
-        return bool(victim)
+    @staticmethod
+    def host(line: dict[str, Any]) -> str:
+        return str(line["worker"].split("[")[0])
 
-    def drain(self) -> bool:
-        victim = self.victim()
-        if victim:
-            os.kill(victim["pid"], self.random.choice((signal.SIGTERM, signal.SIGUSR1)))
-        return bool(victim)
+    def fault(self, line: dict[str, Any], what: str) -> None:
+        """Has a worker's program do something at its next step."""
+        new = self.faults / "new"
+        new.write_text(what)
+        new.rename(self.faults / f"{self.job_id}-{line['worker']}")
 
-    def remove_host(self) -> bool:
-        self.job.set_hosts(self.random.choice(("localhost:2\n", "127.0.0.1:2\n", "localhost:2\n127.0.0.1:1\n")))
-        return True
+    def back_on_the_list(self, host: str) -> None:
+        """A drained host may be used again when it was off the list."""
+        self.set_hosts(BOTH.replace(f"{host}:2\n", ""))
+        self.set_hosts(BOTH)
 
-    def all_hosts(self) -> bool:
-        self.job.set_hosts(BOTH)
-        return True
+    # --- what is done: unplanned -------------------------------------------------------------------------------------
 
-    def flap(self) -> bool:
+    def kill(self) -> None:
+        os.kill(self.random.choice(self.full())["pid"], signal.SIGKILL)
+
+    def freeze(self) -> None:
+        os.kill(self.random.choice(self.full())["pid"], signal.SIGSTOP)
+
+    def exception(self) -> None:
+        self.fault(self.random.choice(self.full()), "exception")
+
+    def kill_a_newcomer(self) -> None:
+        """While it boots, or just when it has joined."""
+        self.full()
+        self.set_hosts(f"{self.random.choice(HOSTS)}:2\n")
+        self.goes_on(time.time())
+        known = len(self.seen)
+        self.set_hosts(BOTH)
+        started = self.until(
+            "newcomers", lambda: [event for event in self.seen[known:] if event["event"] == "worker_started"]
+        )
+        time.sleep(self.random.uniform(0.0, 4.0))
+        try:
+            os.kill(self.random.choice(started)["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            self.counts["(newcomer was gone)"] += 1
+
+    def two_at_once(self) -> None:
+        """Two of the faults, of workers of one host or of two (then nobody may be left who has the state)."""
+        living = self.full()
+        paused = self.random.random() < 0.3
+        if paused:
+            os.kill(self.job.process.pid, signal.SIGSTOP)
+        for victim in self.random.sample(living, 2):
+            match self.random.choice(("kill", "freeze", "exception", "term", "unlist")):
+                case "kill":
+                    os.kill(victim["pid"], signal.SIGKILL)
+                case "freeze":
+                    os.kill(victim["pid"], signal.SIGSTOP)
+                case "exception":
+                    self.fault(victim, "exception")
+                case "term":
+                    os.kill(victim["pid"], signal.SIGTERM)
+                case "unlist":
+                    self.job.set_hosts(BOTH.replace(f"{self.host(victim)}:2\n", ""))
+            time.sleep(self.random.choice((0.0, 0.0, 0.02, 0.2)))
+        if paused:
+            time.sleep(self.random.uniform(0.5, 5.0))
+            os.kill(self.job.process.pid, signal.SIGCONT)
+        time.sleep(1.0)
+        for host in HOSTS:
+            self.back_on_the_list(host)
+
+    def all_lost(self) -> None:
+        """Everybody who has the state; the job goes back to the disc by itself."""
+        living = self.full()
+        for line in living:
+            os.kill(line["pid"], signal.SIGSTOP)  # so that none of them writes after we have looked
+        self.history.on_disc = self.newest_commit()
+        for line in living:
+            os.kill(line["pid"], signal.SIGKILL)
+        at = self.history.from_disc
+        self.until("a return to the disc", lambda: self.history.from_disc > at)
+
+    # --- what is done: planned ---------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """By a signal to one worker."""
+        victim = self.random.choice(self.full())
+        known = len(self.seen)
+        os.kill(victim["pid"], self.random.choice((signal.SIGTERM, signal.SIGUSR1)))
+        self.leave_with_zero([victim], known)
+        self.back_on_the_list(self.host(victim))
+
+    def drain_host(self) -> None:
+        """By elasticrun drain."""
+        living = self.full()
+        host = self.random.choice(HOSTS)
+        known = len(self.seen)
+        self.say_drain(host)
+        self.leave_with_zero([line for line in living if self.host(line) == host], known)
+        self.goes_on(time.time())
+        if self.random.random() < 0.5:
+            self.say_drain("--undo", host)
+        else:
+            self.back_on_the_list(host)
+
+    def say_drain(self, *words: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "elastic_driver", "drain", "--job", self.job_id, *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+            cwd=ROOT,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)},
+        )
+
+    def leave_with_zero(self, lines: list[dict[str, Any]], known: int) -> None:
+        workers = {line["worker"] for line in lines}
+
+        def left() -> bool:
+            ends = {e["worker"]: e["returncode"] for e in self.seen[known:] if e["event"] == "worker_exited"}
+            wrong = {worker: ends[worker] for worker in workers if ends.get(worker)}
+            assert not wrong, f"drained workers ended with {wrong}\n{self.job.said()[-3000:]}"
+            return workers <= ends.keys()
+
+        self.until(f"{sorted(workers)} leave", left)
+        broken = [event for event in self.seen[known:] if event["event"] == "notice" and event["kind"] == "abort"]
+        assert not broken, f"a drain broke a round: {broken}\n{self.job.said()[-3000:]}"
+
+    def remove_host(self) -> None:
+        self.set_hosts(self.random.choice(("localhost:2\n", "127.0.0.1:2\n", "localhost:2\n127.0.0.1:1\n")))
+
+    def all_hosts(self) -> None:
+        self.set_hosts(BOTH)
+
+    def flap(self) -> None:
         for _ in range(6):
             self.job.set_hosts(self.random.choice(("localhost:2\n", BOTH, "localhost:2\n127.0.0.1:1\n")))
             time.sleep(self.random.uniform(0.05, 0.4))
-        self.job.set_hosts(BOTH)
-        return True
+        self.set_hosts(BOTH)
 
-    def discovery_fails(self) -> bool:
+    def discovery_fails(self) -> None:
         self.mode.write_text("exit 3\n")
         time.sleep(2)
         self.mode.write_text("")
-        return True
 
-    def discovery_hangs(self) -> bool:
+    def discovery_hangs(self) -> None:
         self.mode.write_text("sleep 60\n")
         time.sleep(2)
         self.mode.write_text("")
-        return True
 
-    def slow_starters(self) -> bool:
+    def slow_starters(self) -> None:
         self.slow.write_text("3")
         self.flap()
         time.sleep(1)
         self.slow.unlink()
-        return True
 
-    def pause_driver(self) -> bool:
+    def pause_driver(self) -> None:
         os.kill(self.job.process.pid, signal.SIGSTOP)
-        time.sleep(self.random.uniform(1, 6))
+        time.sleep(self.random.uniform(1, 10))
         os.kill(self.job.process.pid, signal.SIGCONT)
-        return True
 
-    def straggle(self) -> bool:
-        for line in self.living()[:1]:
-            (self.faults / line["worker"]).write_text("sleep")
-        return True
+    def straggle(self) -> None:
+        self.fault(self.random.choice(self.full()), "sleep")
+
+    # --- what is done: the end of a job, and the next ----------------------------------------------------------------
+
+    def exit_zero(self) -> None:
+        """One worker says that it is done while the others train: by design the job ends with code 1."""
+        victim = self.random.choice(self.full())
+        self.fault(victim, self.random.choice(("exit", "exit at once")))
+        self.ended(1, f"{victim['worker']} exited with code 0 while ")
+        assert "a rank left early" in self.job.said()
+        self.begin_again()
+
+    def kill_driver(self) -> None:
+        """Now and then while a worker is frozen, or a reset is under way."""
+        living = self.full()
+        how = self.random.choice(("", "", "freeze", "kill"))
+        if how:
+            os.kill(living[0]["pid"], signal.SIGSTOP if how == "freeze" else signal.SIGKILL)
+            time.sleep(self.random.uniform(0.0, 0.5))
+        self.job.process.kill()
+        self.job.process.wait()
+        if self.random.random() < 0.5:
+            # The next job does not wait for the workers of this one to be gone.
+            old, began = self.job, time.monotonic()
+            self.begin_again()
+            self.left_nothing(of=old, since=began, within_s=GONE_WITHIN_S)
+        else:
+            self.left_nothing(within_s=GONE_WITHIN_S)
+            self.begin_again()
+
+    def interrupt(self) -> None:
+        """elasticrun is told to end, and does."""
+        self.job.process.send_signal(signal.SIGTERM)
+        self.ended(143, "interrupted by SIGTERM")
+        self.begin_again()
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    def deck(self) -> list[Callable[[], None]]:
+        """All events, the important ones more than once, in a random order."""
+        events: list[Callable[[], None]] = [self.kill, self.kill, self.freeze, self.freeze, self.exception]
+        events += [self.kill_a_newcomer, self.two_at_once, self.two_at_once, self.two_at_once, self.all_lost]
+        events += [self.drain, self.drain, self.drain_host, self.remove_host, self.all_hosts, self.flap, self.flap]
+        events += [self.discovery_fails, self.discovery_hangs, self.slow_starters, self.pause_driver, self.straggle]
+        events += [self.exit_zero, self.kill_driver, self.kill_driver, self.interrupt]
+        self.random.shuffle(events)
+        return events
+
+    def check_gathering(self) -> None:
+        """Of the driver, and of the members of the present round, each compared with itself in a round of this size."""
+        self.of_drivers.look("the driver", self.job.process.pid)
+        for line in self.workers():
+            self.of_workers.look(f"worker {line['worker']}", line["pid"], (line["size"], line["rank"]))
 
     def run(self, minutes: float) -> None:
-        unplanned: list[Callable[[], bool]] = [self.kill, self.freeze, self.exception]
-        planned = [self.drain, self.remove_host, self.flap, self.discovery_fails, self.discovery_hangs]
-        planned += [self.slow_starters, self.pause_driver, self.straggle, self.all_hosts]
-        self.goes_on(0.0)
-        driver = psutil.Process(self.job.process.pid)
-        descriptors, memory = driver.num_fds(), driver.memory_info().rss
         end = time.monotonic() + minutes * 60
+        self.goes_on(0.0)
+        self.check_gathering()
+        events: list[Callable[[], None]] = []
         while time.monotonic() < end:
+            events = events or self.deck()
+            event = events.pop()
             time.sleep(self.random.uniform(0.1, 1.5))
-            event = self.random.choice(self.random.choice((unplanned, planned)))
-            self.check(planned=False)
-            if not event():
-                # Both hosts have to be there for that.
-                self.all_hosts()
-                time.sleep(0.5)
-                continue
+            print(
+                f"{time.strftime('%H:%M:%S')} step {self.history.last}: {event.__name__}", file=sys.stderr, flush=True
+            )
+            event()
             self.counts[event.__name__] += 1
             self.goes_on(time.time())
-            if event is self.drain or event is self.remove_host:
-                # A drained place is free again when its host was off the list.
-                self.job.set_hosts(self.random.choice(("localhost:2\n", "127.0.0.1:2\n")))
-                time.sleep(0.5)
-                self.all_hosts()
-            self.check(planned=False)
-        self.all_hosts()
+            self.check_gathering()
+        self.set_hosts(BOTH)
         self.goes_on(time.time() + 4)
-        self.check(planned=False)
-        assert driver.num_fds() - descriptors < 30, f"descriptors of the driver: {descriptors} -> {driver.num_fds()}"
-        grown = driver.memory_info().rss - memory
-        assert grown < 60 << 20, f"memory of the driver has grown by {grown >> 20} MB"
+        self.check_gathering()
+        self.until("children are waited for", lambda: not zombies(self.job.process.pid), within_s=10)
         self.job.process.send_signal(signal.SIGTERM)
-        self.job.process.wait(30)
-        assert not self.job.leftovers(), self.job.leftovers()
-        left = set(os.listdir("/dev/shm")) - self.shared
+        self.ended(143, "interrupted by SIGTERM")
+        self.look()
+        self.history.check_epochs(all_of_them=True)
+        files = sorted(path.name for path in self.durable.iterdir() if path.name not in ("job.lock", "begun"))
+        assert len(files) <= 3, f"left in the folder of commits: {files}"
+        left = left_in_shared_memory(self.shared)
         assert not left, f"left in /dev/shm: {left}"
+
+    def summary(self) -> str:
+        """What was done and seen, for whoever writes it down."""
+        history = self.history
+        facts = {
+            "jobs": self.jobs,
+            "rounds": history.rounds,
+            "steps": history.last,
+            "epochs": history.epochs,
+            "lost": history.lost,
+            "lost_at_most": history.lost_at_most,
+            "from_disc": history.from_disc,
+            "lost_to_disc_at_most": history.lost_to_disc_at_most,
+            "longest_s": {what: round(seconds, 2) for what, seconds in self.longest.items()},
+        }
+        done = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+        events = sum(count for name, count in self.counts.items() if not name.startswith("("))
+        gathered = f"drivers gathered at most {self.of_drivers}; workers {self.of_workers}"
+        return f"{json.dumps(facts)}\n{events} events: {done}\n{gathered}"
 
 
 def main() -> int:
@@ -250,19 +522,22 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="elastic-soak-") as folder:
-        soak = Soak(Path(folder), options.seed)
+        soak: Soak | None = None
         try:
-            with soak.job:
+            soak = Soak(Path(folder), options.seed)
+            try:
                 soak.run(options.minutes)
+            finally:
+                soak.job.__exit__()
         except AssertionError as error:
             keep = Path(tempfile.gettempdir()) / f"elastic-soak-failed-{options.seed}-{os.getpid()}"
             Path(folder).rename(keep)
             Path(folder).mkdir()
             print(f"soak: FAILED with seed {options.seed}: {error}\nsoak: its files are in {keep}", file=sys.stderr)
+            if soak is not None:
+                print(soak.summary(), file=sys.stderr)
             return 1
-        rounds = len(soak.job.events("round_formed"))
-        done = ", ".join(f"{count} {name}" for name, count in sorted(soak.counts.items()))
-        print(json.dumps({"steps": soak.highest, "lost": soak.lost, "rounds": rounds}), f"events: {done}")
+        print(soak.summary())
         print(f"soak: ok, {options.minutes:g} minutes, seed {options.seed}")
     return 0
 
