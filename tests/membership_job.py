@@ -296,10 +296,11 @@ class Job:
         assert limit is None or len(workers) <= limit or (limit == 1 and len(workers) == 2)
         if self.round_id:
             holders = [worker for worker in workers if worker in self.holders]
-            assert holders, "the state is lost, and the job goes on in silence"
-            assert workers[0] in holders, "a blank process is the root"
-            most = max(self.commits[worker] for worker in holders)
-            assert self.commits[workers[0]] == most == command.commits, "a root that is behind"
+            assert holders or self.policy.durable, "the state is lost, and the job goes on in silence"
+            assert not holders or workers[0] in holders, "a blank process is the root"
+            most = max((self.commits[worker] for worker in holders), default=0)
+            assert most == command.commits, "a root that is behind"
+            assert not holders or self.commits[workers[0]] == most, "a root that is behind"
             assert command.sync or set(workers) == set(holders), "a newcomer without sync"
         else:
             assert command.commits == 0

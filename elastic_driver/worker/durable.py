@@ -1,6 +1,8 @@
-"""Commits on disc: written by rank 0 in the background, read when a round begins that nobody has a state for.
+"""Commits on disc: written in the background by one rank for each folder, read when nobody has a state.
 
-Owns the folder's files and the writing thread. What is in a file is :mod:`elastic_driver.worker.durable_format`'s.
+Owns when a commit is due, who writes it, and the writing thread. The folder is
+:mod:`elastic_driver.worker.durable_files`'s, what is in a file :mod:`elastic_driver.worker.durable_format`'s, the
+way back from disc :mod:`elastic_driver.worker.durable_restore`'s.
 """
 
 from __future__ import annotations
@@ -8,22 +10,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_driver.errors import DurableError, HorovodInternalError, SettingsError
+from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import ENV_JOB
 from elastic_driver.worker import durable_format
-from elastic_driver.worker.objects import broadcast_object
+from elastic_driver.worker.durable_files import Marks, commit_files, open_folder, prune, write_file
+from elastic_driver.worker.durable_restore import View, find_and_load
+from elastic_driver.worker.objects import allgather_object
 
 if TYPE_CHECKING:
-    from elastic_driver.worker.context import Context
+    from elastic_driver.worker.runtime import Runtime
     from elastic_driver.worker.state import State
 
 ENV_DIR = "ELASTIC_DRIVER_DURABLE_DIR"
@@ -31,9 +35,6 @@ ENV_EVERY = "ELASTIC_DRIVER_DURABLE_EVERY"
 ENV_INTERVAL = "ELASTIC_DRIVER_DURABLE_INTERVAL"
 ENV_KEEP = "ELASTIC_DRIVER_DURABLE_KEEP"
 
-LOCK_NAME = "job.lock"  # held by the driver; its text is the job's id
-_BEGUN_NAME = "begun"  # the id of the job that has made commits
-_NAME = re.compile(r"commit-(\d{12})\.state")
 # How long a process that ends waits for its last commit to reach the disc.
 FLUSH_S = 60.0
 
@@ -42,51 +43,6 @@ def say(text: str) -> None:
     """One line on standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
-
-
-def commit_files(folder: Path) -> list[tuple[int, Path]]:
-    """The commits there, oldest first; whether they are whole is not looked at."""
-    found = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
-    return sorted(found)
-
-
-def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
-    """Puts a commit into the folder: whole, or not at all.
-
-    Raises:
-        OSError: the disc is full, or fails; nothing is left behind.
-    """
-    path = folder / f"commit-{commits:012d}.state"
-    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        with temporary.open("wb") as file:
-            durable_format.write(encoded, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(folder)
-    return path
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def prune(folder: Path, keep: int, newest: int) -> None:
-    """Removes all but the last commits up to the newest, and what writers that were killed have left."""
-    old = [path for commits, path in commit_files(folder) if commits <= newest][:-keep]
-    stale = [path for path in folder.glob(".commit-*.tmp") if not path.name.endswith(f".{os.getpid()}.tmp")]
-    for path in (*old, *stale):
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 class Durable:
@@ -98,15 +54,22 @@ class Durable:
         interval_s: seconds from one to the next; None not to look. With both, what comes first.
         keep: files to keep.
         job_id: of the job that the folder must belong to; "" not to look.
+        host: this machine's name in the job, for messages.
     """
 
-    def __init__(self, folder: Path, *, every: int | None, interval_s: float | None, keep: int, job_id: str) -> None:
+    def __init__(
+        self, folder: Path, *, every: int | None, interval_s: float | None, keep: int, job_id: str, host: str = ""
+    ) -> None:
         self.folder = folder
         self.keep = keep
         self.written = -1  # the last commit that is on disc by this process
         self._every = every
         self._interval_s = interval_s
         self._job_id = job_id
+        self._host = host
+        self._marks = Marks(folder, job_id)
+        self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
+        self._entered = False  # whether a round was, with the state that it went on from
         self._owner: weakref.ref[State] | None = None
         self._checked = False
         self._last_commits: int | None = None
@@ -136,8 +99,8 @@ class Durable:
             raise SettingsError(f"{ENV_EVERY}, {ENV_INTERVAL} and {ENV_KEEP} must be above 0")
         if every is None and interval_s is None:
             every = 1
-        job_id = environ.get(ENV_JOB, "")
-        return cls(Path(folder), every=every, interval_s=interval_s, keep=keep, job_id=job_id)
+        job_id, host = environ.get(ENV_JOB, ""), environ.get("HOROVOD_HOSTNAME", "")
+        return cls(Path(folder), every=every, interval_s=interval_s, keep=keep, job_id=job_id, host=host)
 
     @property
     def busy(self) -> bool:
@@ -150,8 +113,12 @@ class Durable:
             self._owner = weakref.ref(state)
         return self._owner() is state
 
+    def is_writer(self, rank: int) -> bool:
+        """Whether this process writes commits: the lowest rank of those that see the same folder."""
+        return rank == 0 if self._writes is None else self._writes
+
     def offer(self, state: State, *, rank: int) -> None:
-        """Has a commit written if it is due, this is rank 0, and the commit before is done.
+        """Has a commit written if it is due, this rank is its folder's writer, and the commit before is done.
 
         Raises:
             DurableError: the state has a value that a file cannot hold. At the first commit, on all ranks.
@@ -160,12 +127,13 @@ class Durable:
             return
         if not self._checked:
             # Not what is written: that must stay the writer's alone. But the first commit is always due.
-            if rank != 0:
+            if not self.is_writer(rank):
                 durable_format.encode(state.durable_values())
             else:
-                self._mark_begun()
+                with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
+                    self._marks.begin()
             self._checked = True
-        if rank != 0 or self.busy or not self._due(state.commits):
+        if not self.is_writer(rank) or self.busy or not self._due(state.commits):
             return
         self._hand_over(state)
 
@@ -191,10 +159,6 @@ class Durable:
             self._work = (state.commits, encoded)
             self._wake.notify_all()
 
-    def _mark_begun(self) -> None:
-        with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
-            (self.folder / _BEGUN_NAME).write_text(self._job_id)
-
     def _write_all(self) -> None:
         while True:
             with self._wake:
@@ -209,25 +173,18 @@ class Durable:
 
     def _write(self, commits: int, encoded: durable_format.Encoded) -> None:
         try:
-            self._check_folder()
-            write_file(self.folder, commits, encoded)
+            self._marks.check()
+            write_file(self.folder, commits, encoded, self._job_id)
             self.written = commits
+            if self._complaint:
+                say(f"commits are on disc in {self.folder} again, from commit {commits} on")
             self._complaint = ""
-            prune(self.folder, self.keep, commits)
+            prune(self.folder, self.keep, commits, self._job_id)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if reason != self._complaint:
                 self._complaint = reason
                 say(f"commit {commits} is not on disc in {self.folder}: {reason}; training goes on")
-
-    def _check_folder(self) -> None:
-        """A driver that was killed leaves its workers behind for a while: they must not write into its successor's."""
-        if not self._job_id:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            holder = (self.folder / LOCK_NAME).read_text().strip()
-            if holder != self._job_id:
-                raise DurableError(f"the folder is job {holder}'s now")
 
     def wait(self, timeout_s: float = FLUSH_S) -> bool:
         """Waits until nothing is being written. Returns whether that is so."""
@@ -241,60 +198,50 @@ class Durable:
 
     def finish(self, state: State, *, rank: int) -> None:
         """At the end of training: puts the last commit on disc, due or not."""
-        if rank != 0 or not self.owns(state) or not state.commits or not self.wait():
+        if not self.is_writer(rank) or not self.owns(state) or not state.commits or not self.wait():
             return
         if self.written != state.commits:
             self._hand_over(state)
             self.wait()
 
-    def restore(self, state: State, context: Context) -> None:
-        """At the start of a round that nobody has a state for: rank 0 takes the newest whole commit.
+    def enter(self, state: State, process: Runtime) -> None:
+        """At the start of a round: agrees on who writes, and goes back to a commit on disc if nobody has a state.
 
-        Called on all ranks, because all must learn when it fails.
+        Called on all ranks. Blocks for one gathering, and for the reading of the commit.
 
         Raises:
-            DurableError: there are commits, but none can be used. On all ranks.
+            DurableError: there are or must be commits, but none can be used. On all ranks.
+            HorovodInternalError: a peer is gone.
         """
-        if context.assignment.commits or not self.owns(state):
+        if not self.owns(state):
             return
-        failure: str | None = None
-        if context.slot.rank == 0 and not state.commits:
-            try:
-                self._load(state, first=context.assignment.round_id == 1)
-            except (DurableError, OSError) as error:
-                failure = str(error)
-        if context.slot.size > 1:
-            failure = broadcast_object(failure, name="durable")
-        if failure is not None:
-            raise DurableError(failure)
+        context = process.context
+        views: list[View] = allgather_object(self._look(state, process, listing=False), name="durable.folders")
+        folders = [view.folder for view in views]
+        rank = context.slot.rank
+        self._writes = folders.index(folders[rank]) == rank
+        if context.assignment.sync and not context.assignment.commits and not views[0].state_commits:
+            find_and_load(state, context, lambda: self._look(state, process, listing=True), say)
+        self._entered = True
 
-    def _load(self, state: State, *, first: bool) -> None:
-        files = commit_files(self.folder)
-        for commits, path in reversed(files):
-            try:
-                facts, values = durable_format.read(path)
-                if facts.get("commits") != commits:
-                    raise DurableError(f"{path} is no whole commit: its name is that of another")
-            except (DurableError, OSError) as error:
-                say(f"{error}; going back to the one before")
-                continue
-            try:
-                state.load_durable(values, commits)
-            except HorovodInternalError:
-                raise
-            except Exception as error:
-                raise DurableError(f"cannot go on from {path}: {error}") from error
-            say(f"going on from commit {commits} in {self.folder}")
-            return
-        if files:
-            raise DurableError(
-                f"none of the {len(files)} commits in {self.folder} can be used; to begin anew, empty the folder"
-            )
-        begun = self.folder / _BEGUN_NAME
-        if not first and self._job_id and begun.exists() and begun.read_text() == self._job_id:
-            raise DurableError(
-                f"all workers that had the training's state are lost, and none of its commits is in {self.folder}"
-            )
+    def _look(self, state: State, process: Runtime, *, listing: bool) -> View:
+        view = View(
+            # Of a folder that cannot be read, one rank of the host complains.
+            folder=f"none on {self._host}",
+            path=str(self.folder),
+            host=self._host if process.context.slot.size > 1 else "",
+            state_commits=state.commits,
+            was_member=self._entered or process.first_round == 1 < process.context.assignment.round_id,
+            reached=process.commits_seen,
+        )
+        try:
+            view = replace(view, folder=open_folder(self.folder), drivers=self._marks.is_drivers())
+            if listing:
+                commits = tuple(commits for commits, _ in commit_files(self.folder))
+                view = replace(view, commits=commits, begun=self._marks.is_begun())
+        except OSError as error:
+            view = replace(view, trouble=error.strerror or str(error))
+        return view
 
 
 _durable: Durable | None = None

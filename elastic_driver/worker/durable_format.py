@@ -13,6 +13,7 @@ import collections
 import hashlib
 import json
 import math
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -253,32 +254,59 @@ def _dtype(text: str) -> np.dtype[Any]:
     return dtype
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header's facts, and attribute -> value.
+def load(path: Path) -> bytearray:
+    """The bytes of a file, which are as they were written.
 
     Raises:
         DurableError: the file is torn, changed, or none of ours; one line with its name.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        content = bytearray(path.stat().st_size)
-        view = memoryview(content)[: file.readinto(content)]
+        content = bytearray(os.fstat(file.fileno()).st_size)
+        length = file.readinto(content)
     try:
-        if len(view) < _PREFIX.size + _DIGEST_BYTES:
-            raise ValueError(f"{len(view)} bytes are too few")
-        magic, header_bytes, data_bytes = _PREFIX.unpack_from(view)
-        if magic != MAGIC:
-            raise ValueError("it does not begin as such a file does")
-        begin = -(-(_PREFIX.size + header_bytes) // _ALIGN) * _ALIGN
-        whole = begin + data_bytes + _DIGEST_BYTES
-        if len(view) != whole:
-            raise ValueError(f"it has {len(view)} bytes instead of {whole}")
-        body = view[:-_DIGEST_BYTES]
-        if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != view[-_DIGEST_BYTES:]:
+        if length < len(content):
+            raise ValueError(f"{length} bytes could be read instead of {len(content)}")
+        _layout(content)
+        body = memoryview(content)[:-_DIGEST_BYTES]
+        if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
             raise ValueError("its digest differs")
-        facts = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + header_bytes]))
-        decoder = _Decoder(body[begin:])
+    except ValueError as error:
+        raise DurableError(f"{path} is no whole commit: {error}") from error
+    return content
+
+
+def _layout(content: bytearray) -> tuple[int, int]:
+    """Where the header ends and where the data begins. Raises ValueError."""
+    if len(content) < _PREFIX.size + _DIGEST_BYTES:
+        raise ValueError(f"{len(content)} bytes are too few")
+    magic, header_bytes, data_bytes = _PREFIX.unpack_from(content)
+    if magic != MAGIC:
+        raise ValueError("it does not begin as such a file does")
+    begin = -(-(_PREFIX.size + header_bytes) // _ALIGN) * _ALIGN
+    whole = begin + data_bytes + _DIGEST_BYTES
+    if len(content) != whole:
+        raise ValueError(f"it has {len(content)} bytes instead of {whole}")
+    return _PREFIX.size + header_bytes, begin
+
+
+def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header's facts, and attribute -> value, of a file's bytes.
+
+    Raises:
+        DurableError: they hold something else, or what is not known here; one line with the file's name.
+    """
+    try:
+        end, begin = _layout(content)
+        view = memoryview(content)
+        facts = json.loads(bytes(view[_PREFIX.size : end]))
+        decoder = _Decoder(view[begin:-_DIGEST_BYTES])
         values = {name: decoder.decode(node) for name, node in facts.pop("values").items()}
     except Exception as error:  # whatever a file's bytes can make the parsers raise
         raise DurableError(f"{path} is no whole commit: {error}") from error
     return facts, values
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``decode`` of what ``load`` gives."""
+    return decode(load(path), path)

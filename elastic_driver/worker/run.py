@@ -64,9 +64,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 def _enter(process: Runtime, state: State) -> None:
     """Brings the state in step with the round and tells the driver."""
     on_disc = durable()
+    if on_disc is not None:
+        on_disc.enter(state, process)
     if process.context.assignment.sync:
-        if on_disc is not None:
-            on_disc.restore(state, process.context)
         state.sync()
     process.report_running(state.commits)
 

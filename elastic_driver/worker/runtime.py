@@ -103,6 +103,8 @@ class Runtime:
         self._worker: WorkerId | None = None
         self._backends: tuple[Backend, ...] = ()
         self._after_round = 0
+        self.first_round = 0  # that this process was given a place in; 0 for none
+        self.commits_seen = 0  # the most that a round it had a place in went on from
         self._planned: SlotInfo | None = None
         self._retired: list[Context] = []
         self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -258,6 +260,8 @@ class Runtime:
             self._retired = [retired for retired in self._retired if not retired.join(0)]
             context = self._open(assignment, limits)
             self._after_round = assignment.round_id
+            self.first_round = self.first_round or assignment.round_id
+            self.commits_seen = max(self.commits_seen, assignment.commits)
             self._context = context
             try:
                 context.open()

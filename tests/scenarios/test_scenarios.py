@@ -76,7 +76,9 @@ def make_job(flags: list[str]) -> Job:
     rest = list(flags)
     while rest:
         flag = rest.pop(0)
-        if flag == "--blacklist-cooldown-range":
+        if flag == "--durable-dir":
+            limits["durable"] = bool(rest.pop(0))
+        elif flag == "--blacklist-cooldown-range":
             limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
         else:
             value = rest.pop(0)

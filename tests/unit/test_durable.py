@@ -5,7 +5,11 @@ from __future__ import annotations
 import collections
 import errno
 import os
+import re
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,10 @@ from elastic_driver.elastic import ObjectState
 from elastic_driver.errors import DurableError, SettingsError
 from elastic_driver.worker import durable as module
 from elastic_driver.worker import durable_format
-from elastic_driver.worker.durable import Durable, commit_files, write_file
-from elastic_driver.worker.runtime import current
+from elastic_driver.worker.durable import Durable
+from elastic_driver.worker.durable_files import Marks, commit_files, open_folder, prune, write_file
+from elastic_driver.worker.durable_restore import View, why_not_anew
+from elastic_driver.worker.runtime import runtime
 
 torch = pytest.importorskip("torch")
 
@@ -45,7 +51,7 @@ def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -
 
 
 def again(folder: Path, state: Any) -> None:
-    Durable(folder, every=1, interval_s=None, keep=2, job_id="").restore(state, current())
+    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state, runtime())
 
 
 VALUES: dict[str, Any] = {
@@ -185,10 +191,10 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
     entered, go = threading.Event(), threading.Event()
     real = module.write_file
 
-    def slow(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+    def slow(folder: Path, commits: int, encoded: durable_format.Encoded, job_id: str) -> Path:
         entered.set()
         assert go.wait(20)
-        return real(folder, commits, encoded)
+        return real(folder, commits, encoded, job_id)
 
     monkeypatch.setattr(module, "write_file", slow)
     state = TorchState(torch.nn.Linear(50, 50), step=0)
@@ -251,6 +257,120 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match="--durable-dir"):
         FolderLock.take(tmp_path / "file", "three")
-    stale = Durable(folder, every=1, interval_s=None, keep=1, job_id="one")
+    stale = Marks(folder, "two")
+    assert stale.is_drivers()
+    stale.check()
+    FolderLock.take(folder, "three").release()
+    with pytest.raises(DurableError, match="job three's now"):
+        stale.check()
+
+
+def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -> None:
+    FolderLock.take(tmp_path, "old").release()
+    marks, older = Marks(tmp_path, "new"), Marks(tmp_path, "older")
+    assert not marks.is_drivers()
+    older.begin()
+    marks.check()
+    assert marks.is_begun()
+    with pytest.raises(DurableError, match="job new's now"):
+        older.check()
+
+
+def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    lock = FolderLock.take(folder, "one")
+    marks = Marks(folder, "one")
+    assert marks.is_drivers()
+    shutil.rmtree(folder)
+    marks.check()
+    assert marks.is_begun()
+    other = FolderLock.take(folder, "two")
     with pytest.raises(DurableError, match="job two's now"):
-        stale._check_folder()
+        marks.check()
+    other.release()
+    lock.release()
+
+
+def test_all_who_come_at_once_read_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(lambda _: open_folder(tmp_path / "new"), range(64)))
+    assert len(ids) == 1
+    assert ids == {open_folder(tmp_path / "new")}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder.id"]
+    assert open_folder(tmp_path / "another") not in ids
+
+    def no_links(*paths: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert open_folder(tmp_path / "third") == open_folder(tmp_path / "third") != ""
+
+
+def test_what_stopped_writers_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    store(tmp_path, {"x": 1}, commits=7)
+    names = [".commit-000000000007.state.mine.1.tmp", ".commit-000000000006.state.mine.2.tmp",
+             ".commit-000000000007.state.other.3.tmp"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).touch()
+    os.utime(tmp_path / names[1], (1.0, 1.0))
+    prune(tmp_path, 2, 7, "mine")
+    assert sorted(path.name for path in tmp_path.glob(".commit*")) == [names[0]]
+
+
+BLANK = View("id", "/folder", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("views", "round_id", "why"),
+    [
+        ([BLANK, BLANK], 1, ""),
+        ([replace(BLANK, begun=True)], 1, ""),
+        ([BLANK, replace(BLANK, trouble="Input/output error")], 1, "cannot tell.*Input/output error"),
+        ([BLANK, replace(BLANK, trouble="Input/output error", was_member=True)], 2, ""),
+        ([BLANK, replace(BLANK, was_member=True, begun=True)], 2, ""),
+        ([replace(BLANK, was_member=True, reached=5), BLANK], 6, "all workers that had the training's state are lost"),
+        ([replace(BLANK, drivers=True)], 2, ""),
+        ([replace(BLANK, drivers=True, begun=True)], 2, "all workers that had the training's state are lost"),
+        ([BLANK], 2, "all workers that had.*/folder"),
+        ([BLANK, replace(BLANK, folder="local", begun=True)], 2, "all workers that had"),
+    ],
+)
+def test_training_begins_anew_only_when_no_commit_can_have_been_made(
+    views: list[View], round_id: int, why: str
+) -> None:
+    found = why_not_anew(views, round_id)
+    assert re.search(why, found) if why else found == ""
+
+
+def test_a_commit_that_vanishes_before_it_is_read_has_the_folder_looked_at_again(
+    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {"step": 0}
+    store(on_disc.folder, {"step": 3}, commits=3)
+    real = durable_format.load
+
+    def load(path: Path) -> bytearray:
+        if "3.state" in path.name:
+            # As the writer before, who still lives, would do.
+            store(on_disc.folder, {"step": 4}, commits=4)
+            path.unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(durable_format, "load", load)
+    fresh = ObjectState(**values)
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh.commits) == (4, 4)
+    assert "cannot be read: No such file" in capfd.readouterr().err
+    commit_files(on_disc.folder)[-1][1].unlink()
+    store(on_disc.folder, {"step": 3}, commits=3)
+    monkeypatch.setattr(durable_format, "load", lambda path: path.unlink() or real(path))
+    with pytest.raises(DurableError, match=r"none of the 1 commits.*000003\.state cannot be read: No such file.*empty"):
+        again(on_disc.folder, ObjectState(**values))
+
+
+def test_a_commit_under_another_name_is_not_used(on_disc: Durable) -> None:
+    store(on_disc.folder, {"step": 2}, commits=2).rename(on_disc.folder / "commit-000000000009.state")
+    store(on_disc.folder, {"step": 1}, commits=1)
+    fresh = ObjectState(step=0)
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh.commits) == (1, 1)

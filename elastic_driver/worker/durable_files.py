@@ -1,0 +1,171 @@
+"""The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
+
+commit-000000000042.state   a commit
+.commit-*.JOB.PID.tmp       one that is being written
+folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
+job.lock                    held by the driver, in its own folder; its text is the job's id
+begun                       the id of the job that made commits last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from elastic_driver.errors import DurableError
+from elastic_driver.worker import durable_format
+
+LOCK_NAME = "job.lock"
+_BEGUN_NAME = "begun"
+_ID_NAME = "folder.id"
+_NAME = re.compile(r"commit-(\d{12})\.state")
+_ID_BYTES = 16
+# A file that is being written grows all the time; one that has not for so long is a stopped or killed writer's.
+_STALE_S = 60.0
+
+
+def commit_path(folder: Path, commits: int) -> Path:
+    """Where that commit is, or would be."""
+    return folder / f"commit-{commits:012d}.state"
+
+
+def commit_files(folder: Path) -> list[tuple[int, Path]]:
+    """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
+    found = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    return sorted(found)
+
+
+def write_file(folder: Path, commits: int, encoded: durable_format.Encoded, job_id: str = "") -> Path:
+    """Puts a commit into the folder: whole, or not at all.
+
+    Raises:
+        OSError: the disc is full, or fails; nothing is left behind.
+    """
+    path = commit_path(folder, commits)
+    temporary = folder / f".{path.name}.{job_id}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            durable_format.write(encoded, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(folder)
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(folder: Path, keep: int, newest: int, job_id: str = "") -> None:
+    """Removes all but the last commits up to the newest, and what other jobs' or stopped writers have left half done.
+
+    Another process of this job may still write the commit it began as the writer of the round before.
+    """
+    files = commit_files(folder)
+    remove = [path for commits, path in files if commits <= newest][:-keep]
+    with contextlib.suppress(OSError):
+        now = commit_path(folder, newest).stat().st_mtime  # the disc's own clock
+        for path in folder.glob(".commit-*.tmp"):
+            fresh = now - path.stat().st_mtime < _STALE_S
+            if not (fresh and f".{job_id}." in path.name):
+                remove.append(path)
+    for path in remove:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def open_folder(folder: Path) -> str:
+    """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
+
+    Raises:
+        OSError: it can be neither made nor read, or it is new and cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / _ID_NAME
+    found = _read(mark)
+    if found:
+        return found
+    own = folder / f".{_ID_NAME}.{secrets.token_hex(4)}"
+    try:
+        own.write_text(secrets.token_hex(_ID_BYTES))
+        try:
+            os.link(own, mark)  # of several who come at once one wins
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            own.rename(mark)
+    finally:
+        own.unlink(missing_ok=True)
+    return _read(mark)
+
+
+class Marks:
+    """Whose folder it is, as this process finds it and leaves it.
+
+    Args:
+        folder: the folder.
+        job_id: of this process's job; "" without one, and then nothing is looked at.
+    """
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        self._folder = folder
+        self._job_id = job_id
+        self._was_drivers = False
+        self._marked = False
+
+    def is_drivers(self) -> bool:
+        """Whether this is the folder that the job's driver has locked."""
+        self._was_drivers = bool(self._job_id) and _read(self._folder / LOCK_NAME) == self._job_id
+        return self._was_drivers
+
+    def is_begun(self) -> bool:
+        """Whether a commit of this job has been on its way into this folder."""
+        return bool(self._job_id) and _read(self._folder / _BEGUN_NAME) == self._job_id
+
+    def begin(self) -> None:
+        """Marks that this job makes commits."""
+        (self._folder / _BEGUN_NAME).write_text(self._job_id)
+        self._marked = True
+
+    def check(self) -> None:
+        """Before a write: makes what was removed meanwhile anew, and refuses a folder that is another job's now.
+
+        A driver that was killed leaves its workers behind for a while: they must not write into its successor's. A lock
+        that is not the driver's is a driver's that once ran on this machine, and says nothing.
+
+        Raises:
+            DurableError: another job has the folder.
+            OSError: it cannot be made or read.
+        """
+        open_folder(self._folder)
+        if not self._job_id:
+            return
+        lock, begun = _read(self._folder / LOCK_NAME), _read(self._folder / _BEGUN_NAME)
+        for holder, mine in ((lock, self._was_drivers), (begun, self._marked)):
+            if mine and holder not in ("", self._job_id):
+                raise DurableError(f"the folder is job {holder}'s now")
+        if begun != self._job_id:
+            self.begin()
+        if self._was_drivers and not lock:
+            # The driver's lock went with the folder. Who takes the new one over writes its own id.
+            with contextlib.suppress(FileExistsError), (self._folder / LOCK_NAME).open("x") as file:
+                file.write(self._job_id)
