@@ -67,6 +67,22 @@ def run(
     elastic_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     horovod_shim: str | None = None,
+    discovery_interval: float | None = None,
+    discovery_timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    hang_timeout: float | None = None,
+    reset_window: float | None = None,
+    drain_timeout: float | None = None,
+    grace_time: float | None = None,
+    standby: int | None = None,
+    durable_dir: str | os.PathLike[str] | None = None,
+    durable_every: int | None = None,
+    durable_interval: float | None = None,
+    durable_keep: int | None = None,
+    rendezvous_port: int | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    event_log: str | os.PathLike[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
 
@@ -84,7 +100,9 @@ def run(
         slots: of hosts that name none.
         reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
             elasticrun.
-        host_discovery_script: as the flag.
+        host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
+            drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
+            rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
         verbose: tells what the driver does. Without it only warnings and errors are told.
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
@@ -118,25 +136,41 @@ def run(
         host_discovery_script=host_discovery_script,
         elastic_timeout=elastic_timeout,
         horovod_shim=horovod_shim,
+        discovery_interval=discovery_interval,
+        discovery_timeout=discovery_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        hang_timeout=hang_timeout,
+        reset_window=reset_window,
+        drain_timeout=drain_timeout,
+        grace_time=grace_time,
+        standby=standby,
+        durable_dir=durable_dir,
+        durable_every=durable_every,
+        durable_interval=durable_interval,
+        durable_keep=durable_keep,
+        rendezvous_port=rendezvous_port,
+        config_file=config_file,
         log_level=None if verbose else "WARNING",
     )
     if cooldown_range is not None:
         flags += ["--blacklist-cooldown-range", *(str(bound) for bound in cooldown_range)]
     flags += ["--verbose"] if verbose and int(verbose) > 1 else []
     flags += ["--mpi"] if use_mpi else []
+    flags += ["--prefix-output-with-timestamp"] if prefix_output_with_timestamp else []
     environ = {**os.environ, **(env or {})}
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name:
         folder = Path(name)
+        events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
         command = [executable or sys.executable, "-m", "elastic_driver.function_worker", name]
-        arguments = build_parser().parse_args([*flags, "--event-log", str(folder / _EVENTS), "--", *command])
+        arguments = build_parser().parse_args([*flags, "--event-log", str(events), "--", *command])
         settings = settings_from(arguments, environ)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         (folder / function_worker.CALL).write_bytes(call)
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_worker.PATHS).write_bytes(cloudpickle.dumps(paths))
         _drive(folder, environ)
-        return _results(folder)
+        return _results(folder, events)
 
 
 def _flags(**values: object) -> list[str]:
@@ -168,7 +202,7 @@ def _drive(folder: Path, environ: Mapping[str, str]) -> None:
         raise interrupt
 
 
-def _results(folder: Path) -> list[Any]:
+def _results(folder: Path, events: Path) -> list[Any]:
     refused = folder / function_driver.REFUSED
     if refused.exists():
         raise SettingsError(refused.read_text())
@@ -180,7 +214,7 @@ def _results(folder: Path) -> list[Any]:
     if code in (130, 143):
         raise KeyboardInterrupt
     if code:
-        _raise_first([one for one in outcomes if "error" in one], code, _last_message(folder))
+        _raise_first([one for one in outcomes if "error" in one], code, _last_message(events))
     done = [one for one in outcomes if "value" in one]
     last = max((one["round_id"] for one in done), default=0)
     by_rank = {one["rank"]: one for one in done if one["round_id"] == last}
@@ -205,9 +239,9 @@ def _raise_first(errors: list[dict[str, Any]], code: int, message: str) -> NoRet
     raise error from cause
 
 
-def _last_message(folder: Path) -> str:
+def _last_message(events: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
-        for line in reversed((folder / _EVENTS).read_text(encoding="utf-8").splitlines()):
+        for line in reversed(events.read_text(encoding="utf-8").splitlines()):
             event = json.loads(line)
             if event.get("event") == "job_ended":
                 return str(event["message"])

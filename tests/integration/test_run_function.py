@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import elastic_driver
+from elastic_driver import function_launch
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function_driver import SETTINGS
 from elastic_driver.function_launch import WorkerTracebackError
@@ -165,3 +166,56 @@ def test_driver_whose_caller_is_gone_removes_the_folder(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "elastic_driver.function_driver", str(folder), str(gone.pid)]
     assert subprocess.run(program, timeout=60, check=False).returncode == 143
     assert not folder.exists()
+
+
+def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Settings] = []
+
+    def read(folder: Path, environ: object) -> None:
+        made.append(pickle.loads((folder / SETTINGS).read_bytes()))
+        (folder / "exit_code.txt").write_text("1")
+
+    monkeypatch.setattr(function_launch, "_drive", read)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.yaml").write_text("params:\n  cycle_time_ms: 7\n")
+    given = {
+        "discovery_interval": 0.5, "discovery_timeout": 3.0, "heartbeat_timeout": 7.0, "hang_timeout": 8.0,
+        "reset_window": 9.0, "drain_timeout": 11.0, "durable_interval": 12.0,
+    }  # fmt: skip
+    with pytest.raises(JobFailedError):
+        elastic_driver.run(
+            len, ("",), np=1, max_np=1, reset_limit=4, host_discovery_script="true", durable_dir="commits",
+            durable_every=5, durable_keep=6, grace_time=2.0, standby=1, rendezvous_port=4321, event_log="log",
+            config_file="file.yaml", prefix_output_with_timestamp=True, **given,
+        )  # fmt: skip
+    (settings,) = made
+    assert {name: getattr(settings, f"{name}_s") for name in given} == given
+    assert (settings.durable_dir, settings.durable_every, settings.durable_keep) == (tmp_path / "commits", 5, 6)
+    assert (settings.grace_s, settings.num_standby, settings.rendezvous_port) == (2.0, 1, 4321)
+    assert (settings.event_log, settings.prefix_timestamp) == (tmp_path / "log", True)
+    assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
+    with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):
+        elastic_driver.run(len, durable_keep=3)
+
+
+def count_on(target: int) -> list[int]:
+    import elastic_driver as hvd
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(steps=[])
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.ObjectState) -> None:
+        while len(state.steps) < target:
+            state.steps = [*state.steps, target]
+            state.commit()
+
+    train(state)
+    return list(state.steps)
+
+
+def test_a_function_goes_on_from_commits_on_disc(tmp_path: Path) -> None:
+    assert elastic_driver.run(count_on, (2,), durable_dir=tmp_path / "commits") == [[2, 2]]
+    log = tmp_path / "log"
+    assert elastic_driver.run(count_on, (3,), np=2, durable_dir=tmp_path / "commits", event_log=log) == [[2, 2, 3]] * 2
+    assert '"job_ended"' in log.read_text()
