@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,42 @@ def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"cannot write the event log {path}: there is no room for a whole line; going on without it\n"
     assert path.stat().st_size == 200
+
+
+def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    with pytest.raises(SettingsError, match=r"cannot write the event log .*: nobody reads that pipe"):
+        EventLog(tmp_path / "e")
+
+
+def test_a_pipe_whose_reader_does_not_keep_up_is_given_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    reader = os.open(tmp_path / "e", os.O_RDONLY | os.O_NONBLOCK)
+    said: list[str] = []
+    try:
+        with EventLog(tmp_path / "e", on_warning=said.append) as log:
+            log.write("first")
+            assert json.loads(os.read(reader, 1 << 16))["event"] == "first"
+            for _ in range(200):  # 200 kB: more than a pipe holds
+                log.write("filling", text="x" * 1000)
+        assert said == [
+            f"cannot write the event log {tmp_path / 'e'}: there is no room for a whole line; going on without it"
+        ]
+        # What is there ends with a whole line.
+        data = b""
+        while piece := os.read(reader, 1 << 20):
+            data += piece
+        assert [json.loads(line)["event"] for line in data.splitlines()] == ["filling"] * data.count(b"\n")
+    finally:
+        os.close(reader)
+
+
+def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    reader = os.open(tmp_path / "e", os.O_RDONLY | os.O_NONBLOCK)
+    said: list[str] = []
+    with EventLog(tmp_path / "e", on_warning=said.append) as log:
+        os.close(reader)
+        log.write("one")
+        log.write("two")
+    assert said == [f"cannot write the event log {tmp_path / 'e'}: Broken pipe; going on without it"]
