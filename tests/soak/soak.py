@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,11 +85,14 @@ class Soak:
         self.history = History(commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP)
         self.counts: collections.Counter[str] = collections.Counter()
         self.longest: dict[str, float] = collections.defaultdict(float)
+        self.lived: dict[int, set[tuple[str, int]]] = collections.defaultdict(set)  # rounds that a process was seen in
         self.of_drivers = Gathering(descriptors=30, threads=10, memory_mb=60)
         self.of_workers = Gathering(descriptors=10, threads=6, memory_mb=40)
         self.lines = Tail(self.step_log)
         self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=800)
         self.jobs = 0
+        self.decks = 0
+        self.spared = ""  # a host whose workers nothing is done to, so that somebody lives through many rounds
         self.flags_there = subprocess.run(
             [sys.executable, "-m", "elastic_driver", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
         ).stdout
@@ -99,6 +104,7 @@ class Soak:
     def begin(self) -> None:
         """Starts the job that goes on with the training."""
         self.jobs += 1
+        self.spared = ""
         folder = self.folder / f"job{self.jobs}"
         folder.mkdir()
         flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2", "--heartbeat-timeout", "3"]
@@ -254,6 +260,18 @@ class Soak:
         answer: list[dict[str, Any]] = self.until("a round on both hosts", found)
         return answer
 
+    def victims(self) -> list[dict[str, Any]]:
+        """Those in a round on both hosts to whom something may be done."""
+        return [line for line in self.full() if self.host(line) != self.spared]
+
+    def a_host(self) -> str:
+        """One that may be taken away."""
+        return self.random.choice([name for name in HOSTS if name != self.spared])
+
+    @staticmethod
+    def without(host: str) -> str:
+        return BOTH.replace(f"{host}:2\n", "")
+
     @staticmethod
     def host(line: dict[str, Any]) -> str:
         return str(line["worker"].split("[")[0])
@@ -266,24 +284,24 @@ class Soak:
 
     def back_on_the_list(self, host: str) -> None:
         """A drained host may be used again when it was off the list."""
-        self.set_hosts(BOTH.replace(f"{host}:2\n", ""))
+        self.set_hosts(self.without(host))
         self.set_hosts(BOTH)
 
     # --- what is done: unplanned -------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        os.kill(self.random.choice(self.full())["pid"], signal.SIGKILL)
+        os.kill(self.random.choice(self.victims())["pid"], signal.SIGKILL)
 
     def freeze(self) -> None:
-        os.kill(self.random.choice(self.full())["pid"], signal.SIGSTOP)
+        os.kill(self.random.choice(self.victims())["pid"], signal.SIGSTOP)
 
     def exception(self) -> None:
-        self.fault(self.random.choice(self.full()), "exception")
+        self.fault(self.random.choice(self.victims()), "exception")
 
     def kill_a_newcomer(self) -> None:
         """While it boots, or just when it has joined."""
         self.full()
-        self.set_hosts(f"{self.random.choice(HOSTS)}:2\n")
+        self.set_hosts(self.without(self.a_host()))
         self.goes_on(time.time())
         known = len(self.seen)
         self.set_hosts(BOTH)
@@ -298,33 +316,32 @@ class Soak:
 
     def two_at_once(self) -> None:
         """Two of the faults, of workers of one host or of two (then nobody may be left who has the state)."""
-        living = self.full()
+        victims = self.victims()
         paused = self.random.random() < 0.3
         if paused:
             os.kill(self.job.process.pid, signal.SIGSTOP)
-        for victim in self.random.sample(living, 2):
-            match self.random.choice(("kill", "freeze", "exception", "term", "unlist")):
-                case "kill":
-                    os.kill(victim["pid"], signal.SIGKILL)
-                case "freeze":
-                    os.kill(victim["pid"], signal.SIGSTOP)
-                case "exception":
-                    self.fault(victim, "exception")
-                case "term":
-                    os.kill(victim["pid"], signal.SIGTERM)
-                case "unlist":
-                    self.job.set_hosts(BOTH.replace(f"{self.host(victim)}:2\n", ""))
+        for victim in self.random.sample(victims, min(2, len(victims))):
+            what = self.random.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, "exception", "unlist"))
+            if isinstance(what, signal.Signals):
+                with contextlib.suppress(ProcessLookupError):  # it went with the first one's host
+                    os.kill(victim["pid"], what)
+            elif what == "exception":
+                self.fault(victim, what)
+            else:
+                self.job.set_hosts(self.without(self.host(victim)))
             time.sleep(self.random.choice((0.0, 0.0, 0.02, 0.2)))
         if paused:
             time.sleep(self.random.uniform(0.5, 5.0))
             os.kill(self.job.process.pid, signal.SIGCONT)
         time.sleep(1.0)
         for host in HOSTS:
-            self.back_on_the_list(host)
+            if host != self.spared:
+                self.back_on_the_list(host)
 
     def all_lost(self) -> None:
         """Everybody who has the state; the job goes back to the disc by itself."""
         living = self.full()
+        self.spared = ""
         for line in living:
             os.kill(line["pid"], signal.SIGSTOP)  # so that none of them writes after we have looked
         self.history.on_disc = self.newest_commit()
@@ -337,7 +354,7 @@ class Soak:
 
     def drain(self) -> None:
         """By a signal to one worker."""
-        victim = self.random.choice(self.full())
+        victim = self.random.choice(self.victims())
         known = len(self.seen)
         os.kill(victim["pid"], self.random.choice((signal.SIGTERM, signal.SIGUSR1)))
         self.leave_with_zero([victim], known)
@@ -346,7 +363,7 @@ class Soak:
     def drain_host(self) -> None:
         """By elasticrun drain."""
         living = self.full()
-        host = self.random.choice(HOSTS)
+        host = self.a_host()
         known = len(self.seen)
         self.say_drain(host)
         self.leave_with_zero([line for line in living if self.host(line) == host], known)
@@ -380,7 +397,7 @@ class Soak:
         assert not broken, f"a drain broke a round: {broken}\n{self.job.said()[-3000:]}"
 
     def remove_host(self) -> None:
-        self.set_hosts(self.random.choice(("localhost:2\n", "127.0.0.1:2\n", "localhost:2\n127.0.0.1:1\n")))
+        self.set_hosts(self.random.choice((self.without(self.a_host()), "localhost:2\n127.0.0.1:1\n")))
 
     def all_hosts(self) -> None:
         self.set_hosts(BOTH)
@@ -413,13 +430,13 @@ class Soak:
         os.kill(self.job.process.pid, signal.SIGCONT)
 
     def straggle(self) -> None:
-        self.fault(self.random.choice(self.full()), "sleep")
+        self.fault(self.random.choice(self.victims()), "sleep")
 
     # --- what is done: the end of a job, and the next ----------------------------------------------------------------
 
     def exit_zero(self) -> None:
         """One worker says that it is done while the others train: by design the job ends with code 1."""
-        victim = self.random.choice(self.full())
+        victim = self.random.choice(self.victims())
         self.fault(victim, self.random.choice(("exit", "exit at once")))
         self.ended(1, f"{victim['worker']} exited with code 0 while ")
         assert "a rank left early" in self.job.said()
@@ -452,20 +469,32 @@ class Soak:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def deck(self) -> list[Callable[[], None]]:
-        """All events, the important ones more than once, in a random order."""
+        """All events, the important ones more than once, in a random order; drawn from the end.
+
+        Every second deck lets the workers of one host live until the events that end them all, which then come last.
+        """
         events: list[Callable[[], None]] = [self.kill, self.kill, self.freeze, self.freeze, self.exception]
-        events += [self.kill_a_newcomer, self.two_at_once, self.two_at_once, self.two_at_once, self.all_lost]
+        events += [self.kill_a_newcomer, self.two_at_once, self.two_at_once]
         events += [self.drain, self.drain, self.drain_host, self.remove_host, self.all_hosts, self.flap, self.flap]
         events += [self.discovery_fails, self.discovery_hangs, self.slow_starters, self.pause_driver, self.straggle]
-        events += [self.exit_zero, self.kill_driver, self.kill_driver, self.interrupt]
+        ends: list[Callable[[], None]] = [self.exit_zero, self.kill_driver, self.kill_driver, self.interrupt]
+        ends += [self.all_lost, self.two_at_once]
+        self.decks += 1
+        if self.decks % 2:
+            events += ends
+            self.random.shuffle(events)
+            return events
+        self.spared = "localhost"
         self.random.shuffle(events)
-        return events
+        self.random.shuffle(ends)
+        return [*ends, *events]
 
     def check_gathering(self) -> None:
         """Of the driver, and of the members of the present round, each compared with itself in a round of this size."""
         self.of_drivers.look("the driver", self.job.process.pid)
         for line in self.workers():
             self.of_workers.look(f"worker {line['worker']}", line["pid"], (line["size"], line["rank"]))
+            self.lived[line["pid"]].add((line["job"], line["round"]))
 
     def run(self, minutes: float) -> None:
         end = time.monotonic() + minutes * 60
@@ -504,6 +533,7 @@ class Soak:
             "rounds": history.rounds,
             "steps": history.last,
             "epochs": history.epochs,
+            "rounds_of_one_worker_at_most": max(map(len, self.lived.values()), default=0),
             "lost": history.lost,
             "lost_at_most": history.lost_at_most,
             "from_disc": history.from_disc,
@@ -529,11 +559,12 @@ def main() -> int:
                 soak.run(options.minutes)
             finally:
                 soak.job.__exit__()
-        except AssertionError as error:
+        except Exception as error:
+            reason = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
             keep = Path(tempfile.gettempdir()) / f"elastic-soak-failed-{options.seed}-{os.getpid()}"
             Path(folder).rename(keep)
             Path(folder).mkdir()
-            print(f"soak: FAILED with seed {options.seed}: {error}\nsoak: its files are in {keep}", file=sys.stderr)
+            print(f"soak: FAILED with seed {options.seed}: {reason}\nsoak: its files are in {keep}", file=sys.stderr)
             if soak is not None:
                 print(soak.summary(), file=sys.stderr)
             return 1
