@@ -280,17 +280,19 @@ def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool
 
 
 def _end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
-    """Ends a job that has not started when every host is out for good: waiting would bring nothing back."""
+    """Ends a job that has nobody to wait for it, before its start or after, when every host is out for good."""
     state = t.state
     alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
-    if state.round_id or not state.hosts or alive >= state.policy.min_num_proc:
+    # Once it has started, those who live may hold its state.
+    if not state.hosts or alive >= (1 if state.round_id else state.policy.min_num_proc):
         return False
     if not all(state.blacklist.is_out_for_good(host.name) for host in state.hosts):
         return False
     hosts = ", ".join(host.name for host in state.hosts)
+    what = "go on" if state.round_id else "start"
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"cannot start: {_described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
+        f"cannot {what}: {_described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
         f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed (--min-np)",
     )
     return True

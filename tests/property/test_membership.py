@@ -51,6 +51,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
         "num_standby": draw(st.integers(0, 2)),
+        "durable": draw(st.booleans()),
     }
 
 

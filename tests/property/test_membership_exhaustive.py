@@ -63,6 +63,9 @@ WORLDS = {
     "all hosts replaced": World(("a:2", "b:2"), limits(1, 2, 2), True, 5, 2500),
     "reset limit": World(("a:1 b:1", "a:1 b:1 c:1"), limits(1, 2, 2, reset_limit=1), True, 7, 1500),
     "a standby": World(("a:1 b:1 c:1", "a:1 c:1"), limits(1, 2, 2, num_standby=1), True, 6, 3000),
+    "all lost, commits on disc": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, durable=True, cooldown_range_s=COOLDOWN), True, 6, 2000
+    ),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
