@@ -166,6 +166,8 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
     if record.running:
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
+    if event.commits > t.state.trained_from:
+        t.state = replace(t.state, trained_from=event.commits, fruitless=0)
     return True
 
 

@@ -26,6 +26,10 @@ DISMISSED_GRACE_S = 30.0
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
 
+# How often a job whose commits are on disc may lose all workers without a commit more on disc than the time before: a
+# script that fails at the same step each time does so for ever.
+FRUITLESS_ROUNDS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -145,6 +149,8 @@ class State:
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
         reset_times: when those were that still count for the limit.
+        trained_from: the most commits that a round has begun to train from.
+        fruitless: rounds since that was so, after a failure, of which no member had any commits in memory.
         first_failure: the first failure since the last round was formed.
         ever_ready: whether any worker has ever asked for a round.
     """
@@ -174,6 +180,8 @@ class State:
     slots_deadline: float | None = None
     resets: int = 0
     reset_times: tuple[float, ...] = ()
+    trained_from: int = 0
+    fruitless: int = 0
     first_failure: Failure | None = None
     ever_ready: bool = False
 

@@ -28,6 +28,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.intake import take
 from elastic_driver.job_state import (
     DISMISSED_GRACE_S,
+    FRUITLESS_ROUNDS,
     Failure,
     JobPhase,
     Policy,
@@ -242,11 +243,13 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
     members = tuple(record.worker for record in ready if record.worker in state.members)
     stateful = any(record.has_state for record in ready)
-    if not stateful and not succeeded and not state.policy.durable:
+    fruitless = state.fruitless >= FRUITLESS_ROUNDS
+    if not stateful and not succeeded and (fruitless or not state.policy.durable):
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
+        again = f", {FRUITLESS_ROUNDS + 1} times without a further commit on disc" if fruitless else ""
         t.end(
             ExitCode.USER_CODE_FAILED,
-            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
+            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}){again}; "
             f"first: {_described(failure)}",
         )
     elif not members and not failed:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import ENV_JOB
 from elastic_driver.worker import durable_format
-from elastic_driver.worker.durable_files import Marks, commit_files, open_folder, prune, write_file
+from elastic_driver.worker.durable_files import Marks, commit_files, prune, write_file
 from elastic_driver.worker.durable_restore import View, find_and_load
 from elastic_driver.worker.objects import allgather_object
 
@@ -235,10 +235,10 @@ class Durable:
             reached=process.commits_seen,
         )
         try:
-            view = replace(view, folder=open_folder(self.folder), drivers=self._marks.is_drivers())
+            view = replace(view, folder=self._marks.open(anew=listing))
             if listing:
                 commits = tuple(commits for commits, _ in commit_files(self.folder))
-                view = replace(view, commits=commits, begun=self._marks.is_begun())
+                view = replace(view, commits=commits, drivers=self._marks.drivers, begun=self._marks.is_begun())
         except OSError as error:
             view = replace(view, trouble=error.strerror or str(error))
         return view

@@ -93,8 +93,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def open_folder(folder: Path) -> str:
+def open_folder(folder: Path, known: str = "") -> str:
     """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
+
+    Args:
+        folder: the folder.
+        known: the id it is to get if it has none, because it had this one before it was removed.
 
     Raises:
         OSError: it can be neither made nor read, or it is new and cannot be written to.
@@ -106,7 +110,7 @@ def open_folder(folder: Path) -> str:
         return found
     own = folder / f".{_ID_NAME}.{secrets.token_hex(4)}"
     try:
-        own.write_text(secrets.token_hex(_ID_BYTES))
+        own.write_text(known or secrets.token_hex(_ID_BYTES))
         try:
             os.link(own, mark)  # of several who come at once one wins
         except FileExistsError:
@@ -129,13 +133,20 @@ class Marks:
     def __init__(self, folder: Path, job_id: str) -> None:
         self._folder = folder
         self._job_id = job_id
-        self._was_drivers = False
+        self._id = ""
         self._marked = False
+        self.drivers = False  # whether this is the folder that the job's driver has locked
 
-    def is_drivers(self) -> bool:
-        """Whether this is the folder that the job's driver has locked."""
-        self._was_drivers = bool(self._job_id) and _read(self._folder / LOCK_NAME) == self._job_id
-        return self._was_drivers
+    def open(self, *, anew: bool) -> str:
+        """The folder's id. Raises OSError.
+
+        Args:
+            anew: whether to look. Else what was found last will do: a disc that hangs must not stop who trains.
+        """
+        if anew or not self._id:
+            self._id = open_folder(self._folder, self._id)
+            self.drivers = bool(self._job_id) and _read(self._folder / LOCK_NAME) == self._job_id
+        return self._id
 
     def is_begun(self) -> bool:
         """Whether a commit of this job has been on its way into this folder."""
@@ -156,16 +167,16 @@ class Marks:
             DurableError: another job has the folder.
             OSError: it cannot be made or read.
         """
-        open_folder(self._folder)
+        self._id = open_folder(self._folder, self._id)
         if not self._job_id:
             return
         lock, begun = _read(self._folder / LOCK_NAME), _read(self._folder / _BEGUN_NAME)
-        for holder, mine in ((lock, self._was_drivers), (begun, self._marked)):
+        for holder, mine in ((lock, self.drivers), (begun, self._marked)):
             if mine and holder not in ("", self._job_id):
                 raise DurableError(f"the folder is job {holder}'s now")
         if begun != self._job_id:
             self.begin()
-        if self._was_drivers and not lock:
+        if self.drivers and not lock:
             # The driver's lock went with the folder. Who takes the new one over writes its own id.
             with contextlib.suppress(FileExistsError), (self._folder / LOCK_NAME).open("x") as file:
                 file.write(self._job_id)

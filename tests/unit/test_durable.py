@@ -258,7 +258,8 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--durable-dir"):
         FolderLock.take(tmp_path / "file", "three")
     stale = Marks(folder, "two")
-    assert stale.is_drivers()
+    stale.open(anew=True)
+    assert stale.drivers
     stale.check()
     FolderLock.take(folder, "three").release()
     with pytest.raises(DurableError, match="job three's now"):
@@ -268,7 +269,8 @@ def test_a_folder_has_one_job(tmp_path: Path) -> None:
 def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -> None:
     FolderLock.take(tmp_path, "old").release()
     marks, older = Marks(tmp_path, "new"), Marks(tmp_path, "older")
-    assert not marks.is_drivers()
+    marks.open(anew=True)
+    assert not marks.drivers
     older.begin()
     marks.check()
     assert marks.is_begun()
@@ -280,10 +282,14 @@ def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has
     folder = tmp_path / "folder"
     lock = FolderLock.take(folder, "one")
     marks = Marks(folder, "one")
-    assert marks.is_drivers()
+    known = marks.open(anew=False)
+    assert marks.drivers
     shutil.rmtree(folder)
+    assert marks.open(anew=False) == known
+    assert not folder.exists(), "who only trains on does not touch the disc"
     marks.check()
     assert marks.is_begun()
+    assert open_folder(folder) == known, "ranks that know the old folder and newcomers are at one"
     other = FolderLock.take(folder, "two")
     with pytest.raises(DurableError, match="job two's now"):
         marks.check()
