@@ -182,7 +182,7 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
-        _take_crash(t, record, event.how, event.draw, wanted=wanted)
+        _take_crash(t, record, event.how, event.draw, wanted=wanted, told=True)
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
@@ -202,16 +202,30 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
     t.state = replace(t.state, registry=registry.record(record.worker, WorkerState.SUCCESS))
 
 
-def _take_crash(t: Transition, record: WorkerRecord, how: str, draw: float, *, wanted: bool) -> None:
-    """Counts a failure against the worker's host, unless discovery had already taken the place away."""
+def _take_crash(
+    t: Transition, record: WorkerRecord, how: str, draw: float, *, wanted: bool, told: bool = False
+) -> None:
+    """Counts a failure against the worker's host, unless discovery had already taken the place away.
+
+    Args:
+        t: the step.
+        record: the worker's.
+        how: what happened to it.
+        draw: for the cooldown, 0 to 1.
+        wanted: whether its place was still wanted.
+        told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
+    """
     worker = record.worker
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
+    known = t.state.blacklist.is_blacklisted(worker.hostname)
     if wanted:
         t.state = replace(t.state, blacklist=t.state.blacklist.fail(worker.hostname, now=t.now, draw=draw))
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        t.report(f"{text}; host {worker.hostname} gets no new workers", warning=True)
+        if wanted and not known:
+            for_now = "" if t.state.blacklist.is_out_for_good(worker.hostname) else " until its cooldown is over"
+            t.report(f"host {worker.hostname} gets no new workers{for_now}: {text}", warning=not told)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(worker, record, how)
             t.state = replace(t.state, crashes=(*t.state.crashes, text))

@@ -336,7 +336,9 @@ def _check_deadlines(t: Transition) -> None:
         return
     limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
     if state.slots_deadline is not None and t.now >= state.slots_deadline:
-        t.end(ExitCode.TOO_FEW_SLOTS, f"{explain(state, t.now)}; gave up after {limit}")
+        why = explain(replace(state, slots_deadline=None), t.now)
+        first = f"; first failure: {_described(state.first_failure)}" if state.first_failure else ""
+        t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
     elif (
         state.discovery_failing_since is not None
         and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s

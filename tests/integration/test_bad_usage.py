@@ -305,7 +305,35 @@ def test_one_slot_that_never_calls_init_is_named(run: Run, tmp_path: Path) -> No
     assert ran.code == 3
     assert "stopping worker localhost[1]: it did not call hvd.init() within 4 s (--start-timeout)" in ran.err
     assert ran.err.splitlines()[-1].startswith("elasticrun: job failed: ")
-    assert ran.err.splitlines()[-1].endswith("gave up after 2 s (--elastic-timeout) (exit code 3)")
+    assert ran.err.splitlines()[-1].endswith(
+        "gave up after 2 s (--elastic-timeout); first failure: worker localhost[1] did not call hvd.init() within 4 s "
+        "(--start-timeout) (exit code 3)"
+    )
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_one_slot_that_ends_before_init_is_told_once_and_named_at_the_end(run: Run, tmp_path: Path, code: int) -> None:
+    program(
+        tmp_path,
+        "train.py",
+        "import os, sys, time\nimport elastic_driver as hvd\n"
+        "from elastic_driver.rendezvous.client import RendezvousClient\n"
+        "if os.environ['HOROVOD_RANK'] == '1':\n"
+        "    driver = RendezvousClient(os.environ['ELASTIC_DRIVER_RENDEZVOUS'], os.environ['ELASTIC_DRIVER_TOKEN'])\n"
+        "    while not driver.status()['explain'].startswith('waiting for worker 127.0.0.1[0] '):\n"
+        "        time.sleep(0.01)\n"
+        f"    sys.exit({code})\n"
+        "hvd.init()\n",
+    )
+    flags = ("-H", "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "2", "--elastic-timeout", "1")
+    ran = run(*flags, "--blacklist-cooldown-range", "60", "60", PYTHON, "train.py")
+    assert ran.code == 3
+    how = f"worker 127.0.0.1[0] exited with code {code}"
+    assert len([line for line in ran.err.splitlines() if line.startswith("elasticrun: warning: ")]) == 1
+    assert f"host 127.0.0.1 gets no new workers until its cooldown is over: {how} before its first round" in ran.err
+    assert ran.err.splitlines()[-1].endswith(
+        f"gave up after 1 s (--elastic-timeout); first failure: {how} (exit code 3)"
+    )
 
 
 def test_a_rank_that_ends_early_with_code_0(run: Run, tmp_path: Path) -> None:
