@@ -73,7 +73,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),
         reset_times=_reset_times(t),
-        fruitless=state.fruitless + (1 if state.unplanned and not commits else 0),
+        fruitless=state.fruitless + (1 if state.policy.durable and state.unplanned and not commits else 0),
         unplanned=False,
         crashes=(),
         lost="",

@@ -166,7 +166,7 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
     if record.running:
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
-    if event.commits > t.state.trained_from:
+    if t.state.policy.durable and event.commits > t.state.trained_from:
         t.state = replace(t.state, trained_from=event.commits, fruitless=0)
     return True
 

@@ -149,8 +149,8 @@ class State:
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
         reset_times: when those were that still count for the limit.
-        trained_from: the most commits that a round has begun to train from.
-        fruitless: rounds since that was so, after a failure, of which no member had any commits in memory.
+        trained_from: the most commits that a round has begun to train from; counted for durable jobs only.
+        fruitless: rounds since, after a failure, of which no member had any commits in memory; of these jobs, too.
         first_failure: the first failure since the last round was formed.
         ever_ready: whether any worker has ever asked for a round.
     """
