@@ -79,7 +79,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server import RendezvousServer
 from elastic_driver.settings import Settings
-from elastic_driver.worker_env import JobAddress, worker_env
+from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
@@ -132,7 +132,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
-        self._environ = environ
+        self._environ = inheritable(environ)
         self._clock = clock
         self._state = new_state(policy_of(settings), clock())
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
@@ -152,7 +152,7 @@ class ElasticDriver:
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reports: list[WorkerReady | WorkerRunning] = []
+        self._reports: list[WorkerReady | WorkerRunning | WorkerExited] = []
         self._reporting: asyncio.Handle | None = None
         self._busy_until = 0.0
 
@@ -165,12 +165,12 @@ class ElasticDriver:
             The exit code of ``elasticrun``.
 
         Raises:
-            SettingsError: the rendezvous port cannot be had.
+            SettingsError: the rendezvous port cannot be had, or too few files may be open.
         """
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         address = self._settings.rendezvous_address
-        port = await self._server.start(address, self._settings.rendezvous_port)
+        port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
         host = f"[{address}]" if ":" in address else address
         self._job = replace(self._job, url=f"http://{host}:{port}")
         self._chronicle.started(self._job.url, self._job.job_id)
@@ -271,8 +271,8 @@ class ElasticDriver:
 
     # --- events in, commands out -----------------------------------------------------------------------------------
 
-    def _take_report(self, report: WorkerReady | WorkerRunning) -> None:
-        """Feeds a worker's report to the core, together with others that come at about the same time.
+    def _take_report(self, report: WorkerReady | WorkerRunning | WorkerExited) -> None:
+        """Feeds a worker's report, or its end, to the core, together with others that come at about the same time.
 
         A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
         they wait for; so after a step the loop has as much time for other things as the step took.
@@ -415,7 +415,6 @@ class ElasticDriver:
     def _exited(self, worker: WorkerId, future: asyncio.Future[ExitStatus]) -> None:
         if future.cancelled():
             return
-        self._post_reports()
         status = future.result()
         process = self._processes.pop(worker)
         record = record_of(self._state, worker)
@@ -428,7 +427,7 @@ class ElasticDriver:
         self._heartbeats.forget(worker)
         self._spawn(self._drain(process))
         how = self._hung.pop(worker, "") or str(status)
-        self._post(WorkerExited(worker, status.returncode, how, random.random()))
+        self._take_report(WorkerExited(worker, status.returncode, how, random.random()))
 
     async def _drain(self, process: WorkerProcess) -> None:
         await process.wait()

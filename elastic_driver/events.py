@@ -64,13 +64,6 @@ class WorkerRunning:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersReported:
-    """Several reports that came while the driver was busy: one decision for all of them."""
-
-    reports: tuple[WorkerReady | WorkerRunning, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker's process has ended.
 
@@ -85,6 +78,13 @@ class WorkerExited:
     returncode: int
     how: str
     draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReported:
+    """Several workers have reported, or ended, at about the same time: one decision for all of them."""
+
+    reports: tuple[WorkerReady | WorkerRunning | WorkerExited, ...]
 
 
 @dataclass(frozen=True, slots=True)

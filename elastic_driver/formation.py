@@ -5,6 +5,7 @@ Owns no decision on whether a round is due; :mod:`elastic_driver.membership` ask
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from elastic_driver.assignment import assign_ranks
@@ -114,11 +115,11 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
     if not state.round_id:
         return "; ".join(("start", *state.crashes))
     parts = list(state.crashes) or ([state.lost] if state.lost else [])
-    failed = [worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)]
-    before = [worker.hostname for worker in state.members]
-    after = [worker.hostname for worker in new]
+    failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
+    before = Counter(worker.hostname for worker in state.members)
+    after = Counter(worker.hostname for worker in new)
     for name in dict.fromkeys((*before, *after)):
-        old, now = before.count(name), after.count(name)
+        old, now = before[name], after[name]
         if not old:
             parts.append(f"host {name} added")
         elif name not in failed and old != now:

@@ -46,12 +46,10 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerReady() | WorkerRunning():
+        case WorkerReady() | WorkerRunning() | WorkerExited():
             _take_reports(t, (event,))
         case WorkersReported():
             _take_reports(t, event.reports)
-        case WorkerExited():
-            _take_exit(t, event)
         case WorkerNotStarted():
             _take_not_started(t, event)
         case DrainRequested():
@@ -106,7 +104,7 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery_error=event.message)
 
 
-def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning, ...]) -> None:
+def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerExited, ...]) -> None:
     resumed = None
     for report in reports:
         match report:
@@ -114,6 +112,8 @@ def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning, ...
                 _take_ready(t, report)
             case WorkerRunning():
                 resumed = report if _take_running(t, report) else resumed
+            case WorkerExited():
+                _take_exit(t, report)
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):

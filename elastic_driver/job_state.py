@@ -302,6 +302,9 @@ def joiners_wait_until(state: State) -> float | None:
     when nothing waits for this: no joiner is READY or none boots, the notice is out already, or the job lacks workers
     (then their number decides, not the window).
     """
+    joiners = any(record.phase is WorkerPhase.READY and not record.round_id for record in state.workers)
+    if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        return None
     targets = target_places(state)
     ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
     joined = [record.since for record in ready if not record.round_id]

@@ -21,6 +21,7 @@ from elastic_driver.events import (
     StartWorker,
     WorkerExited,
     WorkerNotStarted,
+    WorkersReported,
 )
 from elastic_driver.explain import explain, names
 from elastic_driver.formation import form_round, with_handover
@@ -51,7 +52,6 @@ from elastic_driver.job_state import (
 )
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import NoticeKind
-from elastic_driver.roster import Roster
 from elastic_driver.transition import Transition
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -77,9 +77,9 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
 
 
 def _after_the_end(state: State, event: Event) -> State:
-    if isinstance(event, WorkerExited | WorkerNotStarted):
-        return replace(state, workers=state.workers.without(event.worker))
-    return state
+    events = event.reports if isinstance(event, WorkersReported) else (event,)
+    gone = [one.worker for one in events if isinstance(one, WorkerExited | WorkerNotStarted)]
+    return replace(state, workers=state.workers.without(*gone)) if gone else state
 
 
 def settle(t: Transition) -> None:
@@ -196,7 +196,7 @@ def _fill_places(t: Transition) -> None:
         attempts[(hostname, slot)] = worker.attempt + 1
     deadline = t.now + t.state.policy.start_timeout_s
     records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
-    t.state = replace(t.state, workers=Roster((*t.state.workers, *records)), attempts=tuple(attempts.items()))
+    t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=tuple(attempts.items()))
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
     for placed in assign_ranks(tuple(ranked), host_order=t.state.host_order, root=None):
@@ -241,7 +241,8 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     state, failure = t.state, t.state.first_failure
     failed = state.registry.workers_in(WorkerState.FAILURE)
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-    members = tuple(record.worker for record in ready if record.worker in state.members)
+    before = frozenset(state.members)
+    members = tuple(record.worker for record in ready if record.worker in before)
     stateful = any(record.has_state for record in ready)
     fruitless = state.fruitless >= FRUITLESS_ROUNDS
     if not stateful and not succeeded and (fruitless or not state.policy.durable):

@@ -1,14 +1,13 @@
 """Roster: the items of many workers in an order, as a value, with quick access by worker.
 
-The core keeps its state in tuples, so that states can be compared, hashed and kept. A job of thousands of workers
-looks one of them up at each report; so a roster is a tuple that also knows where each worker's item is. Rosters that
-come from one another by :meth:`Roster.put` share that knowledge.
+The core keeps its state in values that can be compared, hashed and kept. A job of thousands of workers looks one of
+them up at each report, so that a tuple will not do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, Self, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from elastic_driver.hosts import WorkerId
 
@@ -22,51 +21,45 @@ class _HasWorker(Protocol):
 T = TypeVar("T", bound=_HasWorker)
 
 
-class Roster(tuple[T, ...]):
-    """Items, at most one for each worker. Equal to the tuple of the same items."""
+class Roster(Generic[T]):
+    """Items, one for each worker; never changed. Equal to others with the same items in the same order."""
 
-    # Where each worker's item is; the first len(self) are this roster's, the others those of rosters made from it.
-    _places: dict[WorkerId, int] | None = None
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._items = {item.worker: item for item in items}
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Roster) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Roster({list(self)!r})"
 
     def find(self, worker: WorkerId) -> T | None:
         """The worker's item; None when there is none."""
-        place = self._index().get(worker, len(self))
-        return self[place] if place < len(self) else None
+        return self._items.get(worker)
 
-    def put(self, item: T) -> Self:
-        """With this item: in the place of the worker's former one, or behind all."""
-        places = self._index()
-        place = places.get(item.worker, len(self))
-        if place < len(self):
-            made = type(self)((*self[:place], item, *self[place + 1 :]))
-            made._places = places
-            return made
-        made = type(self)((*self, item))
-        if len(places) == len(self):  # nobody else has put something behind these
-            places[item.worker] = len(self)
-            made._places = places
+    def put(self, *items: T) -> Roster[T]:
+        """With these: each in the place of its worker's former item, or behind all."""
+        return self._with({item.worker: item for item in items})
+
+    def without(self, *workers: WorkerId) -> Roster[T]:
+        """Without the items of these workers."""
+        made = self._with({})
+        for worker in workers:
+            made._items.pop(worker, None)
         return made
 
-    def put_all(self, items: Iterable[T]) -> Self:
-        """Like :meth:`put` for each, with one copy."""
-        changed = list(self)
-        places = self._index()
-        for item in items:
-            place = places.get(item.worker, len(self))
-            if place >= len(self):
-                raise ValueError(f"cannot change the item of {item.worker}: there is none")
-            changed[place] = item
-        made = type(self)(changed)
-        made._places = places
+    def _with(self, items: dict[WorkerId, T]) -> Roster[T]:
+        made: Roster[T] = Roster()
+        made._items = {**self._items, **items}
         return made
-
-    def without(self, worker: WorkerId) -> Self:
-        """Without the worker's item; the same when there is none."""
-        if self.find(worker) is None:
-            return self
-        return type(self)(item for item in self if item.worker != worker)
-
-    def _index(self) -> dict[WorkerId, int]:
-        if self._places is None:
-            self._places = {item.worker: place for place, item in enumerate(self)}
-        return self._places

@@ -34,7 +34,7 @@ class Transition:
         self.put_all((record,))
 
     def put_all(self, records: Iterable[WorkerRecord]) -> None:
-        self.state = replace(self.state, workers=self.state.workers.put_all(records))
+        self.state = replace(self.state, workers=self.state.workers.put(*records))
 
     def forget(self, worker: WorkerId) -> None:
         self.state = replace(self.state, workers=self.state.workers.without(worker))

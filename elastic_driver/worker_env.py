@@ -43,6 +43,11 @@ class JobAddress:
     address: str
 
 
+def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the driver's environment workers get."""
+    return {name: value for name, value in environ.items() if not _NOT_INHERITED.match(name)}
+
+
 def worker_env(
     inherited: Mapping[str, str],
     *,
@@ -57,7 +62,7 @@ def worker_env(
     """The whole environment for one worker.
 
     Args:
-        inherited: the driver's environment.
+        inherited: of the driver's environment, what is inheritable().
         job: where the driver is.
         exported: variables of the tuning flags.
         worker: whose environment it is.
@@ -68,7 +73,7 @@ def worker_env(
             with as many threads each as the machine has cores slow each other down many times over.
         horovod_shim: see Settings.
     """
-    env = {name: value for name, value in inherited.items() if not _NOT_INHERITED.match(name)}
+    env = dict(inherited)
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
     env |= exported
     python_path = with_shim(env.pop("PYTHONPATH", None), horovod_shim)

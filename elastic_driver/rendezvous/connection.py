@@ -7,10 +7,13 @@ because that serves several times what a framework does, and a request that need
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import hmac
 import json
 import socket
+import termios
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -61,8 +64,10 @@ class ServerLimits:
         header_bytes: of one request, together with its first line; a worker's are below 1 KB.
         request_s: from the first byte of a request to its last; a worker sends it in one piece.
         idle_s: how long a connection that has never shown the token may wait for its first request.
-        strangers: connections that have not shown the token; the oldest goes when there are more, so that rubbish
-            cannot shut workers out: they show the token within a round trip.
+        strangers: connections that have not shown the token for stranger_s; the oldest goes when there are more, so
+            that rubbish cannot shut workers out.
+        stranger_s: how long a connection counts for no stranger. Workers show the token within a round trip, but
+            thousands may connect before the first of them is read.
         connections: all of them; 503 for more. None: what the limit of open files leaves.
         poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
         unread_bytes: answers a peer may leave unread before its connection is cut.
@@ -74,6 +79,7 @@ class ServerLimits:
     request_s: float = 10.0
     idle_s: float = 10.0
     strangers: int = 1000
+    stranger_s: float = 2.0
     connections: int | None = None
     poll_s: float = 30.0
     unread_bytes: int = 64 << 20
@@ -219,6 +225,16 @@ class Connection(asyncio.Protocol):
         self._service.left(self)
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the peer has sent what the loop has not come to read yet."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        count = array.array("i", [0])
+        fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
+        return count[0] > 0
 
     def check_time(self, now: float) -> None:
         """Cuts the connection if it has stalled."""

@@ -41,6 +41,8 @@ __all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
 # Two connections for each of the largest job's 4,096 workers, and as much again. Not more than that, although the
 # system may allow it: workers inherit the limit, and some programs walk through all of it.
 _DESCRIPTORS = 16384
+# Of a worker: for its main thread and for its watch.
+_CONNECTIONS = 2
 # Descriptors that are not connections: pipes and logs of worker processes, the discovery script, libraries.
 _OTHER_DESCRIPTORS = 256
 # How long close() waits for peers to take their last answers.
@@ -103,26 +105,34 @@ class RendezvousServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._max_connections = 0
         self._connections: set[Connection] = set()
-        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._strangers: dict[Connection, float] = {}  # and when they came, oldest first
         self._waiters = Waiters()
         self._asked: set[Asked] = set()
 
     # --- for the driver --------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, workers: int = 0) -> int:
         """Listens.
 
         Args:
             host: local address.
             port: 0 for any that is free.
+            workers: how many there has to be room for.
 
         Returns:
             The port.
 
         Raises:
-            SettingsError: the address or port cannot be had.
+            SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        self._max_connections = self.limits.connections or max(16, _descriptors() - _OTHER_DESCRIPTORS)
+        needed = _CONNECTIONS * workers + _OTHER_DESCRIPTORS
+        found = _descriptors(max(_DESCRIPTORS, needed))
+        if found < needed:
+            raise SettingsError(
+                f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
+                "hard limit (ulimit -Hn) for this user"
+            )
+        self._max_connections = self.limits.connections or max(16, found - _OTHER_DESCRIPTORS)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
         loop = asyncio.get_running_loop()
@@ -177,12 +187,22 @@ class RendezvousServer:
         if self._closing:
             connection.abort()
             return
-        full = len(self._connections) > self._max_connections
-        if self._strangers and (full or len(self._strangers) >= self.limits.strangers):
+        now = asyncio.get_running_loop().time()
+        if len(self._connections) <= self._max_connections:
+            self._cut_strangers(now, self.limits.strangers - 1)
+        elif self._strangers:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
-        elif full:
+        else:
             connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
-        self._strangers[connection] = None
+        self._strangers[connection] = now
+
+    def _cut_strangers(self, now: float, left: int) -> None:
+        """Cuts the oldest of those who have had their time, until that many are left."""
+        while len(self._strangers) > left:
+            oldest, since = next(iter(self._strangers.items()))
+            if now - since < self.limits.stranger_s or oldest.has_unread:
+                return
+            oldest.abort()
 
     def trusted(self, connection: Connection) -> None:
         """The peer has shown the token."""
@@ -335,23 +355,24 @@ class RendezvousServer:
         """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        self._cut_strangers(now, self.limits.strangers)
         for connection in tuple(self._connections):
             connection.check_time(now)
         interval_s = min(1.0, self.limits.request_s / 4, self.limits.idle_s / 4)
         self._sweeper = loop.call_later(interval_s, self._sweep)
 
 
-def _descriptors() -> int:
+def _descriptors(needed: int) -> int:
     """Raises the limit of open files as far as it is needed and allowed, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (ValueError, OSError):  # forbidden by a sandbox: what there is has to do
             return soft
         return wanted
-    return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return needed if soft == resource.RLIM_INFINITY else soft
 
 
 def _allows(connection: Connection, method: bytes, allowed: bytes) -> bool:

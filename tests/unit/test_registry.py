@@ -59,7 +59,7 @@ def test_who_is_not_expected_is_not_recorded() -> None:
 
 def test_one_who_is_expected_no_more() -> None:
     now = registry().record(A, READY).without(A).without(B)
-    assert (now.expected, now.missing, now.records) == ((C,), (C,), ())
+    assert (now.expected, now.missing, tuple(now.records)) == ((C,), (C,), ())
     assert now.record(A, READY) == now
 
 

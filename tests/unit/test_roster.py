@@ -27,8 +27,9 @@ changes = st.lists(
 
 
 def check(roster: Roster[Record], plain: dict[WorkerId, WorkerState]) -> None:
-    assert roster == tuple(plain.items())
-    assert hash(roster) == hash(tuple(roster))
+    assert list(roster) == list(plain.items())
+    same = Roster(Record(worker, state) for worker, state in plain.items())
+    assert (roster, hash(roster), len(roster)) == (same, hash(same), len(plain))
     for worker in WORKERS:
         found = roster.find(worker)
         assert (None if found is None else found.state) == plain.get(worker)
@@ -54,11 +55,12 @@ def test_a_roster_is_what_was_put(steps: list[tuple[str, WorkerId, WorkerState, 
 
 def test_many_at_once() -> None:
     roster = Roster(Record(worker, WorkerState.READY) for worker in WORKERS)
-    changed = roster.put_all(Record(worker, WorkerState.FAILURE) for worker in WORKERS[1:3])
+    changed = roster.put(*(Record(worker, WorkerState.FAILURE) for worker in WORKERS[1:3]))
     check(changed, {w: WorkerState.FAILURE if w in WORKERS[1:3] else WorkerState.READY for w in WORKERS})
     check(roster, dict.fromkeys(WORKERS, WorkerState.READY))
-    with pytest.raises(ValueError, match=r"item of z\[0\]"):
-        roster.put_all([Record(worker_id("z[0]"), WorkerState.READY)])
+    check(changed.without(*WORKERS[1:]), {WORKERS[0]: WorkerState.READY})
+    assert roster != changed
+    assert roster != Roster(reversed(tuple(roster)))
 
 
 def assignment(cross: Ranks) -> RoundAssignment:
