@@ -26,6 +26,10 @@ class ContextGroup:
         """Listens. Returns what this worker publishes to the others."""
     def connect(self, blobs: Sequence[bytes], timeout_s: float) -> None:
         """Connects to all; blobs by global rank. Blocks. Who fails here is done: close it and make another."""
+    def cut(self, size: int) -> tuple[bytes, list[bytes]]:
+        """After prepare(), the same cut up: what is common to all, and what each of ``size`` ranks needs beside it."""
+    def connect_given(self, given: Sequence[tuple[bytes, bytes]], timeout_s: float) -> None:
+        """Like connect(), with what each rank has in common and its part for this one, by global rank."""
     def allreduce(self, group: str, buffer: Buffer, dtype: str, op: str, timeout_s: float) -> None:
         """In place. dtype by its numpy name or bfloat16; op: sum, average, min, max, product. Blocks."""
     def broadcast(self, group: str, buffer: Buffer, root: int, timeout_s: float) -> None:
@@ -90,9 +94,11 @@ class Engine:
     ) -> None:
         """machine: ranks with different ones share no memory."""
     def prepare(self, host: str) -> bytes:
-        """Listens. Returns what this worker publishes to the others."""
-    def connect(self, blobs: Sequence[bytes], timeout_s: float) -> None:
-        """Connects to all; blobs by rank. Blocks."""
+        """On rank 0: listens, and returns how the others find it. On the others: nothing."""
+    def connect(self, where: bytes, timeout_s: float) -> None:
+        """Connects to all; where: what rank 0's prepare() returned. Blocks."""
+    def connect_contexts(self, contexts: ContextGroup, timeout_s: float) -> None:
+        """Connects prepared contexts of all ranks, through rank 0; before start(). Blocks."""
     def start(self) -> None:
         """Starts the engine's thread."""
     def add_process_set(self, number: int, ranks: Sequence[int], contexts: ContextGroup | None) -> None:

@@ -18,6 +18,7 @@ constexpr char kMagic[4] = {'E', 'D', 'G', '1'};
 constexpr size_t kPortOffset = 2;  // of sin_port and sin6_port alike
 static_assert(offsetof(sockaddr_in, sin_port) == kPortOffset && offsetof(sockaddr_in6, sin6_port) == kPortOffset);
 constexpr uint32_t kMostPairs = 1u << 20;
+constexpr uint32_t kLongestAddress = 1024;
 
 class Writer {
  public:
@@ -44,6 +45,7 @@ class Reader {
     if (value > most) throw CollectiveError("cannot read a peer's addresses: a number is out of range");
     return value;
   }
+  bool empty() const { return at_ == data_.size(); }
   void end() const {
     if (at_ != data_.size()) throw CollectiveError("cannot read a peer's addresses: bytes left over");
   }
@@ -52,19 +54,6 @@ class Reader {
   const std::string& data_;
   size_t at_ = 0;
 };
-
-// Gloo's bytes are a sockaddr_storage, of which it fills as much as the family needs, and a sequence number. The rest
-// is whatever was in memory: it is cleared, so that addresses can be compared and nothing of this process leaks.
-Bytes cleaned(Bytes address) {
-  if (address.size() < sizeof(sockaddr_storage)) return address;
-  sa_family_t family;
-  std::memcpy(&family, address.data(), sizeof(family));
-  const size_t used = family == AF_INET    ? offsetof(sockaddr_in, sin_zero)
-                      : family == AF_INET6 ? sizeof(sockaddr_in6)
-                                           : sizeof(sockaddr_storage);
-  std::fill(address.begin() + used, address.begin() + sizeof(sockaddr_storage), 0);
-  return address;
-}
 
 Bytes without_port(Bytes address) {
   address[kPortOffset] = address[kPortOffset + 1] = 0;
@@ -82,10 +71,18 @@ bool differ_in_port_only(const std::vector<Bytes>& pairs) {
 
 }  // namespace
 
-std::string pack_addresses(std::vector<GroupAddresses> groups) {
-  for (GroupAddresses& group : groups) {
-    for (Bytes& pair : group.pairs) pair = cleaned(std::move(pair));
-  }
+Bytes clean_address(Bytes address) {
+  if (address.size() < sizeof(sockaddr_storage)) return address;
+  sa_family_t family;
+  std::memcpy(&family, address.data(), sizeof(family));
+  const size_t used = family == AF_INET    ? offsetof(sockaddr_in, sin_zero)
+                      : family == AF_INET6 ? sizeof(sockaddr_in6)
+                                           : sizeof(sockaddr_storage);
+  std::fill(address.begin() + used, address.begin() + sizeof(sockaddr_storage), 0);
+  return address;
+}
+
+std::string pack_addresses(const std::vector<GroupAddresses>& groups) {
   Writer writer;
   writer.bytes(kMagic, sizeof(kMagic));
   writer.number(static_cast<uint32_t>(groups.size()));
@@ -121,7 +118,7 @@ std::vector<GroupAddresses> unpack_addresses(const std::string& blob) {
     group.name.assign(reader.bytes(length), length);
     const uint32_t count = reader.number(kMostPairs);
     if (reader.number(1) == 1) {
-      const uint32_t size = reader.number(1024);
+      const uint32_t size = reader.number(kLongestAddress);
       const char* common = reader.bytes(size);
       if (size < kPortOffset + 2) throw CollectiveError("cannot read a peer's addresses: an address is too short");
       const char* ports = reader.bytes(size_t{2} * count);
@@ -132,7 +129,7 @@ std::vector<GroupAddresses> unpack_addresses(const std::string& blob) {
       }
     } else {
       for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t size = reader.number(1024);
+        const uint32_t size = reader.number(kLongestAddress);
         const char* raw = reader.bytes(size);
         group.pairs.emplace_back(raw, raw + size);
       }
@@ -140,6 +137,83 @@ std::vector<GroupAddresses> unpack_addresses(const std::string& blob) {
   }
   reader.end();
   return groups;
+}
+
+CutAddresses cut_addresses(const std::vector<GroupAddresses>& groups, const std::vector<std::vector<int>>& peers,
+                           size_t size) {
+  std::vector<Bytes> all;
+  for (const GroupAddresses& group : groups) all.insert(all.end(), group.pairs.begin(), group.pairs.end());
+  const bool compact = differ_in_port_only(all);
+  Writer common;
+  common.number(static_cast<uint32_t>(groups.size()));
+  for (const GroupAddresses& group : groups) {
+    common.number(static_cast<uint32_t>(group.name.size()));
+    common.bytes(group.name.data(), group.name.size());
+  }
+  common.number(compact ? 1 : 0);
+  if (compact) {
+    // Of the address proper only what the family needs; the rest of it is zero.
+    const Bytes base = without_port(all[0]);
+    const size_t address = std::min(base.size(), sizeof(sockaddr_storage));
+    size_t used = address;
+    while (used > kPortOffset + 2 && base[used - 1] == 0) --used;
+    common.number(static_cast<uint32_t>(base.size()));
+    common.number(static_cast<uint32_t>(used));
+    common.bytes(base.data(), used);
+    common.bytes(base.data() + address, base.size() - address);
+  }
+  CutAddresses cut{common.out, std::vector<std::string>(size)};
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (size_t i = 0; i < groups[group].pairs.size(); ++i) {
+      const Bytes& pair = groups[group].pairs[i];
+      Writer part;
+      part.out.push_back(static_cast<char>(group));
+      if (compact) {
+        part.bytes(pair.data() + kPortOffset, 2);
+      } else {
+        part.number(static_cast<uint32_t>(pair.size()));
+        part.bytes(pair.data(), pair.size());
+      }
+      cut.parts[static_cast<size_t>(peers[group][i])] += part.out;
+    }
+  }
+  return cut;
+}
+
+std::map<std::string, Bytes> join_addresses(const std::string& common, const std::string& part) {
+  Reader reader(common);
+  std::vector<std::string> names(reader.number(kMostGroups));
+  for (std::string& name : names) {
+    const uint32_t length = reader.number(kLongestName);
+    name.assign(reader.bytes(length), length);
+  }
+  const bool compact = reader.number(1) == 1;
+  Bytes base;
+  if (compact) {
+    base.resize(reader.number(kLongestAddress));
+    const size_t address = std::min(base.size(), sizeof(sockaddr_storage));
+    const uint32_t used = reader.number(static_cast<uint32_t>(address));
+    if (used < kPortOffset + 2) throw CollectiveError("cannot read a peer's addresses: an address is too short");
+    std::memcpy(base.data(), reader.bytes(used), used);
+    if (base.size() > address) std::memcpy(base.data() + address, reader.bytes(base.size() - address), base.size() - address);
+  }
+  reader.end();
+  std::map<std::string, Bytes> found;
+  Reader parts(part);
+  while (!parts.empty()) {
+    const auto group = static_cast<unsigned char>(*parts.bytes(1));
+    if (group >= names.size()) throw CollectiveError("cannot read a peer's addresses: there is no such group");
+    Bytes pair = base;
+    if (compact) {
+      std::memcpy(pair.data() + kPortOffset, parts.bytes(2), 2);
+    } else {
+      const uint32_t size = parts.number(kLongestAddress);
+      const char* raw = parts.bytes(size);
+      pair.assign(raw, raw + size);
+    }
+    found[names[group]] = std::move(pair);
+  }
+  return found;
 }
 
 }  // namespace elastic

@@ -169,6 +169,10 @@ std::string ContextGroup::prepare() {
   phase_ = Phase::kBroken;  // until it has worked
   const bool alone = std::all_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->size() == 1; });
   std::vector<GroupAddresses> addresses;
+  size_t pairs = 0;
+  for (const auto& group : groups_) pairs += static_cast<size_t>(group->size() - 1);
+  // While a pair connects it has its listener and its connection.
+  if (pairs != 0) require_descriptors(2 * pairs, std::to_string(pairs) + " connections to other workers");
   try {
     if (!alone) {
       const BatchScheduling batch;
@@ -185,7 +189,7 @@ std::string ContextGroup::prepare() {
       group->context = std::make_shared<GlooContext>(group->plan.index, group->size(), device_, group->transport);
       for (int member = 0; member < group->size(); ++member) {
         if (member == group->plan.index) continue;
-        addresses.back().pairs.push_back(inner->createPair(member)->address().bytes());
+        addresses.back().pairs.push_back(clean_address(inner->createPair(member)->address().bytes()));
         const std::lock_guard<std::mutex> lock(names_mutex_);
         names_.own.insert(endpoint_of(addresses.back().pairs.back()));
       }
@@ -194,41 +198,82 @@ std::string ContextGroup::prepare() {
     throw CollectiveError("cannot listen on " + host_ + ": " + error.what());
   }
   phase_ = Phase::kPrepared;
-  return pack_addresses(addresses);
+  addresses_ = std::move(addresses);
+  return pack_addresses(addresses_);
 }
 
-std::vector<ContextGroup::Dial> ContextGroup::plan_dials(const std::vector<std::string>& blobs) const {
-  std::map<int, std::vector<GroupAddresses>> peers;  // by global rank
+CutAddresses ContextGroup::cut(size_t size) const {
+  std::vector<std::vector<int>> peers;
+  for (const auto& group : groups_) {
+    peers.emplace_back();
+    if (group->size() == 1) continue;
+    for (const int rank : group->plan.members) {
+      if (rank >= static_cast<int>(size)) throw std::invalid_argument("there is a member above the size");
+      if (rank != group->plan.members[static_cast<size_t>(group->plan.index)]) peers.back().push_back(rank);
+    }
+  }
+  if (addresses_.size() != groups_.size()) throw CollectiveError("prepare() was not called");
+  return cut_addresses(addresses_, peers, size);
+}
+
+std::vector<ContextGroup::Dial> ContextGroup::plan_dials(const Lookup& lookup) const {
   std::vector<Dial> dials;
   for (const auto& group : groups_) {
     for (int member = 0; member < group->size(); ++member) {
       if (member == group->plan.index) continue;
-      const int rank = group->plan.members[member];
-      if (rank < 0 || rank >= static_cast<int>(blobs.size())) {
-        throw CollectiveError("no addresses of rank " + std::to_string(rank) + ": there are " +
-                              std::to_string(blobs.size()) + " blobs");
-      }
-      if (peers.count(rank) == 0) peers[rank] = unpack_addresses(blobs[rank]);
-      const auto found = std::find_if(peers[rank].begin(), peers[rank].end(),
-                                      [&](const GroupAddresses& one) { return one.name == group->plan.name; });
-      // The peer lists all but itself, in the group's order.
-      const size_t place = group->plan.index - (group->plan.index > member ? 1 : 0);
-      if (found == peers[rank].end() || found->pairs.size() != group->plan.members.size() - 1) {
-        throw CollectiveError("rank " + std::to_string(rank) + " has another group '" + group->plan.name + "'");
-      }
-      dials.push_back({group->context->getPair(member).get(), found->pairs[place], rank});
+      const int rank = group->plan.members[static_cast<size_t>(member)];
+      dials.push_back({group->context->getPair(member).get(), lookup(rank, group->plan, member), rank});
     }
   }
   return dials;
 }
 
 void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeout) {
+  std::map<int, std::vector<GroupAddresses>> peers;  // by global rank
+  const auto lookup = [&](int rank, const GroupPlan& plan, int member) {
+    if (rank < 0 || rank >= static_cast<int>(blobs.size())) {
+      throw CollectiveError("no addresses of rank " + std::to_string(rank) + ": there are " +
+                            std::to_string(blobs.size()) + " blobs");
+    }
+    if (peers.count(rank) == 0) peers[rank] = unpack_addresses(blobs[static_cast<size_t>(rank)]);
+    const auto found = std::find_if(peers[rank].begin(), peers[rank].end(),
+                                    [&](const GroupAddresses& one) { return one.name == plan.name; });
+    // The peer lists all but itself, in the group's order.
+    const auto place = static_cast<size_t>(plan.index - (plan.index > member ? 1 : 0));
+    if (found == peers[rank].end() || found->pairs.size() != plan.members.size() - 1) {
+      throw CollectiveError("rank " + std::to_string(rank) + " has another group '" + plan.name + "'");
+    }
+    return found->pairs[place];
+  };
+  connect_all(lookup, timeout);
+}
+
+void ContextGroup::connect(const std::vector<std::pair<std::string, std::string>>& given, Seconds timeout) {
+  std::map<int, std::map<std::string, Bytes>> peers;
+  const auto lookup = [&](int rank, const GroupPlan& plan, int) {
+    if (rank < 0 || rank >= static_cast<int>(given.size())) {
+      throw CollectiveError("no addresses of rank " + std::to_string(rank));
+    }
+    if (peers.count(rank) == 0) {
+      const auto& [common, part] = given[static_cast<size_t>(rank)];
+      peers[rank] = join_addresses(common, part);
+    }
+    const auto found = peers[rank].find(plan.name);
+    if (found == peers[rank].end()) {
+      throw CollectiveError("rank " + std::to_string(rank) + " has another group '" + plan.name + "'");
+    }
+    return found->second;
+  };
+  connect_all(lookup, timeout);
+}
+
+void ContextGroup::connect_all(const Lookup& lookup, Seconds timeout) {
   check();
   const std::lock_guard<std::mutex> building(build_mutex_);
   check();
   if (phase_ == Phase::kNew) throw CollectiveError("prepare() was not called");
   if (phase_ != Phase::kPrepared) throw CollectiveError("connect() was called before, or prepare() failed");
-  const std::vector<Dial> dials = plan_dials(blobs);
+  const std::vector<Dial> dials = plan_dials(lookup);
   {
     const std::lock_guard<std::mutex> lock(names_mutex_);
     for (const Dial& one : dials) names_.peers.insert(endpoint_of(one.address));

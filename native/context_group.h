@@ -15,9 +15,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abortable_transport.h"
@@ -54,6 +56,11 @@ class ContextGroup {
   // it is not done in time; AbortedError; CollectiveError.
   void connect(const std::vector<std::string>& blobs, Seconds timeout);
 
+  // The other way, for many workers: after prepare(), what each of `size` ranks needs of this one; and what this one was
+  // given, (common, part) by global rank.
+  CutAddresses cut(size_t size) const;
+  void connect(const std::vector<std::pair<std::string, std::string>>& given, Seconds timeout);
+
   // In place on `count` elements. Integers wrap around; their average is rounded toward zero.
   void allreduce(const std::string& group, void* data, size_t count, DType dtype, ReduceOp op, Seconds timeout);
   // Overwrites `bytes` bytes with those of the member at index `root`.
@@ -85,7 +92,10 @@ class ContextGroup {
 
   void check() const;
   Group& find(const std::string& name) const;
-  std::vector<Dial> plan_dials(const std::vector<std::string>& blobs) const;
+  // Where a peer listens for this worker: its global rank, the group, and its place in that.
+  using Lookup = std::function<Bytes(int rank, const GroupPlan& plan, int member)>;
+  void connect_all(const Lookup& lookup, Seconds timeout);
+  std::vector<Dial> plan_dials(const Lookup& lookup) const;
   void dial(const std::vector<Dial>& dials, Seconds timeout);
   void shut_down_sockets();
   template <typename Operation>
@@ -95,6 +105,7 @@ class ContextGroup {
   const pid_t owner_;  // a forked child must not join threads that it does not have
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();
   std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<GroupAddresses> addresses_;  // of this worker; after prepare()
   std::shared_ptr<gloo::transport::Device> device_;
   std::atomic<Phase> phase_{Phase::kNew};
   std::mutex build_mutex_;  // held by prepare(), connect() and close(), in which groups_ and device_ change

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "sockets.h"
 #include "wire.h"
 
 namespace elastic {
@@ -68,6 +69,15 @@ int milliseconds_to(ControlLink::Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, kSliceMs));
 }
 
+// "rank 3", "ranks 3, 5".
+std::string named(const std::vector<int>& ranks) {
+  constexpr size_t kMostNamed = 20;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > kMostNamed) text += " and " + std::to_string(ranks.size() - kMostNamed) + " more";
+  return text;
+}
+
 // Who dials says: greeting, secret, rank.
 constexpr size_t kSecretBytes = 16;
 constexpr size_t kHelloBytes = sizeof(kGreeting) + kSecretBytes + sizeof(int32_t);
@@ -103,6 +113,7 @@ void ControlLink::close() {
 
 std::string ControlLink::listen(const std::string& host) {
   if (rank_ != 0 || size_ == 1) return "";
+  require_descriptors(static_cast<size_t>(size_), "connections to " + std::to_string(size_ - 1) + " other workers");
   secret_.resize(kSecretBytes);
   if (getrandom(secret_.data(), kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes)) {
     throw CollectiveError("cannot get random bytes: " + reason());
@@ -158,11 +169,11 @@ void ControlLink::accept_all(Clock::time_point deadline, const Check& check) {
   while (peers_.size() + 1 < static_cast<size_t>(size_)) {
     check();
     if (Clock::now() >= deadline) {
-      std::string missing;
+      std::vector<int> missing;
       for (int other = 1; other < size_; ++other) {
-        if (by_rank_[static_cast<size_t>(other)] == SIZE_MAX) missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+        if (by_rank_[static_cast<size_t>(other)] == SIZE_MAX) missing.push_back(other);
       }
-      throw CollectiveTimeout("cannot connect in time to ranks " + missing);
+      throw CollectiveTimeout("cannot connect in time to " + named(missing));
     }
     std::vector<pollfd> polled{{listener_, POLLIN, 0}};
     for (const Guest& guest : guests) polled.push_back({guest.socket.fd, POLLIN, 0});
@@ -295,12 +306,34 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
   return frames;
 }
 
+std::map<int, std::string> ControlLink::receive_all(Clock::time_point deadline, const Check& check) {
+  std::map<int, std::string> received;
+  while (received.size() < peers_.size()) {
+    check();
+    if (Clock::now() >= deadline) {
+      std::vector<int> missing;
+      for (const Peer& peer : peers_) {
+        if (received.count(peer.rank) == 0) missing.push_back(peer.rank);
+      }
+      std::sort(missing.begin(), missing.end());
+      throw CollectiveTimeout("nothing came in time from " + named(missing));
+    }
+    for (Frame& frame : receive(kSliceMs)) {
+      if (!received.emplace(frame.rank, std::move(frame.bytes)).second) {
+        throw CollectiveError("rank " + std::to_string(frame.rank) + " sends rubbish");
+      }
+    }
+  }
+  return received;
+}
+
 void ControlLink::wake() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(event_, &one, sizeof(one));
 }
 
 void ControlLink::disconnect() {
+  if (listener_ >= 0) ::close(std::exchange(listener_, -1));  // who was not let in yet sees it too
   for (const Peer& peer : peers_) shutdown(peer.socket, SHUT_RDWR);
 }
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,6 +39,9 @@ class ControlLink {
   // What has come, after a message, a wake() or the timeout. Throws CollectiveError when a peer is gone.
   std::vector<Frame> receive(int timeout_ms);
   void wake();
+  // On rank 0, one message of each other rank, by rank; on the others, one of rank 0. Throws CollectiveTimeout, naming
+  // who is missing, and CollectiveError.
+  std::map<int, std::string> receive_all(Clock::time_point deadline, const Check& check);
   // Closes all connections; wake() may still be called.
   void close();
   // Lets the peers see the end of their connections.

@@ -66,44 +66,127 @@ Engine::~Engine() {
   close();
 }
 
-std::string Engine::prepare(const std::string& host) {
-  Writer writer;
-  writer.text(link_.listen(host));
-  writer.text(segment_ ? machine_ : "");
-  if (segment_) {
-    const SegmentName name = segment_->name();
-    writer.number(static_cast<uint64_t>(name.pid));
-    writer.number(static_cast<uint64_t>(name.descriptor));
-    writer.number(name.nonce);
-    writer.number(name.words_address);
+std::string Engine::prepare(const std::string& host) { return link_.listen(host); }
+
+// Who fails lets the others see the end of its connections, so that nobody waits for a time limit.
+template <typename Talk>
+void Engine::connecting(Talk talk) {
+  try {
+    throw_if_aborted();
+    talk();
+  } catch (...) {
+    link_.disconnect();
+    throw;
   }
-  return writer.take();
 }
 
-void Engine::connect(const std::vector<std::string>& blobs, Seconds timeout) {
-  if (blobs.size() != static_cast<size_t>(size_)) throw std::invalid_argument("there must be a blob for each rank");
+void Engine::connect(const std::string& where, Seconds timeout) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
   const auto check = [this] { throw_if_aborted(); };
-  std::string where;
-  std::map<std::string, std::vector<int>> by_machine;
-  std::map<int, SegmentName> neighbours;
-  for (int rank = 0; rank < size_; ++rank) {
-    Reader reader(blobs[static_cast<size_t>(rank)]);
-    const std::string_view listens = reader.text();
-    if (rank == 0) where = listens;
-    const std::string machine(reader.text());
-    by_machine[machine.empty() ? "rank " + std::to_string(rank) : machine].push_back(rank);
-    if (machine.empty()) continue;
-    SegmentName name;
-    name.machine = machine;
-    name.pid = static_cast<pid_t>(reader.number());
-    name.descriptor = reader.small_number();
-    name.nonce = reader.number();
-    name.words_address = reader.number();
-    if (segment_ && machine == machine_ && rank != rank_) neighbours[rank] = name;
-  }
-  link_.connect(where, deadline, check);
+  connecting([&] {
+    link_.connect(where, deadline, check);
+    agree_on_memory(introduce(deadline, check), deadline, check);
+  });
+}
 
+namespace {
+
+void write_name(Writer& writer, const SegmentName& name) {
+  writer.number(static_cast<uint64_t>(name.pid));
+  writer.number(static_cast<uint64_t>(name.descriptor));
+  writer.number(name.nonce);
+  writer.number(name.words_address);
+}
+
+SegmentName read_name(Reader& reader, const std::string& machine) {
+  SegmentName name;
+  name.machine = machine;
+  name.pid = static_cast<pid_t>(reader.number());
+  name.descriptor = reader.small_number();
+  name.nonce = reader.number();
+  name.words_address = reader.number();
+  return name;
+}
+
+}  // namespace
+
+// Rank 0 learns each rank's machine and segment. It tells each which ranks are together, as runs over the ranks, and the
+// segments of its neighbours. Sets machines_, for now as if all could share memory.
+std::map<int, SegmentName> Engine::introduce(Clock::time_point deadline, const ControlLink::Check& check) {
+  Writer mine;
+  mine.text(segment_ ? machine_ : "");
+  if (segment_) write_name(mine, segment_->name());
+  std::string told;  // by rank 0
+  if (rank_ != 0) {
+    link_.send(0, mine.bytes(), check);
+    told = link_.receive_all(deadline, check)[0];
+  } else {
+    std::map<int, std::string> said = link_.receive_all(deadline, check);
+    said[0] = mine.take();
+    std::map<std::string, size_t> numbers;
+    std::vector<std::pair<size_t, size_t>> runs;  // number of a machine, how many ranks in a row
+    std::vector<std::string> segments;            // of each machine: its ranks and their segments
+    std::vector<size_t> counts, machine_of;
+    for (const auto& [rank, bytes] : said) {
+      Reader reader(bytes);
+      const std::string machine(reader.text());
+      const std::string key = machine.empty() ? "rank " + std::to_string(rank) : machine;
+      const size_t number = numbers.emplace(key, numbers.size()).first->second;
+      if (number == segments.size()) {
+        segments.emplace_back();
+        counts.push_back(0);
+      }
+      if (runs.empty() || runs.back().first != number) runs.emplace_back(number, 0);
+      ++runs.back().second;
+      machine_of.push_back(number);
+      if (machine.empty()) continue;
+      Writer one;
+      one.number(static_cast<uint64_t>(rank));
+      write_name(one, read_name(reader, machine));
+      segments[number] += one.bytes();
+      ++counts[number];
+    }
+    Writer all;
+    all.number(runs.size());
+    for (const auto& [number, count] : runs) {
+      all.number(number);
+      all.number(count);
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      const size_t number = machine_of[static_cast<size_t>(rank)];
+      Writer one;
+      one.number(counts[number]);
+      one.raw(segments[number]);
+      const std::string message = all.bytes() + one.bytes();
+      if (rank == 0) {
+        told = message;
+      } else {
+        link_.send(rank, message, check);
+      }
+    }
+  }
+  Reader reader(told);
+  std::map<size_t, std::vector<int>> machines;
+  int next = 0;
+  for (uint64_t runs = reader.number(); runs > 0; --runs) {
+    const uint64_t number = reader.number(), count = reader.number();
+    if (count > static_cast<uint64_t>(size_ - next)) throw CollectiveError("rank 0 knows more ranks than there are");
+    for (uint64_t i = 0; i < count; ++i) machines[number].push_back(next++);
+  }
+  if (next != size_) throw CollectiveError("rank 0 does not know all ranks");
+  for (auto& [number, ranks] : machines) machines_.push_back(std::move(ranks));
+  std::sort(machines_.begin(), machines_.end());
+  std::map<int, SegmentName> neighbours;
+  for (uint64_t left = reader.number(); left > 0; --left) {
+    const int rank = reader.small_number();
+    const SegmentName name = read_name(reader, machine_);
+    if (rank != rank_) neighbours[rank] = name;
+  }
+  return neighbours;
+}
+
+void Engine::agree_on_memory(const std::map<int, SegmentName>& neighbours, Clock::time_point deadline,
+                             const ControlLink::Check& check) {
   std::vector<std::unique_ptr<PeerSegment>> peers;
   bool mapped = true, direct = options_.direct_reads;
   try {
@@ -116,54 +199,98 @@ void Engine::connect(const std::vector<std::string>& blobs, Seconds timeout) {
     unshared_ = error.what();
   }
   // All share memory, or none: whoever does it alone would wait for ever.
-  const auto receive_from = [&](int count) {
-    std::map<int, std::string> received;
-    while (received.size() < static_cast<size_t>(count)) {
-      check();
-      if (Clock::now() >= deadline) throw CollectiveTimeout("cannot agree with the other ranks in time");
-      for (auto& frame : link_.receive(5)) received[frame.rank] = std::move(frame.bytes);
-    }
-    return received;
+  const auto verdict_on = [&] {
+    Writer writer;
+    writer.number(mapped);
+    writer.number(direct);
+    writer.text(unshared_);
+    return writer.take();
   };
-  Writer mine;
-  mine.number(mapped);
-  mine.number(direct);
-  mine.text(unshared_);
-  std::string verdict = mine.bytes();
+  std::string verdict;
   if (rank_ == 0) {
-    for (const auto& [rank, bytes] : receive_from(size_ - 1)) {
+    for (const auto& [rank, bytes] : link_.receive_all(deadline, check)) {
       Reader reader(bytes);
       mapped = reader.number() != 0 && mapped;
       direct = reader.number() != 0 && direct;
       const std::string_view why = reader.text();
       if (unshared_.empty()) unshared_ = why;
     }
-    Writer all;
-    all.number(mapped);
-    all.number(direct);
-    all.text(unshared_);
-    verdict = all.bytes();
+    verdict = verdict_on();
     for (int rank = 1; rank < size_; ++rank) link_.send(rank, verdict, check);
   } else {
-    link_.send(0, verdict, check);
-    verdict = receive_from(1)[0];
+    link_.send(0, verdict_on(), check);
+    verdict = link_.receive_all(deadline, check)[0];
   }
   Reader reader(verdict);
   mapped = reader.number() != 0;
   direct = reader.number() != 0;
   unshared_ = reader.text();
 
-  for (auto& [machine, ranks] : by_machine) {
-    if (mapped) {
-      machines_.push_back(ranks);
-    } else {
-      for (const int rank : ranks) machines_.push_back({rank});
-    }
+  if (!mapped) {
+    machines_.clear();
+    for (int rank = 0; rank < size_; ++rank) machines_.push_back({rank});
   }
-  std::sort(machines_.begin(), machines_.end());
   if (mapped && segment_ && !peers.empty()) {
     plane_ = std::make_unique<LocalPlane>(segment_, std::move(peers), direct, [this] { look(); });
   }
+}
+
+std::vector<Engine::Given> Engine::swap(const std::string& common, const std::vector<std::string>& parts,
+                                        Seconds timeout) {
+  if (parts.size() != static_cast<size_t>(size_)) throw std::invalid_argument("there must be a part for each rank");
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  const auto check = [this] { throw_if_aborted(); };
+  std::vector<Given> given(static_cast<size_t>(size_));
+  connecting([&] {
+    Writer mine;
+    mine.text(common);
+    for (const std::string& part : parts) mine.text(part);
+    std::string told;
+    if (rank_ != 0) {
+      link_.send(0, mine.bytes(), check);
+      told = link_.receive_all(deadline, check)[0];
+    } else {
+      std::map<int, std::string> said = link_.receive_all(deadline, check);
+      said[0] = mine.take();
+      // Ranks of one machine mostly have the same in common: it is told once.
+      std::map<std::string_view, size_t> numbers;
+      std::vector<size_t> number_of;
+      std::vector<Reader> readers;
+      Writer table;
+      for (const auto& [rank, bytes] : said) {
+        readers.emplace_back(bytes);
+        const std::string_view text = readers.back().text();
+        const auto [found, is_new] = numbers.emplace(text, numbers.size());
+        if (is_new) table.text(text);
+        number_of.push_back(found->second);
+      }
+      Writer head;
+      head.number(numbers.size());
+      head.raw(table.bytes());
+      for (int rank = 0; rank < size_; ++rank) {
+        Writer one;
+        one.raw(head.bytes());
+        for (size_t from = 0; from < readers.size(); ++from) {
+          one.number(number_of[from]);
+          one.text(readers[from].text());
+        }
+        if (rank == 0) {
+          told = one.take();
+        } else {
+          link_.send(rank, one.bytes(), check);
+        }
+      }
+    }
+    Reader reader(told);
+    std::vector<std::string> table;
+    for (uint64_t left = reader.number(); left > 0; --left) table.emplace_back(reader.text());
+    for (Given& one : given) {
+      const uint64_t number = reader.number();
+      if (number >= table.size()) throw CollectiveError("cannot read what rank 0 tells of the others");
+      one = {table[number], std::string(reader.text())};
+    }
+  });
+  return given;
 }
 
 void Engine::start() {

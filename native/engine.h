@@ -90,10 +90,16 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Listens. Returns what this worker publishes to the others; it is small.
+  // On rank 0: listens, and returns how the others find it; that is all that has to be published. The others: "".
   std::string prepare(const std::string& host);
-  // Connects to the others, whose blobs come by rank. Throws CollectiveTimeout, AbortedError, CollectiveError.
-  void connect(const std::vector<std::string>& blobs, Seconds timeout);
+  // Connects to rank 0, whose prepare() returned `where`, and through it learns of the others. Throws
+  // CollectiveTimeout, AbortedError, CollectiveError.
+  void connect(const std::string& where, Seconds timeout);
+
+  // After connect() and before start(), on all ranks at once: gives each rank what is common and its part, through
+  // rank 0. Returns what the others gave this one, by rank. Throws as connect() does.
+  using Given = std::pair<std::string, std::string>;
+  std::vector<Given> swap(const std::string& common, const std::vector<std::string>& parts, Seconds timeout);
 
   // The ranks by machine, in the order of their first ranks; after connect(), the same on all ranks. Ranks that cannot
   // share memory are on machines of their own.
@@ -137,6 +143,7 @@ class Engine {
 
   Timeline& timeline() { return timeline_; }
   int rank() const { return rank_; }
+  int size() const { return size_; }
 
   // Ends everything under way and refuses what comes. Any thread, any time.
   void abort(const std::string& reason);
@@ -164,6 +171,12 @@ class Engine {
     size_t count;
     DType type;
   };
+  // What ranks tell each other through rank 0 while they connect.
+  std::map<int, SegmentName> introduce(Clock::time_point deadline, const ControlLink::Check& check);
+  void agree_on_memory(const std::map<int, SegmentName>& neighbours, Clock::time_point deadline,
+                       const ControlLink::Check& check);
+  template <typename Talk>
+  void connecting(Talk talk);
   void run();
   void tell();
   void answer();

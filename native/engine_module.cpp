@@ -227,13 +227,19 @@ void bind_engine(nb::module_& module) {
            },
            arg("host"))
       .def("connect",
-           [](Engine& self, const std::vector<nb::bytes>& blobs, double timeout_s) {
-             std::vector<std::string> copies;
-             for (const nb::bytes& blob : blobs) copies.emplace_back(blob.c_str(), blob.size());
+           [](Engine& self, const nb::bytes& where, double timeout_s) {
+             const std::string copy(where.c_str(), where.size());
              const nb::gil_scoped_release released;
-             self.connect(copies, Seconds(timeout_s));
+             self.connect(copy, Seconds(timeout_s));
            },
-           arg("blobs"), arg("timeout_s"))
+           arg("where"), arg("timeout_s"))
+      .def("connect_contexts",
+           [](Engine& self, ContextGroup& contexts, double timeout_s) {
+             const nb::gil_scoped_release released;
+             const CutAddresses cut = contexts.cut(static_cast<size_t>(self.size()));
+             contexts.connect(self.swap(cut.common, cut.parts, Seconds(timeout_s)), Seconds(timeout_s));
+           },
+           arg("contexts"), arg("timeout_s"))
       .def_prop_ro("machines", &Engine::machines)
       .def_prop_ro("unshared", &Engine::unshared)
       .def("start", &Engine::start, unlocked)

@@ -71,6 +71,27 @@ void connect_peers(ContextGroup& self, const std::vector<nb::bytes>& blobs, doub
   self.connect(copies, timeout);
 }
 
+nb::tuple cut(const ContextGroup& self, size_t size) {
+  elastic::CutAddresses cut;
+  {
+    const nb::gil_scoped_release unlocked;
+    cut = self.cut(size);
+  }
+  nb::list parts;
+  for (const std::string& part : cut.parts) parts.append(nb::bytes(part.data(), part.size()));
+  return nb::make_tuple(nb::bytes(cut.common.data(), cut.common.size()), parts);
+}
+
+void connect_given(ContextGroup& self, const std::vector<std::pair<nb::bytes, nb::bytes>>& given, double timeout_s) {
+  const Seconds timeout = checked(timeout_s);
+  std::vector<std::pair<std::string, std::string>> copies;
+  for (const auto& [common, part] : given) {
+    copies.emplace_back(std::string(common.c_str(), common.size()), std::string(part.c_str(), part.size()));
+  }
+  const nb::gil_scoped_release unlocked;
+  self.connect(copies, timeout);
+}
+
 void allreduce(ContextGroup& self, const std::string& group, nb::handle buffer, const std::string& dtype,
                const std::string& op, double timeout_s) {
   const Seconds timeout = checked(timeout_s);
@@ -139,6 +160,8 @@ NB_MODULE(_native, module) {
       .def("__init__", &make, arg("groups"), nb::kw_only(), arg("host"))
       .def("prepare", &prepare)
       .def("connect", &connect_peers, arg("blobs"), arg("timeout_s"))
+      .def("cut", &cut, arg("size"))
+      .def("connect_given", &connect_given, arg("given"), arg("timeout_s"))
       .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))
       .def("broadcast", &broadcast, arg("group"), arg("buffer"), arg("root"), arg("timeout_s"))
       .def("allgather", &allgather, arg("group"), arg("input"), arg("output"), arg("counts"), arg("timeout_s"))

@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,8 +17,13 @@
 #include <memory>
 #include <vector>
 
+#include "errors.h"
+
 namespace elastic {
 namespace {
+
+// For what the program opens meanwhile.
+constexpr size_t kSpareDescriptors = 64;
 
 using NameCall = int (*)(int, sockaddr*, socklen_t*);
 
@@ -161,6 +168,21 @@ int shutdown_sockets(const SocketNames& names, Which which) {
     ++found;
   });
   return found;
+}
+
+void require_descriptors(size_t more, const std::string& what) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const size_t open = open_descriptors().size();
+  const rlim_t needed = open + more + kSpareDescriptors;
+  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= needed) return;
+  rlimit raised = limit;
+  raised.rlim_cur = limit.rlim_max == RLIM_INFINITY ? needed : std::min(needed, limit.rlim_max);
+  if (raised.rlim_cur > limit.rlim_cur && setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  if (limit.rlim_cur >= open + more) return;
+  throw CollectiveError("cannot open " + what + ": " + std::to_string(open) + " files are open, and " +
+                        std::to_string(limit.rlim_cur) + " are allowed; raise the hard limit (ulimit -Hn) to " +
+                        std::to_string(needed) + " at least");
 }
 
 SocketNames names_in_use(const SocketNames& names) {

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <set>
 #include <string>
 
@@ -26,6 +27,10 @@ enum class Which {
 // Shuts down, both ways, every such TCP socket of this process. A wait on it ends at once. Nothing is closed: the
 // descriptors stay their owner's. Returns how many there were.
 int shutdown_sockets(const SocketNames& names, Which which);
+
+// Sees to it that this process may open so many more files: raises its limit as far as is needed and allowed. Throws
+// CollectiveError where that is too little; `what` they are for.
+void require_descriptors(size_t more, const std::string& what);
 
 // Those of `names` that some open socket bears. The rest may by now be given to sockets that are not ours.
 SocketNames names_in_use(const SocketNames& names);

@@ -64,6 +64,13 @@ class Exchange(Protocol):
     def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]: ...
 
 
+class Meeting(Exchange, Protocol):
+    """How members find each other before they are connected. Both calls block."""
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        """Gives one member's value to all others; None for those who wait for it."""
+
+
 class Collectives(Protocol):
     """One round's collectives of one process.
 

@@ -22,10 +22,10 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastic_driver.errors import HorovodInternalError, RendezvousError, SettingsError
+from elastic_driver.errors import HorovodInternalError, RendezvousError, RendezvousTimeoutError, SettingsError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import Backend, RoundAssignment
-from elastic_driver.worker.collectives import Collectives, Exchange, Group, SoloCollectives
+from elastic_driver.worker.collectives import Collectives, Group, Meeting, SoloCollectives
 from elastic_driver.worker.engine import Engine, Kind, Operation, Result
 from elastic_driver.worker.messages import wait
 from elastic_driver.worker.plain_engine import Make, PlainEngine
@@ -45,6 +45,12 @@ class RoundClient(WatchClient, Protocol):
         self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
     ) -> list[bytes]:
         """Puts a value, waits for all, returns all in order of their keys."""
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key."""
+
+    def get(self, round_id: int, scope: str, key: str, *, wait_s: float) -> bytes | None:
+        """The value of a key, waited for; None when it is not there in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Limits:
 class ConnectableEngine(Engine, Protocol):
     """An engine before it has its peers."""
 
-    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+    def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
         """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
 
 
@@ -127,6 +133,27 @@ def _collectives_of(backend: Backend, address: str) -> Make:
             from elastic_driver.worker.torch_backend import TorchCollectives
 
             return lambda groups: TorchCollectives(groups, address)
+
+
+class _RoundMeeting:
+    """See Meeting: over the driver's key-value store."""
+
+    def __init__(self, client: RoundClient | None, round_id: int, timeout_s: float) -> None:
+        self._client, self._round_id, self._timeout_s = client, round_id, timeout_s
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        assert self._client is not None
+        return self._client.exchange(self._round_id, scope, key, count, value, timeout_s=self._timeout_s)
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        assert self._client is not None
+        if value is not None:
+            self._client.put(self._round_id, scope, "0", value)
+            return value
+        found = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
+        if found is None:
+            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
+        return found
 
 
 class Context:
@@ -321,10 +348,6 @@ class Context:
     def _error(self) -> HorovodInternalError:
         return HorovodInternalError(f"cannot go on: {self._broken}")
 
-    def _exchange(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-        assert self._client is not None
-        return self._client.exchange(self.assignment.round_id, scope, key, count, value, timeout_s=self.limits.build_s)
-
     def _connect(self) -> None:
         try:
             engine = make_engine(self.assignment, self._address, self.limits)
@@ -333,7 +356,8 @@ class Context:
                 broken = self._broken
             if broken:
                 engine.abort(broken)
-            engine.connect(self._exchange, timeout_s=self.limits.build_s)
+            meeting = _RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
+            engine.connect(meeting, timeout_s=self.limits.build_s)
         except (HorovodInternalError, RendezvousError, OSError) as error:
             self.abort(f"cannot connect to the peers: {error}")
         except BaseException as error:

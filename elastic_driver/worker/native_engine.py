@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import numpy.typing as npt
 
 from elastic_driver import native_loader
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
-from elastic_driver.worker.collectives import CONTEXT_SCOPE, Exchange
-from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.collectives import Exchange, Meeting
+from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.messages import wait
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -25,6 +27,7 @@ ENGINE_SCOPE = "engine"
 _FUSION_BYTES = 64 << 20
 _STALL_WARN_S = 60.0
 _LANE_END_S = 5.0
+_LENGTH = struct.Struct("<H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class NativeEngine:
         except self._module.CollectiveError as error:
             raise HorovodInternalError(f"rank {self._rank} cannot {what}: {error}") from error
 
-    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+    def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
         """Connects to the peers. Blocks until all are there or the time is up.
 
         Raises:
@@ -166,9 +169,10 @@ class NativeEngine:
         """
         self._exchange = exchange
         with self.failures("connect to its peers"):
-            blob = self._native.prepare(self._address)
-            blobs = exchange(ENGINE_SCOPE, key=self._rank, count=self._size, value=blob)
-            self._native.connect(blobs, timeout_s)
+            where = self._native.prepare(self._address)
+            # Only rank 0's address goes through the driver, the rest through rank 0: see docs/decisions/0013.
+            where = exchange.share(ENGINE_SCOPE, where if self._rank == 0 else None)
+            self._native.connect(where, timeout_s)
             if self._rank == 0 and self._native.unshared:
                 _log.warning("elastic_driver: ranks of one machine go over the network: %s", self._native.unshared)
         self._add(GLOBAL_SET, range(self._size), timeout_s=timeout_s)
@@ -182,11 +186,14 @@ class NativeEngine:
 
     def _make_contexts(self, number: int, ranks: list[int], *, timeout_s: float) -> Any:
         """Gloo contexts for a set that spans machines; None where there is no need, or this rank is no member."""
-        parts = [[rank for rank in ranks if rank in machine] for machine in self._native.machines]
-        parts = [part for part in parts if part]
-        if self._rank not in ranks or len(parts) == 1:
+        members = set(ranks)
+        parts = [[rank for rank in machine if rank in members] for machine in self._native.machines]
+        parts = [[rank for rank in ranks if rank in part] for part in map(set, parts) if part]
+        if len(parts) == 1:
             return None
-        assert self._exchange is not None
+        if self._rank not in members:
+            self._swap(number, b"", [b""] * self._size)
+            return None
         mine = next(part for part in parts if self._rank in part)
         place = mine.index(self._rank)
         groups = [("global", ranks, ranks.index(self._rank))]
@@ -200,14 +207,31 @@ class NativeEngine:
                 aborted = self._aborted
             if aborted:
                 contexts.abort(aborted)
-            blob = contexts.prepare()
-            scope = CONTEXT_SCOPE if number == GLOBAL_SET else f"{CONTEXT_SCOPE}.{number}"
-            blobs = self._exchange(scope, key=ranks.index(self._rank), count=len(ranks), value=blob)
-            by_rank = [b""] * self._size
-            for rank, each in zip(ranks, blobs, strict=True):
-                by_rank[rank] = each
-            contexts.connect(by_rank, timeout_s)
+            contexts.prepare()
+            if number == GLOBAL_SET:
+                self._native.connect_contexts(contexts, timeout_s)
+            else:
+                contexts.connect_given(self._swap(number, *contexts.cut(self._size)), timeout_s)
         return contexts
+
+    def _swap(self, number: int, common: bytes, parts: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """Gives each rank what is common and its part; returns what the others gave this one, by rank.
+
+        All ranks call it alike. The engine runs by now, so that it is one of its operations.
+        """
+        sent = [_LENGTH.pack(len(common)) + common + part if part else b"" for part in parts]
+        data = np.frombuffer(b"".join(sent), np.uint8)
+        spec = TensorSpec(data.ctypes.data, data.nbytes, data.dtype.name, data.shape, 0)
+        name = f"elastic_driver.process_set.{number}.addresses"
+        splits = (tuple(map(len, sent)),)
+        result = wait(self.submit(Operation(Kind.ALLTOALL, (spec,), name=name, splits=splits)), data)
+        received = result.arrays[0].tobytes()
+        given, at = [], 0
+        for size in result.received[0]:
+            one, at = received[at : at + size], at + size
+            length = _LENGTH.unpack_from(one)[0] if one else 0
+            given.append((one[_LENGTH.size : _LENGTH.size + length], one[_LENGTH.size + length :]))
+        return given
 
     def submit(self, operation: Operation) -> NativeHandle:
         """See Engine."""

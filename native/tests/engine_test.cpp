@@ -28,15 +28,16 @@ constexpr int kFloat32 = 2, kInt32 = 6;
 
 struct World {
   explicit World(int size, EngineOptions options = {}) {
-    std::vector<std::string> blobs;
+    std::string where;
     for (int rank = 0; rank < size; ++rank) {
       engines.push_back(std::make_unique<Engine>(rank, size, options));
-      blobs.push_back(engines.back()->prepare("127.0.0.1"));
+      const std::string published = engines.back()->prepare("127.0.0.1");
+      if (rank == 0) where = published;
     }
     std::vector<int> ranks(static_cast<size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     each([&](Engine& engine, int) {
-      engine.connect(blobs, Seconds(20));
+      engine.connect(where, Seconds(20));
       CHECK(engine.machines().size() == 1);
       engine.add_process_set(0, ranks, nullptr);
       engine.start();

@@ -35,6 +35,48 @@ class Meeting:
                 raise TimeoutError(f"{scope}: {sorted(values)} of {count}")
             return [values[each] for each in range(count)]
 
+    __call__ = exchange
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        with self._changed:
+            if value is not None:
+                self._values[scope] = {0: value}
+                self._changed.notify_all()
+            if not self._changed.wait_for(lambda: scope in self._values, TIMEOUT_S):
+                raise TimeoutError(f"{scope}: nobody shares it")
+            return self._values[scope][0]
+
+
+class After:
+    """A meeting, and what a rank does when it knows where rank 0 listens."""
+
+    def __init__(self, meeting: Meeting, then: Callable[[bytes], None]) -> None:
+        self._meeting, self._then = meeting, then
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        return self._meeting.exchange(scope, key=key, count=count, value=value)
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        found = self._meeting.share(scope, value)
+        self._then(found)
+        return found
+
+
+class PipeMeeting:
+    """In a forked process: what rank 0 shares goes through the test."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        raise AssertionError("the engine needs no exchange of all ranks")
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        if value is None:
+            return bytes(self._pipe.recv())
+        self._pipe.send(value)
+        return value
+
 
 def make_engine(rank: int, size: int, machine: str = "", **settings: Any) -> NativeEngine:
     return NativeEngine(
@@ -48,7 +90,7 @@ def engines(size: int, machines: str = "", **settings: Any) -> Iterator[list[Nat
     meeting = Meeting()
     made = [make_engine(rank, size, machines[rank : rank + 1], **settings) for rank in range(size)]
     try:
-        errors = each_rank(made, lambda engine, rank: engine.connect(meeting.exchange, timeout_s=TIMEOUT_S))
+        errors = each_rank(made, lambda engine, rank: engine.connect(meeting, timeout_s=TIMEOUT_S))
         assert not errors, errors
         yield made
     finally:
@@ -106,20 +148,14 @@ class EngineProcesses:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
-        # One exchange of all ranks for the engine, and another for the contexts between machines.
-        for _ in range(1 if len(set(machines)) < 2 else 2):
-            values = [pipe.recv() for pipe in self.pipes]
-            for pipe in self.pipes:
-                pipe.send(values)
+        where = self.pipes[0].recv()
+        for pipe in self.pipes[1:]:
+            pipe.send(where)
 
     @staticmethod
     def _main(rank: int, size: int, pipe: Connection, body: Any, machines: str) -> None:
-        def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-            pipe.send(value)
-            return list(pipe.recv())
-
         engine = make_engine(rank, size, machines[rank : rank + 1])
-        engine.connect(exchange, timeout_s=TIMEOUT_S)
+        engine.connect(PipeMeeting(pipe), timeout_s=TIMEOUT_S)
         body(engine, rank, pipe)
         engine.close()
 
@@ -149,9 +185,12 @@ def barrier(engine: NativeEngine, process_set: int = 0) -> None:
 
 
 __all__ = [
+    "After",
     "EngineProcesses",
     "Kind",
+    "Meeting",
     "Operation",
+    "PipeMeeting",
     "ReduceOp",
     "allreduce",
     "barrier",

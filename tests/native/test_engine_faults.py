@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,13 @@ from elastic_driver.errors import HorovodInternalError
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import (
+    TIMEOUT_S,
+    After,
     EngineProcesses,
     Kind,
     Meeting,
     Operation,
+    PipeMeeting,
     allreduce,
     barrier,
     each_rank,
@@ -37,6 +43,7 @@ from .engines import (
 
 # Aborts take milliseconds (benchmarks/engine.py prints how many); the tests only tell them from a time limit.
 SOON_S = 5.0
+GREETING = struct.pack("<I", 0xE1A57001)
 
 
 @pytest.mark.parametrize("machines", ["", "aab"])
@@ -131,51 +138,143 @@ def test_an_abort_frees_who_waits_for_a_frozen_rank() -> None:
         world.end()
 
 
-def test_a_peer_that_never_comes_is_named() -> None:
+def connect_all(
+    made: list[Any], then: Callable[[int, bytes], None], *, timeout_s: float = 60.0
+) -> dict[int, BaseException]:
+    """Connects the engines of all ranks; each calls then(rank, where) when it knows where rank 0 listens."""
     meeting = Meeting()
-    made = [make_engine(rank, 3) for rank in range(3)]
-    blobs: dict[int, bytes] = {}
 
     def body(engine: Any, rank: int) -> None:
-        def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-            answer = meeting.exchange(scope, key=key, count=count, value=value)
-            if rank == 2:
-                raise HorovodInternalError("rank 2 stops here")
-            blobs[rank] = value
-            return answer
+        engine.connect(After(meeting, lambda where: then(rank, where)), timeout_s=timeout_s)
 
-        engine.connect(exchange, timeout_s=0.5)
+    try:
+        return each_rank(made, body)
+    finally:
+        for engine in made:
+            engine.close()
 
-    errors = each_rank(made, body)
-    assert str(errors[0]).endswith("cannot connect in time to ranks 2")
+
+def test_a_peer_that_never_comes_is_named() -> None:
+    def then(rank: int, where: bytes) -> None:
+        if rank == 2:
+            raise HorovodInternalError("rank 2 stops here")
+
+    errors = connect_all([make_engine(rank, 3) for rank in range(3)], then, timeout_s=0.5)
+    assert str(errors[0]).endswith("cannot connect in time to rank 2")
     assert isinstance(errors[1], HorovodInternalError)
-    for engine in made:
-        engine.close()
 
 
 def test_an_abort_ends_connecting() -> None:
-    meeting = Meeting()
-    made = [make_engine(rank, 2) for rank in range(2)]
-    asked = threading.Event()
+    """Of rank 0, which has a part of the others already; they do not wait for their time limits either."""
+    made = [make_engine(rank, 3) for rank in range(3)]
+    gone = threading.Event()
 
-    def body(engine: Any, rank: int) -> None:
-        def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-            answer = meeting.exchange(scope, key=key, count=count, value=value)
-            if rank == 1:
-                asked.wait()
-                raise HorovodInternalError("not this one")
-            asked.set()
-            return answer
-
-        engine.connect(exchange, timeout_s=60.0)
+    def then(rank: int, where: bytes) -> None:
+        if rank == 2:
+            gone.wait(TIMEOUT_S)
+            raise HorovodInternalError("not this one")
+        if rank == 1:
+            threading.Timer(0.2, made[0].abort, ["enough"]).start()
+            threading.Timer(0.2, gone.set).start()
 
     began = time.monotonic()
-    threading.Thread(target=lambda: (asked.wait(), made[0].abort("enough"))).start()
-    errors = each_rank(made, body)
+    errors = connect_all(made, then)
     assert "enough" in str(errors[0])
+    assert "rank 0 has closed its connection" in str(errors[1])
+    assert time.monotonic() - began < SOON_S
+
+
+def test_an_abort_before_connecting_ends_it() -> None:
+    made = [make_engine(rank, 2) for rank in range(2)]
+
+    def then(rank: int, where: bytes) -> None:
+        made[rank].abort("the round is over")
+
+    began = time.monotonic()
+    errors = connect_all(made, then)
+    assert sorted(errors) == [0, 1]
+    assert all("the round is over" in str(error) for error in errors.values())
+    assert time.monotonic() - began < SOON_S
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_rank_0_dies_while_the_others_connect(accepted: bool) -> None:
+    """Killed before it lets anybody in, or while it waits for the last one."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+
+    def rank_0() -> None:
+        class Hold(PipeMeeting):
+            def share(self, scope: str, value: bytes | None) -> bytes:
+                found = super().share(scope, value)
+                if not accepted:
+                    time.sleep(TIMEOUT_S)
+                return found
+
+        make_engine(0, 3).connect(Hold(theirs), timeout_s=TIMEOUT_S)
+
+    process = fork.Process(target=rank_0, daemon=True)
+    process.start()
+    where = ours.recv()
+    engine = make_engine(1, 3)
+    meeting = Meeting()
+    meeting.share("engine", where)
+    errors: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            engine.connect(meeting, timeout_s=TIMEOUT_S)
+        except HorovodInternalError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    until(lambda: any(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process().net_connections("tcp")))
+    began = time.monotonic()
+    process.kill()
+    thread.join(TIMEOUT_S)
+    assert "rank 0 has closed its connection" in str(errors[0])
+    assert time.monotonic() - began < SOON_S
+    process.join()
+    # And who comes later finds nobody.
+    late = make_engine(2, 3)
+    with pytest.raises(HorovodInternalError, match="cannot connect to rank 0"):
+        late.connect(meeting, timeout_s=TIMEOUT_S)
+    for one in (engine, late):
+        one.close()
+
+
+def test_a_rank_that_is_lost_between_the_engine_and_its_contexts() -> None:
+    """Between machines there is a second step, through the connections of the first."""
+    made = [make_engine(rank, 3, "aab"[rank]) for rank in range(3)]
+    meeting = Meeting()
+
+    def body(engine: Any, rank: int) -> None:
+        native = engine._native
+        native.connect(meeting.share("engine", native.prepare("127.0.0.1") if rank == 0 else None), TIMEOUT_S)
+        assert native.machines == [[0, 1], [2]]
+        if rank == 2:
+            native.close()
+            return
+        contexts = engine._module.ContextGroup([("global", [0, 1, 2], rank)], host="127.0.0.1")
+        contexts.prepare()
+        with engine.failures("connect"):
+            native.connect_contexts(contexts, TIMEOUT_S)
+
+    began = time.monotonic()
+    errors = each_rank(made, body)
+    assert "rank 2 has closed its connection" in str(errors[0])
+    assert "rank 0 has closed its connection" in str(errors[1])
     assert time.monotonic() - began < SOON_S
     for engine in made:
         engine.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def listening() -> set[int]:
@@ -190,17 +289,19 @@ def test_strangers_on_the_port_are_sent_away() -> None:
     strangers: list[socket.socket] = []
 
     def body(engine: Any, rank: int) -> None:
-        def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-            answer = meeting.exchange(scope, key=key, count=count, value=value)
+        def then(where: bytes) -> None:
             if rank == 1:
+                # The last two come before rank 1 and say that they are it: with another round's secret, and with a
+                # secret that is cut off.
+                hello = GREETING + b"s" * 16 + struct.pack("<i", 1)
                 for port in listening() - before:
-                    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000):
+                    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, hello, GREETING + where[-16:-1]):
                         stranger = socket.create_connection(("127.0.0.1", port))
                         stranger.sendall(said)
                         strangers.append(stranger)
-            return answer
+                assert strangers[3].recv(1) == b""
 
-        engine.connect(exchange, timeout_s=30.0)
+        engine.connect(After(meeting, then), timeout_s=30.0)
         array = np.ones(3)
         allreduce(engine, array)
         assert array.tolist() == [2, 2, 2]
