@@ -570,6 +570,7 @@ class ElasticDriver:
                     "phase": record.phase,
                     "rank": record.rank if record.round_id else None,
                     "round_id": record.round_id,
+                    "running": record.running,
                     "commits": record.commits,
                     "pid": self._processes[record.worker].pid if record.worker in self._processes else None,
                 }

@@ -77,6 +77,9 @@ class DriverClient(RoundClient, Protocol):
     def leave(self, request: LeaveRequest) -> None:
         """Says that the process was told to leave."""
 
+    def status(self) -> dict[str, Any]:
+        """The job, as the driver sees it."""
+
 
 class Resettable(Protocol):
     """What wants to know that the process is in another round."""
@@ -117,8 +120,11 @@ class Runtime:
 
         Raises:
             NotInitializedError: init() was not called, or shutdown() was.
+            RuntimeError: this process joins late, and the members are in elastic.run, which it has not entered.
         """
         if self._context is None:
+            if self._planned is not None:
+                self._refuse_outside_of_run()
             self.join_late()
         if self._context is None:
             raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
@@ -170,6 +176,20 @@ class Runtime:
             return False
         self._join_round(ReadyCause.START, commits=0, detail="")
         return self.context.slot != planned
+
+    def _refuse_outside_of_run(self) -> None:
+        """Before it joins, where its end disturbs nobody: as members the others would wait for it in their sync."""
+        client = self._new_client()
+        try:
+            workers = client.status().get("workers", ())
+        finally:
+            client.close()
+        if any(worker.get("running") for worker in workers):
+            raise RuntimeError(
+                "a collective operation was called outside of elastic.run, in a worker that has come while others "
+                "train: none of them will ever take part in it. Move it into the training function; what all ranks "
+                "must begin with belongs into the state, which is synced"
+            )
 
     def ask_to_leave(self, name: str) -> bool:
         """Has the driver take this process out of the job at the next commit, because of a signal of this name.
