@@ -10,6 +10,9 @@ from typing_extensions import Buffer
 
 from elastic_driver.worker.engine import Operation
 
+def park_threads_at_exit() -> None:
+    """From now on, threads with C++ frames that wake up while the interpreter ends wait for its end, and do no harm."""
+
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""
 

@@ -71,6 +71,13 @@ class DuplicateNameError(ElasticError, ValueError, RuntimeError):
     """An operation was submitted under a name that is under way already."""
 
 
+class DeviceLaneError(ElasticError, RuntimeError):
+    """Tensors of a device cannot go the way that ELASTIC_DRIVER_DEVICE_LANE asks for. Raised on all members.
+
+    It is no HorovodInternalError: another round would end the same way.
+    """
+
+
 class NotInitializedError(ElasticError, ValueError):
     """The library was used before ``init()``. Horovod raises ValueError here, so this is one."""
 

@@ -332,9 +332,12 @@ void Engine::add_process_set(int number, std::vector<int> ranks, ContextGroup* c
 }
 
 void Engine::remove_process_set(int number) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (coordinator_) coordinator_->remove_process_set(number);
-  sets_.erase(number);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (coordinator_) coordinator_->remove_process_set(number);
+    sets_.erase(number);
+  }
+  if (coordinator_) link_.wake();  // to tell of what was under way in it
 }
 
 std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, std::vector<Memory> memory,
@@ -425,6 +428,7 @@ std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   if (turns_.empty()) return std::nullopt;
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
+  turn.taken = Clock::now();
   return turn;
 }
 
@@ -434,6 +438,12 @@ void Engine::conclude(const Turn& turn, const std::string& error) {
     ++finished_;
   }
   if (turn.operation) {
+    if (timeline_.on()) {
+      const std::string name = key_name(turn.operation->key_);
+      timeline_.span(name, "NEGOTIATE", turn.operation->submitted_, turn.answered);
+      timeline_.span(name, "QUEUE", turn.answered, turn.taken);
+      timeline_.span(name, kind_name(turn.plan->kind), turn.taken, Clock::now());
+    }
     finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
   }
   if (!error.empty()) abort(error);
@@ -635,7 +645,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (plan.device != 0 && plan.kind != Kind::kJoin) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < entries.size(); ++i) {
-      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes});
+      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes, answered_, {}});
     }
     changed_.notify_all();
     return;

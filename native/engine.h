@@ -129,6 +129,7 @@ class Engine {
     std::shared_ptr<Operation> operation;  // none where this rank has joined and others have not
     std::shared_ptr<const Plan> plan;
     std::vector<int64_t> sizes;  // of all members
+    std::chrono::steady_clock::time_point answered, taken;
   };
   // The next one; nothing when there is none within `limit`. Throws AbortedError.
   std::optional<Turn> next_turn(std::chrono::milliseconds limit);

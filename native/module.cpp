@@ -6,6 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -146,7 +149,32 @@ void allgather(ContextGroup& self, const std::string& group, nb::handle input, n
 
 }  // namespace
 
+namespace {
+
+std::terminate_handler former_terminate = nullptr;
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// A thread that comes back to Python while the interpreter ends is ended by it, by an exception of the C library that
+// C++ frames with noexcept turn into std::terminate: the process would die of a thread that nobody waits for.
+void park_threads_at_exit() {
+  if (former_terminate != nullptr) return;
+  former_terminate = std::set_terminate([] {
+    while (finalizing() && gettid() != getpid()) pause();
+    former_terminate();
+  });
+}
+
+}  // namespace
+
 NB_MODULE(_native, module) {
+  module.def("park_threads_at_exit", &park_threads_at_exit);
   // Contexts that live until the interpreter's end, and a forked child's, which are its parent's, are no leaks of ours.
   nb::set_leak_warnings(false);
   module.doc() = "The engine and the Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";

@@ -1,9 +1,9 @@
 """The gradients of some parameters, on their way: the flat buffer they travel in, and what comes back.
 
-A bucket's buffer is memory that peers can see. Where nothing speaks against it the gradients live in it, as views:
-then a gradient is copied once, when autograd has made it, and its result is where it is looked for. What speaks
-against it: another dtype on the way, another device, and a caller who keeps gradients beyond a step, whose memory
-would be overwritten by the next (see ``_is_kept``).
+A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (device.py).
+Where nothing speaks against it the gradients live in it, as views: then a gradient is copied once, when autograd has
+made it, and its result is where it is looked for. What speaks against it: another dtype on the way, another device,
+and a caller who keeps gradients beyond a step, whose memory would be overwritten by the next (see ``_is_kept``).
 
 Sparse gradients travel as they are, by an allgather of their indices and values.
 """
@@ -18,9 +18,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from elastic_driver.torch import device as device_lane
 from elastic_driver.torch.compression import Compressor, wire_dtype
 from elastic_driver.worker.collectives import DTYPES, Average, ReduceOp, Sum
-from elastic_driver.worker.engine import Engine, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.engine import Engine, Handle, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.process_sets import Members
 
 Parameter: TypeAlias = torch.nn.Parameter
 Started: TypeAlias = tuple[Operation, Callable[[Result], None]]
@@ -50,8 +52,8 @@ class Terms:
     process_set: int
     size: int
 
-    def reduction(self, name: str, tensors: tuple[TensorSpec, ...]) -> Operation:
-        """The operation on these tensors."""
+    def reduction(self, name: str, tensors: tuple[TensorSpec, ...], device: int = 0) -> Operation:
+        """The operation on these tensors; ``device``: see Operation."""
         return Operation(
             Kind.ALLREDUCE,
             tensors,
@@ -60,6 +62,7 @@ class Terms:
             prescale=1.0 / self.predivide,
             postscale=self.predivide,
             process_set=self.process_set,
+            device=device,
         )
 
 
@@ -77,7 +80,7 @@ class Learned:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Names a contiguous CPU tensor, for an operation in place.
+    """Names a contiguous tensor, for an operation in place.
 
     Raises:
         TypeError: values of this dtype cannot be reduced.
@@ -116,7 +119,7 @@ class Bucket:
         names: of the parameters.
         terms: how they are reduced.
         learned: what is known of their gradients.
-        engine: who gives memory.
+        members: who takes part.
     """
 
     def __init__(
@@ -126,19 +129,21 @@ class Bucket:
         names: dict[Parameter, str],
         terms: Terms,
         learned: Learned,
-        engine: Engine,
+        members: Members,
     ) -> None:
         self.name = name
         self.params = list(params)
         self._names = names
         self._terms = terms
         self._learned = learned
-        self._engine = engine
+        self._members = members
+        self._engine: Engine = members.context.engine
+        self._on_device = device_lane.takes(members, self.params)
         self._wire = wire_dtype(terms.compression, params[0].dtype)
         # As long as it is so, gradients live in the buffer.
         self._in_place = (
             self._wire is params[0].dtype
-            and params[0].device.type == "cpu"
+            and (params[0].device.type == "cpu" or self._on_device)
             and _storage_use_count is not None
             and not learned.kept
         )
@@ -167,6 +172,13 @@ class Bucket:
         view = self._views[param]
         view.copy_(grad)
         param.grad = view
+
+    def submit(self, operation: Operation) -> Handle:
+        """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
+        if operation.device:
+            assert self._flat is not None
+            return device_lane.submit(self._members, operation, [self._flat])
+        return self._engine.submit(operation)
 
     @torch.no_grad()
     def operations(self) -> list[Started]:
@@ -209,7 +221,7 @@ class Bucket:
         assert self._flat is not None
         if self._flat.numel() == 0:
             return []
-        operation = self._terms.reduction(self.name, (spec_of(self._flat),))
+        operation = self._terms.reduction(self.name, (spec_of(self._flat),), device=int(self._on_device))
         return [(operation, lambda _: self._give_back(sparse))]
 
     @torch.no_grad()
@@ -306,7 +318,10 @@ class Bucket:
         for param in params:
             starts.append(total)
             total += -(-param.numel() * width // _ALIGNMENT) * _ALIGNMENT // width
-        self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
+        if self._on_device:
+            self._flat = torch.zeros(total, dtype=self._wire, device=self.params[0].device)
+        else:
+            self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
         self._views = {}
         for param, start in zip(params, starts, strict=True):
             view = self._flat[start : start + param.numel()]

@@ -1,175 +1,197 @@
 """Operations on device memory: agreed on by the native engine, run by a process group of torch's on a thread here.
 
 The engine negotiates these operations like all others and hands them out in one order on all members. Process groups
-are made over the round's rendezvous, one for each process set at its first operation, and go with the round. Where
-torch has NCCL and the tensors are on CUDA it is ProcessGroupNCCL, else ProcessGroupGloo.
+are made over the round's rendezvous, one for each process set at its first operation, and go with the round (see
+device_groups.py).
 
 An operation is done, for its handle, when the device has finished it: so that a round that ends meanwhile is an error
 there and never a result.
 
-ELASTIC_DRIVER_DEVICE_LANE=cuda sends CUDA tensors this way; without it they are copied through the CPU, until this has
-been run on GPUs. ELASTIC_DRIVER_DEVICE_LANE=cpu, for tests, sends CPU tensors.
+ELASTIC_DRIVER_DEVICE_LANE says which tensors go this way:
+    auto (the default): CUDA tensors, where every rank has NCCL and a GPU of its own; else they are copied through the
+        CPU, by the engine.
+    cuda: CUDA tensors; that they cannot is an error.
+    off: none.
+    cpu: CPU tensors, over Gloo; for tests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
 
-from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.collectives import Exchange, Group, ReduceOp
+from elastic_driver.errors import DeviceLaneError, HorovodInternalError, SettingsError
+from elastic_driver.torch import device_groups
+from elastic_driver.torch.device_groups import Peers
+from elastic_driver.torch.device_math import Terms, absent, carry_out
+from elastic_driver.worker import numpy_api, process_sets
+from elastic_driver.worker.collectives import ReduceOp
+from elastic_driver.worker.context import Context
 from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.handles import begin
 from elastic_driver.worker.native_engine import NativeEngine, NativeHandle
 from elastic_driver.worker.process_sets import Members
 from elastic_driver.worker.reductions import carried_dtype, engine_op
-from elastic_driver.worker.torch_backend import TorchCollectives
 
+_log = logging.getLogger("elastic_driver.worker")
+
+ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
+_MODES = ("auto", "cuda", "off", "cpu")
 _IDLE_S = 1.0
-_OPS = {
-    ReduceOp.SUM: c10d.ReduceOp.SUM,
-    ReduceOp.AVERAGE: c10d.ReduceOp.SUM,
-    ReduceOp.MIN: c10d.ReduceOp.MIN,
-    ReduceOp.MAX: c10d.ReduceOp.MAX,
-    ReduceOp.PRODUCT: c10d.ReduceOp.PRODUCT,
-}
-_HALVES = (torch.float16, torch.bfloat16)
+# Between looks at whether the device has finished: at first about what a small collective takes.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 20e-6, 1e-3
+
+_resolved: weakref.WeakKeyDictionary[Context, tuple[str, str]] = weakref.WeakKeyDictionary()
+
+
+def mode() -> str:
+    """What the environment asks for. Raises SettingsError when there is no such mode."""
+    chosen = os.environ.get(ENV_LANE, "") or "auto"
+    if chosen not in _MODES:
+        raise SettingsError(f"cannot use {ENV_LANE}={chosen!r}: it is one of {', '.join(_MODES)}")
+    return chosen
+
+
+def _describe() -> dict[str, Any]:
+    """What the others must know to choose the same way. Touches no device."""
+    chosen = mode()
+    if chosen in ("off", "cpu"):
+        return {"mode": chosen}
+    count = torch.cuda.device_count()
+    why = device_groups.given_up()
+    if not device_groups.has_nccl():
+        why = "its torch has no NCCL"
+    elif not count:
+        why = "it sees no GPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [name.strip() for name in visible.split(",") if name.strip()] or [str(each) for each in range(count)]
+    return {"mode": chosen, "why": why, "machine": os.uname().nodename, "visible": named[:count]}
+
+
+def _lane_in(context: Context) -> tuple[str, str]:
+    """Which tensors go this way in a round ("cuda", "cpu" or ""), and why CUDA tensors do not although they might.
+
+    The same on all ranks: what they look at is what all have told each other.
+    """
+    known = _resolved.get(context)
+    if known is None:
+        known = _resolved[context] = _resolve(context)
+    return known
+
+
+def _resolve(context: Context) -> tuple[str, str]:
+    told = context.devices
+    silent = next((rank for rank, each in enumerate(told) if each is None), None)
+    modes = {each["mode"] for each in told if each is not None}
+    if not told or "off" in modes:
+        return "", ""
+    if modes == {"cpu"}:
+        return ("cpu", "") if silent is None else ("", "")
+    why = ""
+    if silent is not None:
+        why = f"rank {silent} does not use elastic_driver.torch"
+    elif not isinstance(context.engine, NativeEngine):
+        why = "the native engine is not in use"
+    elif "cpu" in modes:
+        why = f"{ENV_LANE} differs between the ranks"
+    else:
+        why = next((f"rank {rank}: {each['why']}" for rank, each in enumerate(told) if each["why"]), "")
+        why = why or device_groups.shared_devices([(each["machine"], each["visible"]) for each in told])
+    return ("", why) if why else ("cuda", "")
+
+
+def _strict(context: Context) -> bool:
+    return any(each is not None and each["mode"] == "cuda" for each in context.devices)
 
 
 def takes(members: Members, tensors: Sequence[Any]) -> bool:
-    """Whether an operation on these tensors goes this way."""
-    if not tensors or not isinstance(members.context.engine, NativeEngine):
+    """Whether an operation on these tensors goes this way.
+
+    Raises:
+        DeviceLaneError: it should, and cannot.
+    """
+    if not tensors or not isinstance(tensors[0], torch.Tensor):
         return False
-    device = os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "")
-    return all(isinstance(each, torch.Tensor) and not each.is_sparse and each.device.type == device for each in tensors)
+    kind = tensors[0].device.type
+    context = members.context
+    if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
+        return False
+    if any(not isinstance(each, torch.Tensor) or each.is_sparse or each.device.type != kind for each in tensors):
+        return False
+    if members.size == 1 and context.slot.size == 1:
+        return False
+    lane, why = _lane_in(context)
+    if lane != kind and kind == "cuda" and why:
+        if _strict(context):
+            raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
+        if context.slot.rank == 0:
+            device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
+    return lane == kind and isinstance(context.engine, NativeEngine)
 
 
-def prepare_join(members: Members) -> None:
+def _for_cpu(context: Context) -> bool:
+    return bool(context.devices) and context.devices[0] is not None and context.devices[0]["mode"] == "cpu"
+
+
+def _prepare_join(members: Members) -> None:
     """Sees to it that this process takes part in the others' operations on devices while it has joined."""
-    engine = members.context.engine
-    if isinstance(engine, NativeEngine) and os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "") in ("cpu", "cuda"):
-        _lane_of(engine, members)
+    context = members.context
+    if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
+        _lane_of(context.engine, members)
+
+
+process_sets.describe_devices = _describe
+numpy_api.before_join.append(_prepare_join)
 
 
 @dataclass(slots=True)
 class _Job:
+    """What this process has submitted, and what came of it.
+
+    Attributes:
+        sources: the tensors.
+        ready: events of the streams that make them.
+        in_place: whether results go where the sources are.
+        handle: the engine's.
+        results: once done.
+        received: rows from each member, of an alltoall.
+        failure: what is to be raised although the round goes on.
+    """
+
     sources: list[torch.Tensor]
-    ready: list[Any]  # events of the producers' streams
+    ready: list[Any]
+    in_place: bool = False
     handle: NativeHandle | None = None
     results: list[torch.Tensor] = field(default_factory=list)
-    received: list[int] = field(default_factory=list)  # rows from each member, of an alltoall
+    received: list[int] = field(default_factory=list)
+    failure: Exception | None = None
 
 
-class _NcclStore(c10d.Store):
-    """NCCL's Store of one group: the first member sets an id, once, that all others get."""
+class DeviceHandle:
+    """See Handle."""
 
-    def __init__(self, scope: str, index: int, count: int, exchange: Exchange) -> None:
-        super().__init__()
-        self._scope, self._index, self._count, self._exchange = scope, index, count, exchange
-        self._values: dict[str, bytes] = {}
+    def __init__(self, handle: NativeHandle, job: _Job) -> None:
+        self._handle, self._job = handle, job
 
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """Gives the value to all members."""
-        self._values[key] = self._share(key, bytes(value))
+    def done(self) -> bool:
+        """See Handle."""
+        return self._handle.done()
 
-    def get(self, key: str) -> bytes:
-        """Blocks until the member that sets it has done so."""
-        if key not in self._values:
-            self._values[key] = self._share(key, b"")
-        return self._values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all are known here already."""
-        return all(key in self._values for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all are set."""
-        for key in keys:
-            self.get(key)
-
-    def _share(self, key: str, value: bytes) -> bytes:
-        values = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=value)
-        return next((each for each in values if each), b"")
-
-
-class _Peers:
-    """The process group of one process set."""
-
-    def __init__(self, engine: NativeEngine, number: int, ranks: Sequence[int], index: int, *, nccl: bool) -> None:
-        exchange, address, self._timeout_s = engine.links()
-        self.size, self.index, self.ranks, self.nccl = len(ranks), index, list(ranks), nccl
-        self._gloo: TorchCollectives | None = None
-        name = f"device.{number}"
-        if nccl:
-            store = _NcclStore(f"contexts.{name}", index, self.size, exchange)
-            options: Any = c10d.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=self._timeout_s)
-            self._group: Any = c10d.ProcessGroupNCCL(store, index, self.size, options)
-        else:
-            self._gloo = TorchCollectives([Group(name, tuple(ranks), index)], address)
-            self._group = None
-        self._name, self._exchange = name, exchange
-
-    def connect(self) -> None:
-        """Connects to the peers. Apart from the constructor, so that abort() can reach it meanwhile."""
-        if self._gloo is not None:
-            self._gloo.connect(self._exchange, timeout_s=self._timeout_s)
-            self._group = self._gloo.process_group(self._name)
-
-    def abort(self, reason: str) -> None:
-        """Ends what is blocked."""
-        if self._gloo is not None:
-            self._gloo.abort(reason)
-        else:
-            self._group.abort()
-
-    def close(self) -> None:
-        """Frees the group."""
-        if self._gloo is not None:
-            self._gloo.close()
-        else:
-            self._group.abort()
-        self._group = None
-
-    def allreduce(self, flat: torch.Tensor, op: ReduceOp) -> None:
-        options = c10d.AllreduceOptions()
-        options.reduceOp = _OPS[op]  # type: ignore[assignment]
-        options.timeout = timedelta(seconds=self._timeout_s)
-        self._group.allreduce([flat], options).wait()
-
-    def broadcast(self, data: torch.Tensor, root: int) -> None:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = self.ranks.index(root), 0
-        options.timeout = timedelta(seconds=self._timeout_s)
-        self._group.broadcast([data], options).wait()
-
-    def allgather(self, data: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-        """Bytes of all members; shorter ones travel padded."""
-        most = max(counts)
-        if most == 0:
-            return [data[:0] for _ in counts]
-        mine = data.new_zeros(most)
-        mine[: data.numel()] = data
-        parts = [torch.empty_like(mine) for _ in counts]
-        options = c10d.AllgatherOptions()
-        options.timeout = timedelta(seconds=self._timeout_s)
-        self._group.allgather([parts], [mine], options).wait()
-        return [part[:count] for part, count in zip(parts, counts, strict=True)]
-
-    def alltoall(self, data: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        output = data.new_empty(sum(received))
-        options = c10d.AllToAllOptions()
-        options.timeout = timedelta(seconds=self._timeout_s)
-        self._group.alltoall_base(output, data, received, sent, options).wait()
-        return output
+    def result(self) -> Result:
+        """See Handle. Raises DeviceLaneError too: there is no NCCL, and nothing else is wanted."""
+        result = self._handle.result()
+        if self._job.failure is not None:
+            raise self._job.failure
+        return result
 
 
 class Lane:
@@ -179,35 +201,49 @@ class Lane:
         self._engine = engine
         self._context = members.context
         self._rank = members.context.slot.rank
+        self._kind = _lane_in(members.context)[0]
+        self._strict = _strict(members.context)
         self._lock = threading.Lock()  # guards what follows
         self._jobs: dict[int, _Job] = {}
-        self._sets: dict[int, tuple[Sequence[int], int]] = {0: (range(members.context.slot.size), self._rank)}
-        self._peers: dict[int, _Peers] = {}
+        self._peers: dict[int, Peers] = {}
+        self._gone: set[int] = set()
         self._aborted = ""
-        self._streams: dict[torch.device, Any] = {}
+        self._home: torch.device | None = None  # of the last operation of this process
+        self._refused: dict[int, DeviceLaneError] = {}  # only the thread's
+        self._streams: dict[torch.device, Any] = {}  # only the thread's
         self._thread = threading.Thread(target=self._run, name="elastic-device", daemon=True)
 
     def start(self) -> None:
+        """Begins to run what the engine hands out."""
+        if self._kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._home = torch.device("cuda", torch.cuda.current_device())
         self._thread.start()
 
-    def submit(self, members: Members, operation: Operation, job: _Job) -> NativeHandle:
+    def submit(self, operation: Operation, job: _Job) -> DeviceHandle:
         """Submits an operation; its turn may come before this returns."""
         with self._lock:
-            self._sets[members.number] = (members.ranks, members.index)
+            if self._aborted:
+                raise HorovodInternalError(f"cannot go on: {self._aborted}")
             for number in [each for each, old in self._jobs.items() if old.handle is not None and old.handle.done()]:
                 del self._jobs[number]  # failed before their turn
             handle = self._engine.submit(operation)
             job.handle = handle
             self._jobs[handle.number] = job
-        return handle
+            self._home = job.sources[0].device
+        return DeviceHandle(handle, job)
+
+    def forget(self, number: int) -> None:
+        """The process set is gone; all of its operations have been handed out."""
+        with self._lock:
+            self._gone.add(number)
 
     def abort(self, reason: str) -> None:
         """Ends what is blocked, and the thread. Never blocks long."""
         with self._lock:
-            self._aborted = self._aborted or reason
+            self._aborted = self._aborted or reason or "aborted"
             peers = list(self._peers.values())
         for each in peers:
-            each.abort(reason)
+            each.abort()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread after abort()."""
@@ -220,14 +256,29 @@ class Lane:
                 turn = self._engine.next_turn(_IDLE_S)
                 if turn is not None:
                     self._take(turn)
+                else:
+                    self._free()
         except HorovodInternalError as error:
             self.abort(str(error))  # the round is over; peers that wait in a collective see it by the closed links
+        except Exception as error:  # nobody would run the others' operations
+            _log.exception("round %d: the thread of its devices failed", self._context.assignment.round_id)
+            self.abort(str(error))
+            self._context.abort(f"the thread that runs operations on devices failed: {error}")
         finally:
             with self._lock:
+                self._aborted = self._aborted or "the round is over"
                 peers, self._peers = list(self._peers.values()), {}
                 self._jobs.clear()
             for each in peers:
-                each.close()
+                with contextlib.suppress(Exception):
+                    each.close()
+
+    def _free(self) -> None:
+        with self._lock:
+            peers = [self._peers.pop(number) for number in self._gone if number in self._peers]
+            self._gone.clear()
+        for each in peers:
+            each.close()
 
     def _take(self, turn: tuple[Any, ...]) -> None:
         number, native_turn = turn[0], turn[1]
@@ -237,6 +288,9 @@ class Lane:
         try:
             with torch.no_grad():
                 self._carry_out(turn, job)
+        except DeviceLaneError as refusal:  # the same on all members: no reason to end the round
+            if job is not None:
+                job.failure = refusal
         except Exception as failure:  # whatever it is, the peers must not wait for this rank
             error = self._aborted or f"an operation on a device failed: {failure}"
         error = error or self._aborted
@@ -246,8 +300,8 @@ class Lane:
 
     def _carry_out(self, turn: tuple[Any, ...], job: _Job | None) -> None:
         _, _, kind, reduction, root, before, after, number, plans, sizes = turn
-        sources = job.sources if job is not None else [self._absent(Kind(kind), *plan) for plan in plans]
-        device = sources[0].device
+        peers = self._peers_of(number, job.sources[0].device if job is not None else self._device())
+        device = peers.device
         with contextlib.ExitStack() as stack:
             stream = None
             if device.type == "cuda":
@@ -256,129 +310,87 @@ class Lane:
                     stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
-                for event in job.ready if job is not None else ():
-                    stream.wait_event(event)
-            peers = self._peers_of(number, device)
+            if job is None:
+                sources = [absent(Kind(kind), dtype, shape, device) for dtype, shape in plans]
+            else:
+                sources = self._fetch(job, device, stream)
+            own = job is None or job.in_place or sources is not job.sources
+            terms = Terms(Kind(kind), ReduceOp(reduction), root, (before, after), own=own)
             results = [
-                self._one(peers, Kind(kind), source, ReduceOp(reduction), root, (before, after), place, plans, sizes)
-                for place, source in enumerate(sources)
+                carry_out(peers, terms, source, place, len(plans), sizes) for place, source in enumerate(sources)
             ]
+            if job is not None:
+                results = [result.to(source.device) for result, source in zip(results, job.sources, strict=True)]
+                if job.in_place:
+                    for source, result in zip(job.sources, results, strict=True):
+                        if result.data_ptr() != source.data_ptr():
+                            source.copy_(result)
             if stream is not None:
-                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                event.record(stream)
-                event.synchronize()
+                self._await(stream)
+        peers.settle()
         if job is not None:
             job.results = results
             if kind == Kind.ALLTOALL:
                 job.received = [int(sizes[member * peers.size + peers.index]) for member in range(peers.size)]
 
-    def _absent(self, kind: Kind, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-        device = "cuda" if os.environ.get("ELASTIC_DRIVER_DEVICE_LANE", "") != "cpu" else "cpu"
-        rows = (0, *shape[1:]) if kind is Kind.ALLGATHER else shape
-        return torch.zeros(rows, dtype=getattr(torch, dtype), device=device)
+    def _fetch(self, job: _Job, device: torch.device, stream: Any) -> list[torch.Tensor]:
+        """The sources, on the device that the process set's group is for: one device of each process."""
+        if job.sources[0].device == device:
+            for event in job.ready:
+                stream.wait_event(event)
+            return job.sources
+        for event in job.ready:
+            event.synchronize()
+        return [source.to(device) for source in job.sources]
 
-    def _peers_of(self, number: int, device: torch.device) -> _Peers:
+    def _await(self, stream: Any) -> None:
+        """Blocks until the device has finished; not by the device's own wait, which nothing could end."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        pause_s = _FIRST_PAUSE_S
+        while not event.query():  # type: ignore[no-untyped-call]
+            if self._aborted:
+                raise HorovodInternalError(self._aborted)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LAST_PAUSE_S)
+
+    def _device(self) -> torch.device:
+        """Where this process takes part in operations that it has not submitted."""
+        with self._lock:
+            home = self._home
+        if home is None and self._kind == "cuda":
+            home = torch.device("cuda", self._context.slot.local_rank % torch.cuda.device_count())
+        return home or torch.device(self._kind)
+
+    def _peers_of(self, number: int, device: torch.device) -> Peers:
+        if number in self._refused:
+            raise self._refused[number]
         with self._lock:
             peers = self._peers.get(number)
-            ranks, index = self._sets[number]
-        if peers is None:
-            nccl = device.type == "cuda" and hasattr(c10d, "ProcessGroupNCCL")
-            peers = _Peers(self._engine, number, ranks, index, nccl=nccl)
-            with self._lock:
-                self._peers[number] = peers
-                aborted = self._aborted
-            if aborted:
-                peers.abort(aborted)
+        if peers is not None:
+            return peers
+        ranks = self._engine.members(number)
+        peers = Peers(
+            self._engine.links(),
+            number,
+            ranks,
+            ranks.index(self._rank),
+            device,
+            strict=self._strict,
+            # The others wait this long for the verdict of one whose group does not come up, and a bit longer.
+            probe_s=self._context.limits.build_s / 2,
+        )
+        with self._lock:
+            self._peers[number] = peers
+            aborted = self._aborted
+        if aborted:
+            peers.abort()
+        try:
             peers.connect()
+        except DeviceLaneError as refusal:
+            self._refused[number] = refusal
+            raise
         return peers
-
-    def _one(
-        self,
-        peers: _Peers,
-        kind: Kind,
-        source: torch.Tensor,
-        op: ReduceOp,
-        root: int,
-        factors: tuple[float, float],
-        place: int,
-        plans: Sequence[Any],
-        sizes: Sequence[int],
-    ) -> torch.Tensor:
-        count, row = len(plans), _row_bytes(source)
-        if kind is Kind.ALLREDUCE:
-            return _reduced(peers, source, op, factors)
-        if kind is Kind.REDUCESCATTER:
-            whole = _reduced(peers, source, op, factors)
-            each, more = divmod(source.shape[0], peers.size)
-            start = peers.index * each + min(peers.index, more)
-            return whole[start : start + each + (peers.index < more)].clone()
-        if kind is Kind.BROADCAST:
-            data = _bytes(source).clone()
-            if data.numel():
-                peers.broadcast(data, root)
-            return data.view(source.dtype).reshape(source.shape)
-        if kind is Kind.ALLGATHER:
-            rows = [sizes[member * count + place] for member in range(peers.size)]
-            joined = torch.cat(peers.allgather(_bytes(source), [each * row for each in rows]))
-            return joined.view(source.dtype).reshape(sum(rows), *source.shape[1:])
-        table = [
-            [sizes[(member * count + place) * peers.size + to] for to in range(peers.size)]
-            for member in range(peers.size)
-        ]
-        received = [table[member][peers.index] for member in range(peers.size)]
-        if not any(map(any, table)) or row == 0:
-            return source.new_empty((sum(received), *source.shape[1:]))
-        sent = [each * row for each in table[peers.index]]
-        output = peers.alltoall(_bytes(source), sent, [each * row for each in received])
-        return output.view(source.dtype).reshape(sum(received), *source.shape[1:])
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    elements = 1
-    for extent in tensor.shape[1:]:
-        elements *= extent
-    return elements * tensor.element_size()
-
-
-def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
-    if factor == 1.0:
-        return flat
-    if flat.dtype.is_floating_point:
-        return flat.mul_(factor)
-    return flat.double().mul_(factor).trunc_().to(flat.dtype)
-
-
-def _reduced(peers: _Peers, source: torch.Tensor, op: ReduceOp, factors: tuple[float, float]) -> torch.Tensor:
-    # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
-    work = source.float() if source.dtype in _HALVES else source.clone()
-    work = _scale(work.reshape(-1), factors[0])
-    if work.numel():
-        if op is ReduceOp.ADASUM:
-            parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
-            work = _adasum([part.view(work.dtype) for part in parts])
-        else:
-            peers.allreduce(work, op)
-    if op is ReduceOp.AVERAGE and peers.size > 1:
-        work.div_(peers.size, rounding_mode=None if work.dtype.is_floating_point else "trunc")
-    return _scale(work, factors[1]).to(source.dtype).reshape(source.shape)
-
-
-def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:
-    step = 1
-    while step < len(vectors):
-        for i in range(0, len(vectors) - step, 2 * step):
-            a, b = vectors[i], vectors[i + step]
-            dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
-            one = torch.ones_like(dot)
-            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, one)), one)
-            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, one)), one)
-            vectors[i] = a * of_a + b * of_b
-        step *= 2
-    return vectors[0]
 
 
 _making = threading.Lock()
@@ -388,10 +400,29 @@ def _lane_of(engine: NativeEngine, members: Members) -> Lane:
     with _making:
         if engine.lane is None:
             lane = Lane(engine, members)
+            lane.start()  # before it can be joined
             engine.attach(lane)
-            lane.start()
         made: Lane = engine.lane
     return made
+
+
+def submit(members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
+    """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
+
+    Raises:
+        HorovodInternalError: the round is broken or over.
+        DuplicateNameError: an operation of this name is under way.
+    """
+    engine = members.context.engine
+    assert isinstance(engine, NativeEngine)
+    job = _Job(list(tensors), _events(tensors), in_place=True)
+    return _lane_of(engine, members).submit(operation, job)
+
+
+def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    if not tensors[0].is_cuda:
+        return []
+    return [torch.cuda.current_stream(tensors[0].device).record_event()]
 
 
 def begin_on_device(
@@ -424,10 +455,7 @@ def begin_on_device(
     devices = {source.device for source in sources}
     if len(devices) > 1:
         raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
-    ready = []
-    if sources[0].is_cuda:
-        ready.append(torch.cuda.current_stream(sources[0].device).record_event())
-    job = _Job(sources, ready)
+    job = _Job(sources, _events(sources))
     specs = tuple(_spec(source) for source in sources)
     operation = Operation(
         kind,
@@ -455,7 +483,7 @@ def begin_on_device(
                 results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
         return make(results, job.received)
 
-    return begin(members, operation, keep=job, finish=finish, submit=lambda what: lane.submit(members, what, job))
+    return begin(members, operation, keep=job, finish=finish, submit=lambda what: lane.submit(what, job))
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -11,14 +11,12 @@ from typing import Any, cast
 
 import torch
 
-from elastic_driver.torch import device as device_lane
 from elastic_driver.torch import handles
 from elastic_driver.torch.compression import Compression
 from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
-from elastic_driver.worker import numpy_api
 from elastic_driver.worker.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
 from elastic_driver.worker.handles import synchronize
-from elastic_driver.worker.numpy_api import barrier
+from elastic_driver.worker.numpy_api import barrier, join
 from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
 from elastic_driver.worker.runtime import current
 
@@ -41,12 +39,6 @@ __all__ = [
     "reducescatter",
     "tensor_bytes",
 ]
-
-
-def join(device: int = -1) -> int:
-    """As :func:`elastic_driver.join`; takes part in the others' operations on devices too."""
-    device_lane.prepare_join(members_of(global_process_set))
-    return numpy_api.join(device)
 
 
 def _check_differentiable(op: ReduceOp, what: str, *, also: tuple[ReduceOp, ...] = ()) -> None:

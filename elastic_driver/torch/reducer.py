@@ -212,11 +212,10 @@ class Reducer:
             members.number,
             members.size,
         )
-        engine = members.context.engine
         first, others = _bucket_limits()
         for bucket in lay_out(params, self._groups, self._compression, first_bytes=first, bucket_bytes=others):
             name = f"DistributedOptimizer.{self._prefix}.{len(self._buckets)}.{self._names[bucket[-1]]}"
-            self._buckets.append(Bucket(name, bucket, self._names, terms, self._learned, engine))
+            self._buckets.append(Bucket(name, bucket, self._names, terms, self._learned, members))
             self._bucket_of |= dict.fromkeys(bucket, len(self._buckets) - 1)
 
     def _compare_layouts(self, members: Members) -> tuple[Handle, Callable[[Result], None]]:
@@ -266,13 +265,13 @@ class Reducer:
             return
         self._waiting[index] -= 1
         while self._next < len(self._buckets) and self._waiting[self._next] == 0:
-            self._hand_over(members.context)
+            self._hand_over()
 
-    def _hand_over(self, context: Context) -> None:
+    def _hand_over(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
         for operation, take in bucket.operations():
-            self._under_way.append((context.engine.submit(operation), take))
+            self._under_way.append((bucket.submit(operation), take))
 
     def finish(self) -> None:
         """Hands over what has not been, and waits for all: then the gradients are the combined ones, all of them there.
@@ -299,7 +298,7 @@ class Reducer:
                 self._add_buckets(members, late)
                 self._laid_for = ()
             while self._next < len(self._buckets):
-                self._hand_over(members.context)
+                self._hand_over()
             for handle, take in self._under_way:
                 take(wait(handle, take))
         finally:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError, RendezvousTimeoutError, SettingsError
 from elastic_driver.hosts import WorkerId
@@ -176,6 +176,7 @@ class Context:
         self.slot = assignment.slot
         self.limits = limits
         self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
+        self.devices: list[Any] = []  # what each member says of its devices; likewise
         self._address = address
         self._client = client
         self._lock = threading.Lock()  # guards _broken, _engine, _closing

@@ -132,9 +132,10 @@ class NativeEngine:
         self._timeout_s = timeout_s
         settings = settings or EngineSettings.from_environ(os.environ)
         self._exchange: Exchange | None = None
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
+        self._members: dict[int, tuple[int, ...]] = {}  # also of sets that were removed: numbers are not used again
         self.lane: Any = None  # runs operations on devices; see torch/device.py
         with self.failures("make its engine"):
             self._native: Any = self._module.Engine(
@@ -180,6 +181,8 @@ class NativeEngine:
             self._native.start()
 
     def _add(self, number: int, ranks: Sequence[int], *, timeout_s: float) -> None:
+        with self._lock:
+            self._members[number] = tuple(ranks)
         contexts = self._make_contexts(number, list(ranks), timeout_s=timeout_s)
         with self.failures("add a process set"):
             self._native.add_process_set(number, list(ranks), contexts)
@@ -249,6 +252,11 @@ class NativeEngine:
             turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
             return turn
 
+    def members(self, number: int) -> tuple[int, ...]:
+        """The ranks of a process set, whether this one has used it or not. Raises KeyError."""
+        with self._lock:
+            return self._members[number]
+
     def links(self) -> tuple[Exchange, str, float]:
         """What others need to connect to the same peers: the exchange, the own address, a collective's time limit."""
         assert self._exchange is not None
@@ -277,8 +285,11 @@ class NativeEngine:
         self._native.remove_process_set(number)
         with self._lock:
             contexts = self._contexts.pop(number, None)
+            lane = self.lane
         if contexts is not None:
             contexts.close()
+        if lane is not None:
+            lane.forget(number)
 
     def _meet(self, number: int) -> None:
         self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}")).result()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,9 @@ _fresh: list[tuple[int, ...]] = []  # given to init(), with no round entered sin
 _objects: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
 _last_number = 0
 
+describe_devices: Callable[[], object] | None = None
+"""What this process tells the others of its devices at the beginning of a round; set by who runs operations on them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -156,9 +159,11 @@ def enter_round(context: Context) -> None:
     """Makes the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
     global _last_number
     slot = context.slot
-    told: list[Any] = [{"local_size": slot.local_size, "sets": _known}]
+    devices = describe_devices() if describe_devices is not None else None
+    told: list[Any] = [{"local_size": slot.local_size, "sets": _known, "devices": devices}]
     if slot.size > 1:
         told = [json.loads(bytes(each)) for each in gather(context.engine, as_data(json.dumps(told[0])), "round")]
+    context.devices = [one["devices"] for one in told]
     context.homogeneous = len({one["local_size"] for one in told}) == 1
     union: dict[tuple[int, ...], None] = {}
     for one in told:
