@@ -61,6 +61,11 @@ class Chronicle:
         self._log.write("worker_started", worker=worker.key, pid=pid)
         self._console.detail(f"worker {worker} started (pid {pid})")
 
+    def warmed(self, pid: int, took_s: float) -> None:
+        """Workers can be forked from a process from now on."""
+        self._log.write("warmed", pid=pid, took_s=round(took_s, 4))
+        self._console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
+
     def worker_exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus, *, expected: bool) -> None:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
         self._log.write(

@@ -146,6 +146,13 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         "always, never",
     )
     add(
+        "--preload",
+        metavar="MODULE,...",
+        help="what the process imports that later workers of a Python script are forked from (default: the heavy "
+        "modules that the script imports)",
+    )
+    add("--no-preload", dest="warm_starts", action="store_const", const=False, help="start every worker afresh")
+    add(
         "--grace-time",
         type=float,
         metavar="S",
@@ -288,6 +295,8 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         durable_every=arguments.durable_every,
         durable_interval_s=arguments.durable_interval,
         durable_keep=arguments.durable_keep,
+        warm_starts=_or(arguments.warm_starts, True),
+        preload=_names(arguments.preload),
         horovod_shim=(arguments.horovod_shim or environ.get(ENV_SHIM) or AUTO).lower(),
         network_interfaces=tuple(name for name in interfaces if name),
         ssh_port=arguments.ssh_port,
@@ -297,6 +306,10 @@ def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _seconds(flag: float | None, environ: Mapping[str, str], name: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""The YAML file of ``--config-file``: sections and keys as Horovod has them, each standing for a flag.
+"""The YAML file of ``--config-file``: sections and keys as Horovod has them (and warm_starts), each for a flag.
 
 Unlike Horovod's, an unknown section or key is an error: a misspelt key would be a setting that silently is not.
 """
@@ -43,6 +43,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "thread_affinity": ("thread_affinity", int),
         "gloo_timeout_seconds": ("gloo_timeout_seconds", int),
     },
+    "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 

@@ -115,6 +115,7 @@ class ElasticDriver:
         chronicle: tells the user, and the event log, what happens.
         environ: what workers inherit.
         clock: seconds that never go back.
+        on_round: called whenever a round has formed.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class ElasticDriver:
         environ: Mapping[str, str],
         job_id: str,
         clock: Callable[[], float] = time.monotonic,
+        on_round: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -134,6 +136,7 @@ class ElasticDriver:
         self._chronicle = chronicle
         self._environ = inheritable(environ)
         self._clock = clock
+        self._on_round = on_round
         self._state = new_state(policy_of(settings), clock())
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         token = secrets.token_hex(32)
@@ -605,6 +608,8 @@ class ElasticDriver:
             self._reply(one.worker, self._placed[one.worker])
         pids = {worker: process.pid for worker, process in self._processes.items()}
         self._chronicle.round_formed(command, pids, now - self._state.reset_began)
+        if self._on_round is not None:
+            self._on_round()
 
     def _reply(self, worker: WorkerId, reply: NextRoundReply) -> None:
         future = self._parked.pop(worker, None)
@@ -639,12 +644,16 @@ def run_job(settings: Settings) -> int:
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning) as event_log,
     ):
+        chronicle = Chronicle(console, event_log)
         launcher = LocalLauncher(
             console,
             output_dir=settings.output_filename,
             prefix_timestamp=settings.prefix_timestamp,
             job_id=job_id,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
+            warm=settings.warm_starts,
+            preload=settings.preload,
+            on_warm=chronicle.warmed,
         )
         discovery: HostDiscovery = (
             ScriptDiscovery(
@@ -657,9 +666,10 @@ def run_job(settings: Settings) -> int:
             settings,
             discovery=discovery,
             launcher=launcher,
-            chronicle=Chronicle(console, event_log),
+            chronicle=chronicle,
             environ=os.environ,
             job_id=job_id,
+            on_round=launcher.warm_up if settings.elastic else None,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(driver.run())

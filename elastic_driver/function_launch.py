@@ -75,6 +75,7 @@ def run(
     drain_timeout: float | None = None,
     grace_time: float | None = None,
     standby: int | None = None,
+    preload: Sequence[str] | None = None,
     durable_dir: str | os.PathLike[str] | None = None,
     durable_every: int | None = None,
     durable_interval: float | None = None,
@@ -104,6 +105,7 @@ def run(
             drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
             rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
         verbose: tells what the driver does. Without it only warnings and errors are told.
+        preload: modules to import before later workers are forked; none when not given.
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
@@ -144,6 +146,7 @@ def run(
         drain_timeout=drain_timeout,
         grace_time=grace_time,
         standby=standby,
+        preload=None if preload is None else ",".join(preload),
         durable_dir=durable_dir,
         durable_every=durable_every,
         durable_interval=durable_interval,

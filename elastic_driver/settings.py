@@ -68,6 +68,8 @@ class Settings:
         durable_keep: how many are kept.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
+        warm_starts: whether later workers are forked from a process that has imported their heavy modules.
+        preload: those modules; None to choose them by the script.
         network_interfaces, ssh_port, ssh_identity_file: for remote hosts; kept, without effect on local ones.
 
     Raises:
@@ -108,6 +110,8 @@ class Settings:
     durable_interval_s: float | None = None
     durable_keep: int | None = None
     horovod_shim: str = AUTO
+    warm_starts: bool = True
+    preload: tuple[str, ...] | None = None
     network_interfaces: tuple[str, ...] = ()
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -164,6 +168,9 @@ class Settings:
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         check_mode(self.horovod_shim, "--horovod-shim")
+        for name in self.preload or ():
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise SettingsError(f"--preload {name!r} is not the name of a module")
         if self.cooldown_range_s is not None:
             low, high = self.cooldown_range_s
             least, most = _COOLDOWN_BOUNDS_S

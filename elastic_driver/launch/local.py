@@ -26,6 +26,7 @@ from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.output import LogFiles, WorkerOutput
 from elastic_driver.launch.process import ExitStatus, OutputSink
 from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
+from elastic_driver.launch.warm import WarmStarts
 from elastic_driver.rendezvous.messages import ENV_JOB, ENV_WORKER
 
 _log = logging.getLogger(__name__)
@@ -248,6 +249,9 @@ class LocalLauncher:
         job_id: marks the job's processes.
         width: digits of R.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
+        warm: whether workers may be forked from a warmed process, once warm_up() was called.
+        preload: the modules that it imports; None to choose them by the script.
+        on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
     """
 
     def __init__(
@@ -259,6 +263,9 @@ class LocalLauncher:
         job_id: str,
         width: int,
         warn: Callable[[str], None] = _log.warning,
+        warm: bool = False,
+        preload: Sequence[str] | None = None,
+        on_warm: Callable[[int, float], None] | None = None,
     ) -> None:
         self._sink = sink
         self._output_dir = output_dir
@@ -270,6 +277,10 @@ class LocalLauncher:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="elastic-driver-launch")
         self._scanner = _JobScanner(job_id, self._pool)
         self._guard: GuardLink | None = None
+        self._may_warm = warm
+        self._preload = preload
+        self._on_warm = on_warm
+        self._warm: WarmStarts | None = None
         self._workers: set[LocalWorker] = set()
         self._starting: set[asyncio.Task[LocalWorker]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -295,6 +306,10 @@ class LocalLauncher:
             let_children_be_reaped()
             self._guard = GuardLink(self._job_id, self._warn)
         self._guard.ensure()
+        if self._may_warm and self._warm is None:
+            self._warm = WarmStarts(
+                self._preload, pool=self._pool, guard=self._guard, warn=self._warn, on_ready=self._on_warm
+            )
         starting = asyncio.get_running_loop().create_task(
             self._start(self._guard, worker, command, env, label=label, rank_at_launch=rank_at_launch)
         )
@@ -306,6 +321,16 @@ class LocalLauncher:
             # Nobody takes the process any more, but it may exist.
             starting.add_done_callback(_kill_unwanted)
             raise
+
+    @property
+    def warm(self) -> WarmStarts | None:
+        """Where workers are forked; None before the first worker, and when they all start afresh."""
+        return self._warm
+
+    def warm_up(self) -> None:
+        """Has later workers forked from a warmed process. Not before the first ones run: it would slow them down."""
+        if self._warm is not None and self._closing is None:
+            self._warm.warm_up()
 
     def kill(self) -> None:
         """SIGKILL to all workers and to what dead ones have left behind."""
@@ -321,6 +346,8 @@ class LocalLauncher:
     async def _close(self) -> None:
         if self._starting:
             await asyncio.wait(tuple(self._starting))
+        if self._warm is not None:
+            await self._warm.close()
         for process in tuple(self._workers):
             process.close()
         await asyncio.gather(*(process.wait() for process in self._workers))
@@ -349,7 +376,7 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
-        spawned = await loop.run_in_executor(self._pool, spawn, worker, tuple(command), marked)
+        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except OSError as error:
@@ -368,6 +395,10 @@ class LocalLauncher:
         self._workers.add(process)
         process.finished.add_done_callback(lambda _: self._workers.discard(process))
         return process
+
+    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned:
+        forked = self._warm.fork(worker, command, env) if self._warm is not None else None
+        return spawn(worker, command, env) if forked is None else forked
 
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
         if self._output_dir is None:

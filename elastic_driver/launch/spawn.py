@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 
@@ -34,6 +35,15 @@ _BAD_COMMAND = {
 }
 
 
+class Child(Protocol):
+    """A child process that can be reaped; :class:`subprocess.Popen` is one."""
+
+    pid: int
+
+    def wait(self) -> object:
+        """Blocks until it is dead, and reaps it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spawned:
     """A process that was just started.
@@ -44,7 +54,7 @@ class Spawned:
         pipes: reading ends of its output.
     """
 
-    popen: subprocess.Popen[bytes]
+    popen: Child
     leader: psutil.Process
     pipes: dict[Stream, int]
 
@@ -122,7 +132,7 @@ def _inherit_nothing() -> None:
                 os.set_inheritable(int(name), False)
 
 
-def _kill_new(popen: subprocess.Popen[bytes]) -> None:
+def _kill_new(popen: Child) -> None:
     # It has only just been started: no children worth a search.
     with contextlib.suppress(OSError):
         os.killpg(popen.pid, signal.SIGKILL)

@@ -34,6 +34,8 @@ def test_defaults() -> None:
     ("words", "name", "value"),
     [
         (["--min-np", "1"], "min_num_proc", 1),
+        (["--preload", "torch, my.lib"], "preload", ("torch", "my.lib")),
+        (["--no-preload"], "warm_starts", False),
         (["--min-num-proc", "1"], "min_num_proc", 1),
         (["--max-np", "9"], "max_num_proc", 9),
         (["--max-num-proc", "9"], "max_num_proc", 9),

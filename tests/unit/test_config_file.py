@@ -21,6 +21,7 @@ autotune: {enabled: true, log_file: a.log, warmup_samples: 1, steps_per_sample: 
 timeline: {filename: t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 4, shutdown_time_seconds: 5}
 library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinity: 7, gloo_timeout_seconds: 8}
+warm_starts: {enabled: false, preload: "torch,numpy"}
 logging: {level: debug, with_timestamp: true}
 """
 
@@ -56,6 +57,8 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "num_nccl_streams": 6,
         "thread_affinity": 7,
         "gloo_timeout_seconds": 8,
+        "warm_starts": False,
+        "preload": "torch,numpy",
         "log_level": "debug",
         "log_with_timestamp": True,
     }

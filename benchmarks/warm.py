@@ -1,0 +1,141 @@
+"""How long a worker takes from the request to start it until it is READY in ``init()``: afresh, and forked.
+
+    python benchmarks/warm.py [--starts 10] [--preload torch,elastic_driver.torch]
+
+The script imports torch and ``elastic_driver.torch`` and calls ``hvd.init()``, whose request for a round ends the time.
+Seconds: median, least and most of the starts, one at a time, and how many times quicker the forked ones are. Also what
+the warmed process costs: the time it takes, and its memory that no worker shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch import LocalLauncher
+from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_TOKEN
+
+_SCRIPT = """\
+import torch
+import elastic_driver.torch as hvd
+hvd.init()
+"""
+
+
+class _Sink:
+    def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        sys.stderr.buffer.write(data)
+
+
+class _Rendezvous:
+    """Takes the first request of each worker, and answers none."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._take, "127.0.0.1", 0)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if b"/v1/next-round" in line:
+            self.asked.set()
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+
+async def measure(starts: int, preload: list[str] | None) -> None:
+    """Prints one line for each way."""
+    rendezvous = _Rendezvous()
+    server = await rendezvous.serve()
+    port = server.sockets[0].getsockname()[1]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+        ENV_RENDEZVOUS: f"http://127.0.0.1:{port}",
+        ENV_TOKEN: "none",
+        ENV_ADDRESS: "127.0.0.1",
+        ENV_ROUND: "0",
+    }
+    medians = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(_SCRIPT)
+        for warm in (False, True):
+            launcher = LocalLauncher(
+                _Sink(),
+                output_dir=None,
+                prefix_timestamp=False,
+                job_id=uuid.uuid4().hex,
+                width=1,
+                warm=warm,
+                preload=preload,
+                warn=lambda text: print(text, file=sys.stderr),
+            )
+            times = []
+            try:
+                for number in range(starts + 1):
+                    rendezvous.asked.clear()
+                    begin = time.perf_counter()
+                    process = await launcher.start(
+                        WorkerId("localhost", 0, number),
+                        [sys.executable, str(script)],
+                        env,
+                        label="0",
+                        rank_at_launch=0,
+                    )
+                    await asyncio.wait_for(rendezvous.asked.wait(), 60)
+                    times.append(time.perf_counter() - begin)
+                    process.kill()
+                    await process.wait()
+                    if warm and number == 0:
+                        await _warm_up(launcher)
+            finally:
+                await launcher.close()
+            # The first reads the files from disc, and is never forked.
+            rest = times[1:]
+            medians.append(statistics.median(rest))
+            print(
+                f"{'forked' if warm else 'fresh '}: median {medians[-1]:.3f} s, "
+                f"{min(rest):.3f} to {max(rest):.3f}, {len(rest)} starts"
+            )
+    print(f"ratio: {medians[0] / medians[1]:.1f}")
+    server.close()
+
+
+async def _warm_up(launcher: LocalLauncher) -> None:
+    launcher.warm_up()
+    begin = time.perf_counter()
+    async with asyncio.timeout(60):
+        while launcher.warm is None or not launcher.warm.is_ready():
+            await asyncio.sleep(0.01)
+    memory = psutil.Process(launcher.warm.pid).memory_full_info()
+    took_s = time.perf_counter() - begin
+    print(f"warming up: {took_s:.3f} s, {memory.rss / 2**20:.0f} MiB, of which {memory.uss / 2**20:.0f} MiB its own")
+
+
+def main() -> None:
+    """Reads the command line and measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=10)
+    parser.add_argument("--preload", help="default: chosen by the script")
+    arguments = parser.parse_args()
+    asyncio.run(measure(arguments.starts, arguments.preload.split(",") if arguments.preload else None))
+
+
+if __name__ == "__main__":
+    main()

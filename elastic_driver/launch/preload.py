@@ -1,0 +1,157 @@
+"""What a command's warmed process is to import: reading the command line and the script, running neither."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Packages whose import takes long enough to be worth it, starts no thread and reads nothing that a script sets later.
+HEAVY = ("torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "transformers", "elastic_driver", "horovod")
+
+# Common ones that may stand before: importing them changes nothing for those above.
+_HARMLESS = ("absl", "attr", "filelock", "packaging", "PIL", "psutil", "requests", "tqdm", "typing_extensions", "yaml")
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+# Options without a value that leave the start as it is as far as the warmed process can tell. Not among them: those
+# that ignore PYTHONPATH or site (-E, -I, -S), read the program from elsewhere (-c, -) or stay afterwards (-i).
+_PLAIN_OPTIONS = re.compile(r"-[bBdOqsuP]+(?P<last>m)?")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCommand:
+    """A command that runs a Python script or module.
+
+    Attributes:
+        script: the file; None when it was not found (an installed module).
+        folder: what Python will put first on sys.path.
+    """
+
+    script: Path | None
+    folder: Path
+
+
+def read_command(command: Sequence[str], cwd: Path) -> PythonCommand | None:
+    """What ``python [options] script ...`` or ``-m module`` runs; None for any other command."""
+    words = list(command)
+    if not words or not _PYTHON.fullmatch(os.path.basename(words[0])):
+        return None
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        word = words[place]
+        place += 1
+        if word[:2] in ("-W", "-X"):
+            place += len(word) == 2
+            continue
+        if word[:2] == "-m" and len(word) > 2:
+            return _module(word[2:], cwd)
+        option = _PLAIN_OPTIONS.fullmatch(word)
+        if word == "-m" or (option is not None and option["last"]):
+            return _module(words[place], cwd) if place < len(words) else None
+        if option is None:
+            return None
+    if place >= len(words):
+        return None
+    script = cwd / words[place]
+    # A folder or an archive with a __main__ puts itself on sys.path, and finds modules in it.
+    return PythonCommand(script, script.resolve().parent) if script.is_file() and script.suffix == ".py" else None
+
+
+def _module(name: str, cwd: Path) -> PythonCommand:
+    place = cwd.joinpath(*name.split("."))
+    files = (place.with_name(place.name + ".py"), place / "__main__.py")
+    return PythonCommand(next((file for file in files if file.is_file()), None), cwd)
+
+
+def heavy_imports(script: Path, folder: Path) -> tuple[str, ...]:
+    """The heavy modules that a script, and its own modules in its folder, import at their top levels, in that order.
+
+    Only those before anything that could matter to them: a call, a changed variable, a module that is not known to
+    leave others alone. What they find then at their import would come too late.
+    """
+    found: dict[str, None] = {}
+    _collect(script, folder, found, {script})
+    return tuple(found)
+
+
+def _collect(file: Path, folder: Path, found: dict[str, None], seen: set[Path]) -> bool:
+    """Reads one file. Returns whether its whole top level is harmless."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False
+    for statement in _top_level(tree.body):
+        names = _imported(statement)
+        if names is None:
+            if not _is_harmless(statement):
+                return False
+            continue
+        for name in names:
+            top = name.partition(".")[0]
+            if top in HEAVY:
+                found[name] = None
+                continue
+            own = folder / f"{name}.py"
+            if own.is_file():
+                if own not in seen and not _collect(own, folder, found, seen | {own}):
+                    return False
+            elif top not in sys.stdlib_module_names and top not in _HARMLESS:
+                return False
+    return True
+
+
+def _top_level(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in statements:
+        if isinstance(statement, ast.Try):
+            yield from _top_level(statement.body)
+        else:
+            yield statement
+
+
+def _imported(statement: ast.stmt) -> list[str] | None:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom):
+        return [f"{'.' * statement.level}{statement.module or ''}"]
+    return None
+
+
+def _is_harmless(statement: ast.stmt) -> bool:
+    """Whether it is a text, a definition, or gives a name a value without calling anything."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return True
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        called = any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(statement))
+        return not called and all(isinstance(target, ast.Name) for target in targets)
+    return isinstance(statement, ast.Pass)
+
+
+def is_program(path: str | None) -> bool:
+    """Whether this is a compiled program: a script could start Python in a way that skips what holds it."""
+    try:
+        with open(path or "", "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def shadowed(names: Iterable[str], folder: Path) -> str | None:
+    """The first of these modules that a fresh worker would find in the script's own folder instead."""
+    try:
+        there = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:
+        return None
+    return next((name for name in names if name in there and _is_module(folder, name)), None)
+
+
+def _is_module(folder: Path, name: str) -> bool:
+    return (folder / name / "__init__.py").is_file() or any(
+        path.suffix in (".py", ".pyc", ".so") for path in folder.glob(f"{name}.*")
+    )
