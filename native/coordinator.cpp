@@ -12,7 +12,10 @@ namespace {
 
 // A batch is worth a number when that is shorter.
 constexpr size_t kShortBody = 8;
-constexpr size_t kMostBodies = 4096;
+// Bytes of texts and bodies that a sender holds, about. Rank 0 holds as much for each rank, and some more.
+constexpr size_t kMostHeld = size_t{2} << 20;
+// What it costs to hold one, beyond its bytes.
+constexpr size_t kHoldingCost = 96;
 // Tensors of this size and more gain nothing from company: they would only be copied.
 constexpr size_t kFusedTensorBytes = 256 * 1024;
 
@@ -71,33 +74,50 @@ std::string key_name(std::string_view key) {
 
 uint64_t Sender::number(const std::string& text) {
   const auto [found, added] = numbers_.try_emplace(text, numbers_.size());
-  if (added) fresh_.push_back(text);
+  if (added) {
+    fresh_.push_back(text);
+    held_ += text.size() + kHoldingCost;
+  }
   return found->second;
 }
 
 std::string Sender::message(const std::string& body) {
   Writer writer;
-  writer.number(fresh_.size());
+  writer.number(fresh_.size() * 2 + (std::exchange(forget_, false) ? 1 : 0));
   for (const std::string& text : fresh_) writer.text(text);
   fresh_.clear();
   const auto known = bodies_.find(body);
   if (known != bodies_.end()) {
     writer.number(kKnown);
     writer.number(known->second);
-  } else if (body.size() > kShortBody && bodies_.size() < kMostBodies) {
+  } else if (body.size() > kShortBody) {
     bodies_.emplace(body, bodies_.size());
+    held_ += body.size() + kHoldingCost;
     writer.number(kRemember);
     writer.raw(body);
   } else {
     writer.number(kWhole);
     writer.raw(body);
   }
+  if (held_ > kMostHeld) {
+    // From the next message on: this one's numbers are the old ones.
+    numbers_.clear();
+    bodies_.clear();
+    held_ = 0;
+    forget_ = true;
+  }
   return writer.take();
 }
 
 std::string Receiver::open(std::string_view message) {
   Reader reader(message);
-  for (uint64_t count = reader.number(); count > 0; --count) texts_.emplace_back(reader.text());
+  const uint64_t head = reader.number();
+  if (head % 2 == 1) {
+    texts_.clear();
+    bodies_.clear();
+    ++generation_;
+  }
+  for (uint64_t count = head / 2; count > 0; --count) texts_.emplace_back(reader.text());
   const uint64_t mode = reader.number();
   if (mode == kKnown) {
     const uint64_t number = reader.number();
@@ -128,6 +148,7 @@ std::string RequestWriter::message() { return sender_.message(std::exchange(body
 
 std::vector<Reply> ReplyReader::read(std::string_view message) {
   const std::string body = receiver_.open(message);
+  if (std::exchange(generation_, receiver_.generation()) != receiver_.generation()) plans_.clear();
   Reader reader(body);
   std::vector<Reply> replies;
   while (!reader.empty()) {
@@ -165,13 +186,40 @@ Coordinator::Coordinator(int size, size_t fusion_bytes, Patience patience)
   sets_[0] = std::move(everyone);
 }
 
-void Coordinator::add_process_set(int number, const std::vector<int>& ranks) { sets_[number] = ranks; }
+void Coordinator::add_process_set(int number, const std::vector<int>& ranks) {
+  sets_[number] = ranks;
+  removed_.erase(number);
+}
 
-void Coordinator::remove_process_set(int number) { sets_.erase(number); }
+void Coordinator::remove_process_set(int number) {
+  sets_.erase(number);
+  removed_.insert(number);
+  for (auto pending = pending_.begin(); pending != pending_.end();) {
+    if (pending->second.process_set != number) {
+      ++pending;
+      continue;
+    }
+    for (const Arrival& arrival : pending->second.arrivals) {
+      if (!arrival.plan) continue;
+      refuse_removed(pending->first, *arrival.plan);
+      break;
+    }
+    pending = pending_.erase(pending);
+  }
+}
+
+void Coordinator::refuse_removed(const std::string& key, const Plan& plan) {
+  Entry entry;
+  entry.key = key;
+  ready_.push_back({Reply::Type::kMismatch, {std::move(entry)},
+                    "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(key) +
+                        "': its process set was removed before all members had submitted it"});
+}
 
 void Coordinator::handle(int number, std::string_view message, Clock::time_point now) {
   Rank& rank = ranks_[static_cast<size_t>(number)];
   const std::string body = rank.receiver.open(message);
+  if (std::exchange(rank.generation, rank.receiver.generation()) != rank.receiver.generation()) rank.templates.clear();
   Reader reader(body);
   while (!reader.empty()) {
     const uint64_t which = reader.number();
@@ -206,6 +254,10 @@ void Coordinator::handle(int number, std::string_view message, Clock::time_point
 void Coordinator::arrive(int rank, const std::string& key, const Template& what, std::vector<int64_t> sizes,
                          Clock::time_point now) {
   const auto set = sets_.find(what.plan->process_set);
+  if (removed_.count(what.plan->process_set) != 0) {
+    refuse_removed(key, *what.plan);
+    return;
+  }
   if (set == sets_.end()) throw CollectiveError("a peer uses a process set that there is not");
   const std::vector<int>& members = set->second;
   const auto place = std::find(members.begin(), members.end(), rank);

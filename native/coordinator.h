@@ -29,7 +29,8 @@ std::string unnamed_key(int process_set, Kind kind, uint64_t number);
 // For messages: "allreduce.noname.3" for an unnamed one.
 std::string key_name(std::string_view key);
 
-// Texts that are sent in full once and by number then; and whole bodies of messages likewise.
+// Texts that are sent in full once and by number then; and whole bodies of messages likewise. When they come to much,
+// because names or shapes change all the time, both sides forget all of them and begin anew.
 class Sender {
  public:
   // The number of a text that the receiver knows, or will by the next message.
@@ -41,6 +42,8 @@ class Sender {
   std::unordered_map<std::string, uint64_t> numbers_;
   std::vector<std::string> fresh_;
   std::unordered_map<std::string, uint64_t> bodies_;
+  size_t held_ = 0;  // bytes of both, about
+  bool forget_ = false;  // the next message says so
 };
 
 class Receiver {
@@ -48,12 +51,13 @@ class Receiver {
   // The body of a message, whose new texts are known from then on. Throws CollectiveError for rubbish.
   std::string open(std::string_view message);
   const std::string& text(uint64_t number) const;
-  // How many texts there are.
-  size_t size() const { return texts_.size(); }
+  // How often all texts were forgotten: numbers mean others from then on.
+  uint64_t generation() const { return generation_; }
 
  private:
   std::vector<std::string> texts_;
   std::vector<std::string> bodies_;
+  uint64_t generation_ = 0;
 };
 
 // One entry of a reply: an operation that all members run now.
@@ -78,6 +82,7 @@ class ReplyReader {
  private:
   Receiver receiver_;
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  uint64_t generation_ = 0;  // that the plans' numbers are of
 };
 
 // The other side of a Coordinator's requests: what one rank submits.
@@ -105,6 +110,7 @@ class Coordinator {
   Coordinator(int size, size_t fusion_bytes, Patience patience);
 
   void add_process_set(int number, const std::vector<int>& ranks);
+  // What is under way in it fails, where it was submitted.
   void remove_process_set(int number);
 
   // Takes what a rank has submitted. Throws CollectiveError for rubbish.
@@ -124,6 +130,7 @@ class Coordinator {
   struct Rank {
     Receiver receiver;
     std::unordered_map<uint64_t, Template> templates;
+    uint64_t generation = 0;  // that the templates' numbers are of
     std::map<std::pair<int, Kind>, uint64_t> unnamed;
     bool joined = false;
   };
@@ -143,6 +150,7 @@ class Coordinator {
   void arrive(int rank, const std::string& key, const Template& what, std::vector<int64_t> sizes,
               Clock::time_point now);
   void join(int rank, Clock::time_point now);
+  void refuse_removed(const std::string& key, const Plan& plan);
   bool complete(const Pending& pending) const;
   void make_ready(const std::string& key, Pending& pending);
   std::string objection(const Pending& pending) const;
@@ -151,6 +159,7 @@ class Coordinator {
   const size_t fusion_bytes_;
   const Patience patience_;
   std::map<int, std::vector<int>> sets_;
+  std::set<int> removed_;
   std::vector<Rank> ranks_;
   int last_joined_ = -1;
   std::unordered_map<std::string, Pending> pending_;

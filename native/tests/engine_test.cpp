@@ -1,5 +1,7 @@
 // Engines with threads as ranks, for the sanitizers: the same operations from several threads, aborts at any moment, and
 // rubbish for messages.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -165,6 +167,32 @@ void test_engine_messages() {
     coordinator.handle(0, good, now);
     reply = coordinator.flush();
     CHECK(elastic::ReplyReader().read(reply).size() == 2);
+  }
+  {
+    // Names that are never the same again: what was said is forgotten now and then, and nothing else changes.
+    elastic::Coordinator coordinator(2, 1 << 20, {});
+    std::array<elastic::RequestWriter, 2> ranks;
+    elastic::ReplyReader reader;
+    size_t most = 0;
+    for (int i = 0; i < 30'000; ++i) {
+      const std::string name = "step." + std::to_string(i);
+      for (int rank = 0; rank < 2; ++rank) {
+        auto& writer = ranks[static_cast<size_t>(rank)];
+        writer.add("always", plan(Kind::kAllreduce, kFloat32, {5}), {});
+        writer.add(name, plan(Kind::kAllgather, kInt32, {i % 1000}), {i});
+        const std::string message = writer.message();
+        if (i > 0) most = std::max(most, message.size());
+        coordinator.handle(rank, message, now);
+      }
+      const auto replies = reader.read(coordinator.flush());
+      CHECK(replies.size() == 2);
+      CHECK(elastic::key_name(replies[0].entries[0].key) == "always");
+      CHECK(replies[0].entries[0].plan->elements(0) == 5);
+      CHECK(elastic::key_name(replies[1].entries[0].key) == name);
+      CHECK(replies[1].entries[0].plan->elements(0) == static_cast<size_t>(i % 1000));
+      CHECK((replies[1].entries[0].sizes == std::vector<int64_t>{i, i}));
+    }
+    CHECK(most < 200);
   }
   std::mt19937 random(1);
   const auto spoil = [&](std::string text) {

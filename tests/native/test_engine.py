@@ -247,6 +247,29 @@ def test_process_sets(machines: str) -> None:
         together(made, body)
 
 
+def test_removing_a_process_set_ends_what_is_under_way_in_it() -> None:
+    def body(engine: Any, rank: int) -> None:
+        engine.add_process_set(1, [0, 1])
+        array = np.ones(3, np.float32)
+        left = []
+        if rank == 1:
+            left = [
+                engine.submit(Operation(Kind.ALLREDUCE, (spec(array, array),), name="alone", process_set=1)),
+                engine.submit(Operation(Kind.BARRIER, process_set=1)),
+            ]
+        engine.remove_process_set(1)
+        for handle in left:
+            with pytest.raises(MismatchError, match=r"(allreduce 'alone'|barrier '.*'): its process set was removed"):
+                handle.result()
+        # The round goes on, and nothing of it is warned of or waited for.
+        allreduce(engine, array)
+        np.testing.assert_array_equal(array, 3)
+        barrier(engine)
+
+    with engines(3, stall_warn_s=0.01) as made:
+        together(made, body)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
