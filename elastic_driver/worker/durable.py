@@ -174,12 +174,12 @@ class Durable:
     def _write(self, commits: int, encoded: durable_format.Encoded) -> None:
         try:
             self._marks.check()
-            write_file(self.folder, commits, encoded, self._job_id)
+            write_file(self.folder, commits, encoded)
             self.written = commits
             if self._complaint:
                 say(f"commits are on disc in {self.folder} again, from commit {commits} on")
             self._complaint = ""
-            prune(self.folder, self.keep, commits, self._job_id)
+            prune(self.folder, self.keep, commits)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if reason != self._complaint:

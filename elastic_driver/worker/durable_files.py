@@ -1,7 +1,7 @@
 """The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
 
 commit-000000000042.state   a commit
-.commit-*.JOB.PID.tmp       one that is being written
+.commit-*.PID.tmp           one that is being written; its writer has it locked
 folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
 job.lock                    held by the driver, in its own folder; its text is the job's id
 begun                       the id of the job that made commits last
@@ -10,6 +10,7 @@ begun                       the id of the job that made commits last
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -23,8 +24,9 @@ _BEGUN_NAME = "begun"
 _ID_NAME = "folder.id"
 _NAME = re.compile(r"commit-(\d{12})\.state")
 _ID_BYTES = 16
-# A file that is being written grows all the time; one that has not for so long is a stopped or killed writer's.
-_STALE_S = 60.0
+# A file that is not locked is a killed writer's, unless it was opened a moment ago. Where files cannot be locked, one
+# that has not grown for so long is.
+_MOMENT_S, _STALE_S = 1.0, 60.0
 
 
 def commit_path(folder: Path, commits: int) -> Path:
@@ -38,16 +40,18 @@ def commit_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def write_file(folder: Path, commits: int, encoded: durable_format.Encoded, job_id: str = "") -> Path:
+def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
     """Puts a commit into the folder: whole, or not at all.
 
     Raises:
         OSError: the disc is full, or fails; nothing is left behind.
     """
     path = commit_path(folder, commits)
-    temporary = folder / f".{path.name}.{job_id}.{os.getpid()}.tmp"
+    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             durable_format.write(encoded, file)
             file.flush()
             os.fsync(file.fileno())
@@ -68,22 +72,34 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(folder: Path, keep: int, newest: int, job_id: str = "") -> None:
-    """Removes all but the last commits up to the newest, and what other jobs' or stopped writers have left half done.
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Removes all but the last commits up to the newest, and what killed writers have left half done.
 
-    Another process of this job may still write the commit it began as the writer of the round before.
+    Another process may still write the commit that it began as the writer of the round before.
     """
     files = commit_files(folder)
     remove = [path for commits, path in files if commits <= newest][:-keep]
     with contextlib.suppress(OSError):
         now = commit_path(folder, newest).stat().st_mtime  # the disc's own clock
-        for path in folder.glob(".commit-*.tmp"):
-            fresh = now - path.stat().st_mtime < _STALE_S
-            if not (fresh and f".{job_id}." in path.name):
-                remove.append(path)
+        remove += [path for path in folder.glob(".commit-*.tmp") if _is_abandoned(path, now)]
     for path in remove:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _is_abandoned(path: Path, now: float) -> bool:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        age_s = now - os.fstat(file.fileno()).st_mtime
+        if age_s < _MOMENT_S:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return age_s > _STALE_S
+        return True
+    return False
 
 
 def _read(path: Path) -> str:

@@ -39,7 +39,7 @@ from jobs import ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
 from elastic_driver.worker import durable_format  # noqa: E402
-from elastic_driver.worker.durable import commit_files  # noqa: E402
+from elastic_driver.worker.durable_files import commit_files  # noqa: E402
 
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 3  # as in program.py
 GOES_ON_WITHIN_S = 60.0
@@ -523,7 +523,8 @@ class Soak:
         self.ended(143, "interrupted by SIGTERM")
         self.look()
         self.history.check_epochs(all_of_them=True)
-        files = sorted(path.name for path in self.durable.iterdir() if path.name not in ("job.lock", "begun"))
+        marks = ("job.lock", "begun", "folder.id")
+        files = sorted(path.name for path in self.durable.iterdir() if path.name not in marks)
         assert len(files) <= 3, f"left in the folder of commits: {files}"
         left = left_in_shared_memory(self.shared)
         assert not left, f"left in /dev/shm: {left}"

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -186,15 +187,13 @@ def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
 
 
 def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     entered, go = threading.Event(), threading.Event()
     real = module.write_file
 
-    def slow(folder: Path, commits: int, encoded: durable_format.Encoded, job_id: str) -> Path:
+    def slow(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
         entered.set()
         assert go.wait(20)
-        return real(folder, commits, encoded, job_id)
+        return real(folder, commits, encoded)
 
     monkeypatch.setattr(module, "write_file", slow)
     state = TorchState(torch.nn.Linear(50, 50), step=0)
@@ -312,15 +311,35 @@ def test_all_who_come_at_once_read_one_id(tmp_path: Path, monkeypatch: pytest.Mo
     assert open_folder(tmp_path / "third") == open_folder(tmp_path / "third") != ""
 
 
-def test_what_stopped_writers_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
-    store(tmp_path, {"x": 1}, commits=7)
-    names = [".commit-000000000007.state.mine.1.tmp", ".commit-000000000006.state.mine.2.tmp",
-             ".commit-000000000007.state.other.3.tmp"]  # fmt: skip
-    for name in names:
-        (tmp_path / name).touch()
-    os.utime(tmp_path / names[1], (1.0, 1.0))
-    prune(tmp_path, 2, 7, "mine")
-    assert sorted(path.name for path in tmp_path.glob(".commit*")) == [names[0]]
+def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+    real = durable_format.write
+
+    def slow(encoded: durable_format.Encoded, file: Any) -> None:
+        entered.set()
+        assert go.wait(20)
+        real(encoded, file)
+
+    monkeypatch.setattr(durable_format, "write", slow)
+    writer = threading.Thread(target=store, args=(tmp_path, {"x": 6}, 6))
+    writer.start()
+    assert entered.wait(20)
+    (being_written,) = tmp_path.glob(".commit*")
+    monkeypatch.setattr(durable_format, "write", real)
+    killed, just_opened = tmp_path / ".commit-000000000005.state.1.tmp", tmp_path / ".commit-000000000005.state.2.tmp"
+    killed.touch()
+    for path in (killed, being_written):
+        os.utime(path, (1.0, 1.0))
+    newest = store(tmp_path, {"x": 7}, commits=7)
+    just_opened.touch()
+    assert just_opened.stat().st_mtime > newest.stat().st_mtime - 1
+    prune(tmp_path, 2, 7)
+    assert sorted(tmp_path.glob(".commit*")) == sorted([being_written, just_opened])
+    go.set()
+    writer.join(20)
+    assert [commits for commits, _ in commit_files(tmp_path)] == [6, 7]
 
 
 BLANK = View("id", "/folder", "", 0)
