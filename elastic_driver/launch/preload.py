@@ -27,11 +27,12 @@ class PythonCommand:
     """A command that runs a Python script or module.
 
     Attributes:
-        script: the file; None when it was not found (an installed module).
+        files: what Python runs, in this order: the script, or the packages of a module and the module. Empty when it
+            was not found (an installed module).
         folder: what Python will put first on sys.path.
     """
 
-    script: Path | None
+    files: tuple[Path, ...]
     folder: Path
 
 
@@ -58,23 +59,29 @@ def read_command(command: Sequence[str], cwd: Path) -> PythonCommand | None:
         return None
     script = cwd / words[place]
     # A folder or an archive with a __main__ puts itself on sys.path, and finds modules in it.
-    return PythonCommand(script, script.resolve().parent) if script.is_file() and script.suffix == ".py" else None
+    return PythonCommand((script,), script.resolve().parent) if script.is_file() and script.suffix == ".py" else None
 
 
 def _module(name: str, cwd: Path) -> PythonCommand:
     place = cwd.joinpath(*name.split("."))
     files = (place.with_name(place.name + ".py"), place / "__main__.py")
-    return PythonCommand(next((file for file in files if file.is_file()), None), cwd)
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        return PythonCommand((), cwd)
+    packages = [folder / "__init__.py" for folder in reversed(found.relative_to(cwd).parents[:-1])]
+    return PythonCommand((*(cwd / file for file in packages if (cwd / file).is_file()), found), cwd)
 
 
-def heavy_imports(script: Path, folder: Path) -> tuple[str, ...]:
-    """The heavy modules that a script, and its own modules in its folder, import at their top levels, in that order.
+def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
+    """The heavy modules that these files, and the folder's modules that they import, import at their top levels.
 
     Only those before anything that could matter to them: a call, a changed variable, a module that is not known to
     leave others alone. What they find then at their import would come too late.
     """
     found: dict[str, None] = {}
-    _collect(script, folder, found, {script})
+    for file in files:
+        if not _collect(file, folder, found, {file}):
+            break
     return tuple(found)
 
 

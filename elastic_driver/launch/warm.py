@@ -35,16 +35,19 @@ from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.launch.process import ExitStatus, Stream
 from elastic_driver.launch.spawn import Spawned
-from elastic_driver.rendezvous.messages import ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_TOKEN, ENV_WORKER
 
 HOOK = Path(__file__).with_name("warm_hook")
 ENV_WARM = "ELASTIC_DRIVER_WARM"
-# What one worker's environment has and another's has not, or has otherwise. All the rest must be equal: a library may
-# have read it while it was imported.
+# What one worker's environment has otherwise than another's, and who the driver is: whatever is imported must not pass
+# for a worker. All the rest must be equal: a library may have read it while it was imported.
 _OWN = frozenset(
     (
         ENV_WORKER,
         ENV_ROUND,
+        ENV_RENDEZVOUS,
+        ENV_TOKEN,
+        ENV_ADDRESS,
         "HOROVOD_HOSTNAME",
         *(f"HOROVOD_{name}{what}" for name in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
     )
@@ -197,7 +200,7 @@ class WarmStarts:
             path = plan.env.get("PYTHONPATH")
             env = {
                 **plan.env,
-                "PYTHONPATH": str(HOOK) if path is None else f"{HOOK}{os.pathsep}{path}",
+                "PYTHONPATH": str(HOOK) if not path else f"{HOOK}{os.pathsep}{path}",
                 ENV_WARM: f"{far.fileno()}:{out_read}:{err_read}:" + "." * _ROOM,
             }
             # What it writes while it imports stays in the pipes until it reads them itself: each worker says it again.
@@ -345,9 +348,7 @@ class WarmStarts:
                     f"--preload needs a command like 'python train.py' or 'python -m train', not {command[0]}",
                 )
             return None
-        names = self._preload
-        if names is None:
-            names = heavy_imports(program.script, program.folder) if program.script is not None else ()
+        names = heavy_imports(program.files, program.folder) if self._preload is None else self._preload
         if not names:
             return None
         return _Plan(command, env, cwd, umask, names, self._preload is not None, program.folder)

@@ -142,6 +142,41 @@ def test_an_exception_has_the_same_traceback() -> None:
     run("asyncio", main)
 
 
+def test_a_forked_worker_can_spawn_and_fork(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        """
+import multiprocessing, os, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+def square(number):
+    return number * number, os.environ["HOROVOD_RANK"], "warm" in str(sys.path)
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.map(square, [3]))
+            pool.close()
+            pool.join()
+    print("run", subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True, check=True).stdout)
+    with ThreadPoolExecutor(2) as pool:
+        print("threads", list(pool.map(abs, [-1, 2])))
+"""
+    )
+
+    async def main() -> None:
+        async with warm_job(["multiprocessing.pool", "concurrent.futures", "subprocess"]) as one:
+            command = [sys.executable, str(script)]
+            await (await warmed(one, command)).wait()
+            second = await one.start(command, env=ENV)
+            assert was_forked(second)
+            assert await second.wait() == ExitStatus(0)
+            lines = one.sink.lines()
+            assert lines[:4] == lines[4:]
+            assert lines[0] == "[0]<stdout>:spawn [(9, '0', False)]"
+            assert one.sink.data["stderr"] == b""
+
+    run("uvloop", main)
+
+
 def test_signals_and_stops_reach_a_forked_worker() -> None:
     async def main() -> None:
         async with warm_job(["numpy"]) as one:
@@ -164,7 +199,9 @@ def test_what_importing_says_each_worker_says_again(tmp_path: Path) -> None:
     (library / "loud.py").write_text("import sys\nprint('loaded')\nprint('beware', file=sys.stderr)\n")
     script = tmp_path / "script" / "main.py"
     script.parent.mkdir()
-    script.write_text("import loud\nprint('ran')\n")
+    # A sitecustomize of the user's is run as ever.
+    (library / "sitecustomize.py").write_text("import builtins\nbuiltins.ran = 'ran'\n")
+    script.write_text("import loud, sys\nprint(ran, sys.modules['sitecustomize'].__file__)\n")
 
     async def main() -> None:
         async with warm_job(["loud"]) as one:
@@ -173,7 +210,14 @@ def test_what_importing_says_each_worker_says_again(tmp_path: Path) -> None:
             second = await one.start([sys.executable, str(script)], env=env)
             assert was_forked(second)
             await second.wait()
-            assert one.sink.lines() == ["[0]<stdout>:loaded", "[0]<stdout>:ran"] * 2
+            assert (
+                one.sink.lines()
+                == [
+                    "[0]<stdout>:loaded",
+                    f"[0]<stdout>:ran {library}/sitecustomize.py",
+                ]
+                * 2
+            )
             assert one.sink.lines("stderr") == ["[0]<stderr>:beware"] * 2
 
     run("asyncio", main)
@@ -446,7 +490,7 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
     ):
         found = read_command(command, tmp_path)
         assert found is not None
-        assert found.script == script
+        assert found.files == (script,)
         assert found.folder == tmp_path
     for command in (
         ["sh", "train.py"],
@@ -459,26 +503,35 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
         ["python", str(tmp_path)],
     ):
         assert read_command(command, tmp_path) is None
-    assert heavy_imports(script, tmp_path) == ("torch.nn", "numpy")
+    assert heavy_imports([script], tmp_path) == ("torch.nn", "numpy")
     script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
-    assert heavy_imports(script, tmp_path) == ()
+    assert heavy_imports([script], tmp_path) == ()
     script.write_text("import sys\nsys.path.insert(0, 'x')\nimport torch\n")
-    assert heavy_imports(script, tmp_path) == ()
+    assert heavy_imports([script], tmp_path) == ()
     script.write_text("import torch\nimport os\nos.environ['A'] = '1'\n")
-    assert heavy_imports(script, tmp_path) == ("torch",)
+    assert heavy_imports([script], tmp_path) == ("torch",)
     script.write_text("import numpy\nfrom .setup import env\nimport torch\n")
-    assert heavy_imports(script, tmp_path) == ("numpy",)
+    assert heavy_imports([script], tmp_path) == ("numpy",)
     script.write_text(
         "'''text'''\nfrom packaging import version\nSEED = 3\nimport numpy\nimport comet_ml\nimport torch\n"
     )
-    assert heavy_imports(script, tmp_path) == ("numpy",)
+    assert heavy_imports([script], tmp_path) == ("numpy",)
     script.write_text("import numpy, warnings\nwarnings.simplefilter('ignore')\nimport torch\n")
-    assert heavy_imports(script, tmp_path) == ("numpy",)
+    assert heavy_imports([script], tmp_path) == ("numpy",)
     (tmp_path / "data.py").write_text("import scipy\nimport train\ndef load(): ...\n")
     (tmp_path / "setup.py").write_text("import pandas\nprint('set up')\nimport sklearn\n")
     script.write_text("import data\nimport setup\nimport torch\n")
-    assert heavy_imports(script, tmp_path) == ("scipy", "pandas")
+    assert heavy_imports([script], tmp_path) == ("scipy", "pandas")
+    package = tmp_path / "pkg" / "sub"
+    package.mkdir(parents=True)
+    (tmp_path / "pkg" / "__init__.py").write_text("import numpy\n")
+    (package / "__main__.py").write_text("import torch\n")
+    found = read_command(["python", "-m", "pkg.sub"], tmp_path)
+    assert found is not None
+    assert heavy_imports(found.files, found.folder) == ("numpy", "torch")
+    (tmp_path / "pkg" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")
+    assert heavy_imports(found.files, found.folder) == ()
     script.write_text("this is no Python")
-    assert heavy_imports(script, tmp_path) == ()
+    assert heavy_imports([script], tmp_path) == ()
     assert shadowed(["numpy", "train"], tmp_path) == "train"
     assert shadowed(["numpy"], tmp_path) is None

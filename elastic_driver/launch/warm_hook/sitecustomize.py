@@ -12,17 +12,21 @@ standard library only and nothing of the package.
 
 from __future__ import annotations
 
+import os
 import sys
 
+# What a fresh process has imported by now. A script's folder could hide any other module.
 _before = set(sys.modules)
 
-# ruff: noqa: E402 - what a script has not imported itself, its folder could have its own of
-import marshal
-import os
-import struct
-from collections.abc import Mapping, Sequence
-from socket import recv_fds, socket
-from typing import Any
+try:
+    import marshal
+    import struct
+    from collections.abc import Mapping, Sequence
+    from socket import recv_fds, socket
+    from typing import Any
+except BaseException:
+    # site would print it, and Python would go on to the script.
+    os._exit(1)
 
 _FLAGS = 0x8000 | 0x200000 | 0x1000000 | 17  # CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID, SIGCHLD
 _PR_GET_TID_ADDRESS = 40
@@ -259,7 +263,6 @@ with open("/proc/self/stat", "rb") as _file:
 try:
     _error = _hold()
 except BaseException:
-    # Whatever went wrong: site would print it, and Python would go on to the script.
     os._exit(1)
 if _error is not None:
     raise _error
