@@ -166,6 +166,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
                 launcher.end(WorkerId.parse(words[1]), words[2])
 
         _, launcher.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
+        launcher.pipe.send("ready")
         with Console(settings) as console, EventLog(None) as log:
             driver = ElasticDriver(
                 settings,
@@ -347,6 +348,7 @@ class Simulation:
         broken: connections that were cut while a request was under way; it was sent again.
         on_assigned: asked when a worker has got its place; False keeps it from going on.
         commits: what workers say of their state.
+        driver_pid: the driver's process.
     """
 
     def __init__(self) -> None:
@@ -361,6 +363,13 @@ class Simulation:
         self._failure = ""
         self._pipe: _Lines
         self._connecting: set[asyncio.Task[Any]] = set()
+        self._driver_ready = asyncio.Event()
+        self.driver_pid = 0
+
+    async def ready(self) -> None:
+        """Waits until the driver's process has come up, with all it imports."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._driver_ready.wait()
 
     def connect(self, again: _Asker | None = None) -> _Asker:
         asker = again or _Asker(self)
@@ -378,6 +387,9 @@ class Simulation:
 
     def take(self, words: list[Any]) -> None:
         """The driver's process says something."""
+        if words[0] == "ready":
+            self._driver_ready.set()
+            return
         worker = WorkerId.parse(words[1])
         if words[0] == "start":
             if not self.host:
@@ -455,6 +467,7 @@ async def simulation(
     theirs.close()
     job = Simulation()
     try:
+        job.driver_pid = process.pid or 0
         _, job._pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(job.take), sock=ours)
         yield job
     finally:

@@ -1,0 +1,273 @@
+"""How long a round takes when there are thousands of workers.
+
+    python benchmarks/scale.py [--workers 64,256,1024,4096] [--runs 3] [--profile FILE]
+
+The driver is the real one (server, core, events), in a process of its own; its workers are simulated in this one, eight
+a host (see simulated.py). Measured, as medians:
+
+    start    from discovery's answer until every worker has said that it trains: 4,096 workers are told to start,
+             connect, ask for their round, open their watch, learn where rank 0 listens, and report
+    again    the same after a death, from a worker's end: its host is lost, all others are told to leave their
+             round, ask for the next one, and report
+    link     what the workers then tell each other through rank 0, with the native engine as rank 0 and dialers in
+             this process for the others
+
+The driver's CPU time is printed beside them: on a machine that does other things too it is the steadier figure.
+The yardsticks do a part of that: N keep-alive connections to Python's threading HTTP server, and N clients of torch's
+TCPStore, that each set a key, get two that are set when all have done so, and set one more. They know no membership,
+no deadlines and no notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import statistics
+import struct
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import rendezvous
+from simulated import SLOTS_PER_HOST, simulation
+
+spawn = multiprocessing.get_context("spawn")
+_GREETING = struct.pack("<I", 0xE1A57001)
+_SECRET_BYTES = 16
+
+
+class Figures(NamedTuple):
+    """Of one run, seconds and bytes."""
+
+    start_s: float
+    start_cpu_s: float
+    again_s: float
+    again_cpu_s: float
+    bytes_each: float
+
+
+async def one_run(size: int, profile_to: str | None) -> Figures:
+    """A start, and a round after a death."""
+    async with simulation(size, profile_to=profile_to) as job:
+        driver = psutil.Process(job.driver_pid)
+        await job.ready()
+
+        def cpu_s() -> float:
+            times = driver.cpu_times()
+            return times.user + times.system
+
+        cpu, began = cpu_s(), time.perf_counter()
+        job.go()
+        assert await job.until_all_train(1) == size
+        start_s, start_cpu_s = time.perf_counter() - began, cpu_s() - cpu
+        received = job.received_bytes
+        victim = sorted(job.workers)[size // 2]
+        cpu, began = cpu_s(), time.perf_counter()
+        job.kill(victim)
+        assert await job.until_all_train(2) == size - SLOTS_PER_HOST
+        again_s, again_cpu_s = time.perf_counter() - began, cpu_s() - cpu
+        return Figures(start_s, start_cpu_s, again_s, again_cpu_s, received / size)
+
+
+# --- the workers' own link -----------------------------------------------------------------------------------------
+
+
+def _rank_0(size: int, pipe: Connection) -> None:
+    from elastic_driver import native_loader
+
+    native: Any = native_loader.load()
+    engine = native.Engine(
+        0,
+        size,
+        fusion_bytes=1 << 20,
+        stall_warn_s=0.0,
+        stall_fail_s=0.0,
+        timeout_s=60.0,
+        shared_memory=True,
+        direct_reads=True,
+        machine="rank 0's",
+    )
+    where = engine.prepare("127.0.0.1")
+    pipe.send(where)
+    began = time.perf_counter()
+    engine.connect(where, 60.0)
+    pipe.send((time.perf_counter() - began, len(engine.machines)))
+    pipe.recv()
+    engine.close()
+
+
+def _text(value: bytes) -> bytes:
+    assert len(value) < 128
+    return bytes([len(value)]) + value
+
+
+def _read(peer: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += peer.recv(size - len(data)) or _cut_off()
+    return data
+
+
+def _cut_off() -> bytes:
+    raise RuntimeError("rank 0 has closed a connection")
+
+
+def link(size: int) -> float:
+    """Seconds in which rank 0 connects to all others."""
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_rank_0, args=(size, theirs), daemon=True)
+    process.start()
+    where = ours.recv()
+    port = int.from_bytes(bytes([where[-18] & 0x7F | (where[-17] & 1) << 7, where[-17] >> 1]), "little")
+    if where[-19] & 0x80:  # a port of three groups of seven bits
+        port = where[-19] & 0x7F | (where[-18] & 0x7F) << 7 | where[-17] << 14
+    peers = []
+    for rank in range(1, size):
+        peer = socket.create_connection(("127.0.0.1", port))
+        machine = b"node%d" % (rank // SLOTS_PER_HOST)
+        introduction = _text(machine) + bytes([1, 2, 3, 4])
+        hello = _GREETING + where[-_SECRET_BYTES:] + struct.pack("<i", rank)
+        peer.sendall(hello + struct.pack("<I", len(introduction)) + introduction)
+        peers.append(peer)
+    for peer in peers:
+        (length,) = struct.unpack("<I", _read(peer, 4))
+        _read(peer, length)
+        agreed = bytes([1, 1, 0])
+        peer.sendall(struct.pack("<I", len(agreed)) + agreed)
+    for peer in peers:
+        (length,) = struct.unpack("<I", _read(peer, 4))
+        _read(peer, length)
+    took_s, machines = ours.recv()
+    assert machines == len({rank // SLOTS_PER_HOST for rank in range(1, size)}) + 1
+    ours.send("end")
+    for peer in peers:
+        peer.close()
+    process.join()
+    return float(took_s)
+
+
+# --- yardsticks ----------------------------------------------------------------------------------------------------
+
+
+def http_threads(size: int) -> float:
+    """Python's threading HTTP server."""
+    server = rendezvous.Measured("threads", [0])
+    try:
+        began = time.perf_counter()
+        peers = []
+        for index in range(size):
+            peers.append(server.connect())
+            peers[-1].sendall(rendezvous.request("PUT", f"ready/{index}", rendezvous.VALUE))
+        _answers(peers)
+        server.ask(peers[0], rendezvous.request("PUT", "round/1", rendezvous.VALUE), 204)
+        for _ in range(2):
+            for peer in peers:
+                peer.sendall(rendezvous.request("GET", "round/1?wait_s=60"))
+            _answers(peers)
+        for index, peer in enumerate(peers):
+            peer.sendall(rendezvous.request("PUT", f"running/{index}", b"1"))
+        _answers(peers)
+        took_s = time.perf_counter() - began
+        for peer in peers:
+            peer.close()
+        return took_s
+    finally:
+        server.close()
+
+
+def _answers(peers: list[socket.socket]) -> None:
+    for peer in peers:
+        data = b""
+        while not (data.startswith(b"HTTP/1.1 2") and b"\r\n\r\n" in data):
+            data += peer.recv(65536) or _cut_off()
+
+
+def _store_server(pipe: Connection) -> None:
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()
+
+
+def tcp_store(size: int) -> float:
+    """torch's TCPStore."""
+    import torch.distributed as dist
+
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_store_server, args=(theirs,), daemon=True)
+    process.start()
+    port = ours.recv()
+    limit = timedelta(seconds=60)
+
+    def begin(index: int) -> Any:
+        # A client of its own each; by default those of one process share a connection.
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit, multi_tenant=False)
+        store.set(f"ready/{index}", rendezvous.VALUE)
+        return store
+
+    def go_on(index: int) -> None:
+        for _ in range(2):
+            clients[index].get("round/1")
+        clients[index].set(f"running/{index}", b"1")
+
+    try:
+        # Threads, because a client waits some 40 ms for each answer, of which the server works little.
+        with ThreadPoolExecutor(min(size, 256)) as pool:
+            began = time.perf_counter()
+            clients = list(pool.map(begin, range(size)))
+            clients[0].set("round/1", rendezvous.VALUE)
+            list(pool.map(go_on, range(size)))
+            return time.perf_counter() - began
+    finally:
+        ours.send("end")
+        process.join()
+
+
+def measured(measure: Callable[[int], float], size: int, runs: int) -> str:
+    """Median of the runs in seconds; why not, where it cannot be."""
+    try:
+        return f"{statistics.median(measure(size) for _ in range(runs)):8.3f}"
+    except (OSError, RuntimeError, AssertionError) as error:
+        return f"fails ({str(error).splitlines()[0][:30]})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="64,256,1024,4096", help="comma list of numbers of workers")
+    parser.add_argument("--runs", type=int, default=3, help="of each (default 3)")
+    parser.add_argument("--profile", help="where the driver's profile of the last run is written; spoils the figures")
+    options = parser.parse_args()
+    head = f"{'workers':>7}  {'start s':>8} {'(cpu)':>8} {'us each':>8}  {'again s':>8} {'(cpu)':>8} {'us each':>8}"
+    print(f"{head}  {'link s':>8}  {'bytes each':>10}  {'threads s':>9}  {'TCPStore s':>10}", flush=True)
+    before: tuple[int, Figures] | None = None
+    for size in map(int, options.workers.split(",")):
+        runs = [uvloop.run(one_run(size, options.profile)) for _ in range(options.runs)]
+        now = Figures(*(statistics.median(values) for values in zip(*runs, strict=True)))
+        each = [f"{seconds / size * 1e6:8.0f}" for seconds in (now.start_s, now.again_s)]
+        print(
+            f"{size:7}  {now.start_s:8.3f} {now.start_cpu_s:8.3f} {each[0]}  {now.again_s:8.3f} {now.again_cpu_s:8.3f}"
+            f" {each[1]}  {measured(link, size, options.runs)}  {now.bytes_each:10.0f}"
+            f"  {measured(http_threads, size, options.runs):>9}  {measured(tcp_store, size, options.runs):>10}",
+            flush=True,
+        )
+        if before is not None:
+            more = size / before[0]
+            growth = [new / old for new, old in zip(now, before[1], strict=True)]
+            print(f"         {more:.0f} times the workers: start {growth[0]:.1f} times, again {growth[2]:.1f} times")
+        before = size, now
+
+
+if __name__ == "__main__":
+    main()
