@@ -66,13 +66,21 @@ class Chronicle:
         self._log.write("warmed", pid=pid, took_s=round(took_s, 4))
         self._console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
 
+    def worker_dying(self, worker: WorkerId, process: WorkerProcess, how: str) -> None:
+        """A process is about to end; it may take a while until the system has freed what it had."""
+        self._log.write("worker_dying", worker=worker.key, pid=process.pid, how=how)
+        self._last_words[worker] = tuple(process.last_lines)
+        self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
+
     def worker_exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus, *, expected: bool) -> None:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
         self._log.write(
             "worker_exited", worker=worker.key, pid=process.pid, returncode=status.returncode, expected=expected
         )
+        told = process.dying.done() and not process.dying.cancelled()
         if not expected and status.returncode:
             self._last_words[worker] = tuple(process.last_lines)
+        if not expected and status.returncode and not told:
             self._console.warning(f"worker {worker} (pid {process.pid}) {status}")
         else:
             self._console.detail(f"worker {worker} (pid {process.pid}) {status}")

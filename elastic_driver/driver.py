@@ -51,6 +51,7 @@ from elastic_driver.events import (
     StopRequested,
     StopWorker,
     TimerExpired,
+    WorkerDying,
     WorkerExited,
     WorkerNotStarted,
     WorkerReady,
@@ -151,11 +152,12 @@ class ElasticDriver:
         self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
         self._heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
         self._hung: dict[WorkerId, str] = {}
+        self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reports: list[WorkerReady | WorkerRunning | WorkerExited] = []
+        self._reports: list[WorkerReady | WorkerRunning | WorkerDying | WorkerExited] = []
         self._reporting: asyncio.Handle | None = None
         self._busy_until = 0.0
 
@@ -274,7 +276,7 @@ class ElasticDriver:
 
     # --- events in, commands out -----------------------------------------------------------------------------------
 
-    def _take_report(self, report: WorkerReady | WorkerRunning | WorkerExited) -> None:
+    def _take_report(self, report: WorkerReady | WorkerRunning | WorkerDying | WorkerExited) -> None:
         """Feeds a worker's report, or its end, to the core, together with others that come at about the same time.
 
         A step costs about as much as the job has workers. When thousands report at once, a step for each would be what
@@ -411,9 +413,23 @@ class ElasticDriver:
         self._processes[worker] = process
         self._chronicle.worker_started(worker, process.pid)
         process.exited.add_done_callback(lambda future: self._exited(worker, future))
+        process.dying.add_done_callback(lambda future: self._dying(worker, future))
         if worker in self._stop_when_started or self._state.phase is JobPhase.ENDED:
             self._stop_when_started.discard(worker)
             await process.stop(self._settings.grace_s)
+
+    def _dying(self, worker: WorkerId, future: asyncio.Future[str]) -> None:
+        """The others need not wait until the system has freed all of a dead worker's memory."""
+        if future.cancelled():
+            return
+        record, process = record_of(self._state, worker), self._processes.get(worker)
+        gone = record is None or process is None or record.phase is WorkerPhase.LEAVING
+        if gone or process is None or self._state.phase is JobPhase.ENDED:
+            return
+        how = self._hung.get(worker) or future.result()
+        self._failing.add(worker)
+        self._chronicle.worker_dying(worker, process, how)
+        self._take_report(WorkerDying(worker, how, random.random()))
 
     def _exited(self, worker: WorkerId, future: asyncio.Future[ExitStatus]) -> None:
         if future.cancelled():
@@ -422,6 +438,9 @@ class ElasticDriver:
         process = self._processes.pop(worker)
         record = record_of(self._state, worker)
         expected = record is None or record.phase is WorkerPhase.LEAVING or self._state.phase is JobPhase.ENDED
+        if worker in self._failing:
+            self._failing.discard(worker)
+            expected = False
         self._chronicle.worker_exited(worker, process, status, expected=expected)
         self._parked.pop(worker, None)
         self._watching.pop(worker, None)
@@ -469,6 +488,9 @@ class ElasticDriver:
             older.cancel()
         self._parked[worker] = future
         self._pids[worker] = request.pid
+        process = self._processes.get(worker)
+        if process is not None:
+            process.watch_threads(request.pid, request.thread)
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker, 0, waiting=True, now=self._clock())
         self._take_report(

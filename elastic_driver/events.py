@@ -81,10 +81,25 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDying:
+    """A worker's process is going to end, and not well: it runs no more, but holds its place until it has ended.
+
+    Attributes:
+        worker: whose.
+        how: in words, "killed by SIGKILL".
+        draw: a random number from 0 to 1, for the host's cooldown.
+    """
+
+    worker: WorkerId
+    how: str
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersReported:
     """Several workers have reported, or ended, at about the same time: one decision for all of them."""
 
-    reports: tuple[WorkerReady | WorkerRunning | WorkerExited, ...]
+    reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +149,7 @@ Event = (
     | WorkerRunning
     | WorkersReported
     | WorkerExited
+    | WorkerDying
     | WorkerNotStarted
     | DrainRequested
     | StopRequested

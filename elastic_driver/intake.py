@@ -18,6 +18,7 @@ from elastic_driver.events import (
     ReportResumed,
     StopRequested,
     TimerExpired,
+    WorkerDying,
     WorkerExited,
     WorkerNotStarted,
     WorkerReady,
@@ -46,7 +47,7 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerReady() | WorkerRunning() | WorkerExited():
+        case WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited():
             _take_reports(t, (event,))
         case WorkersReported():
             _take_reports(t, event.reports)
@@ -104,7 +105,7 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery_error=event.message)
 
 
-def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerExited, ...]) -> None:
+def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]) -> None:
     resumed = None
     for report in reports:
         match report:
@@ -112,6 +113,8 @@ def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | Wo
                 _take_ready(t, report)
             case WorkerRunning():
                 resumed = report if _take_running(t, report) else resumed
+            case WorkerDying():
+                _take_dying(t, report)
             case WorkerExited():
                 _take_exit(t, report)
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
@@ -183,6 +186,16 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
         _take_clean_exit(t, record, wanted=wanted)
     else:
         _take_crash(t, record, event.how, event.draw, wanted=wanted, told=True)
+
+
+def _take_dying(t: Transition, event: WorkerDying) -> None:
+    record = record_of(t.state, event.worker)
+    if record is None or record.phase is WorkerPhase.LEAVING:
+        return
+    wanted = in_target(record, wanted_places(t.state))
+    # It counts as one that is being stopped: its end will be no news.
+    t.put(replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True))
+    _take_crash(t, record, event.how, event.draw, wanted=wanted)
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:

@@ -95,7 +95,7 @@ class WorkerRecord:
         commits: commits of its state, as it said last.
         backends: what it can use for collectives, best first.
         running: whether it has said that it trains in its round.
-        stopped: whether StopWorker was given for it.
+        stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying.
     """
 
     worker: WorkerId

@@ -22,6 +22,7 @@ from elastic_driver.events import (
     StartWorker,
     StopWorker,
     TimerExpired,
+    WorkerDying,
     WorkerExited,
     WorkerNotStarted,
     WorkerReady,
@@ -244,6 +245,13 @@ class Job:
                     self.exits[event.worker] = code
                     self.broken |= code != 0 and event.worker in self.members and event.worker not in self.told_to_go
                     self.alive.discard(event.worker)
+                    self.waiting.discard(event.worker)
+                    self.left.add(event.worker)
+            case WorkerDying():
+                if event.worker in self.alive - self.told_to_go and self.ended is None:
+                    self.exits[event.worker] = -9
+                    self.broken |= event.worker in self.members
+                    self.told_to_go.add(event.worker)
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
             case WorkerReady():

@@ -1,5 +1,8 @@
 """Feeling that processes end: on the event loop, at once, and without polling where the system has pidfds.
 
+A process that is killed is dead, for its parent, when the last of its memory is free: that takes seconds for a large
+one. Its threads end at once, and Linux 6.9 and later tell of these as well.
+
 Owns the descriptors it opens, and closes them. Signals and reaps nothing.
 """
 
@@ -17,6 +20,10 @@ from elastic_driver.launch.process import ExitStatus
 
 # Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
 HAVE_PIDFD = hasattr(os, "pidfd_open")
+# Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
+_PIDFD_THREAD = os.O_EXCL
+# From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
+_PF_EXITING = 0x4
 # Stands for the exit code of a child that somebody else reaped. Not 0: nobody knows that it succeeded.
 _UNKNOWN = 255
 # Without pidfds the end of a process that is not our child can only be looked for.
@@ -64,6 +71,57 @@ def watch_child(pid: int, on_death: Callable[[], None]) -> None:
 
     # A daemon, because nothing but the child's death wakes it: it must not keep a driver alive that ends in a crash.
     threading.Thread(target=block, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+
+
+def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
+    """Calls ``on_end`` once on the running loop when a thread of any process of this machine has ended.
+
+    Returns:
+        What ends the watch; harmless after the call.
+
+    Raises:
+        OSError: there is no such thread, the system is too old, or no descriptor is free.
+    """
+    if not HAVE_PIDFD:
+        raise OSError("no pidfds")
+    loop = asyncio.get_running_loop()
+    descriptor = os.pidfd_open(thread, _PIDFD_THREAD)
+    watching = True
+
+    def close() -> None:
+        nonlocal watching
+        if watching:
+            watching = False
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def readable() -> None:
+        close()
+        on_end()
+
+    loop.add_reader(descriptor, readable)
+    return close
+
+
+def dying(pid: int) -> ExitStatus | str | None:
+    """How a process that is not yet dead is about to end.
+
+    Returns:
+        None when it is not, or not known yet; a text when it cannot say with what it will end.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # Behind the name, which may hold anything: the state is field 3, the flags 9, the exit code the last.
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/status", "rb") as file:
+            dumps_core = b"\nCoreDumping:\t1" in file.read()
+    except OSError:
+        return None
+    if dumps_core:
+        return "crashed (it dumps its core)"
+    if fields[0] in (b"Z", b"X") or int(fields[6]) & _PF_EXITING:
+        return ExitStatus(os.waitstatus_to_exitcode(int(fields[-1])))
+    return None
 
 
 def set_once(future: asyncio.Future[None]) -> None:

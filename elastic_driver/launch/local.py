@@ -10,6 +10,7 @@ not be given to a stranger while the session is being killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,15 @@ import psutil
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.death import exit_status, is_alive, set_once, wait_gone, watch_child
+from elastic_driver.launch.death import (
+    dying,
+    exit_status,
+    is_alive,
+    set_once,
+    wait_gone,
+    watch_child,
+    watch_thread,
+)
 from elastic_driver.launch.guard import find_processes, send_signal
 from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.output import LogFiles, WorkerOutput
@@ -38,6 +47,9 @@ LEFTOVER_GRACE_S = 1.0
 _DRAIN_S = 1.0
 # A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
 _KILL_S = 5.0
+# When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
+_LOOK_S = 0.001
+_LOOKS = 50
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
@@ -98,6 +110,7 @@ class LocalWorker:
         self.pid = spawned.popen.pid
         self.label = label
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self.dying: asyncio.Future[str] = self._loop.create_future()
         self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._popen = spawned.popen
         self._leader = spawned.leader
@@ -110,6 +123,7 @@ class LocalWorker:
         self._kill_now: asyncio.Future[None] = self._loop.create_future()
         self._kill_at = float("inf")
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._unwatch: tuple[Callable[[], None], ...] = ()
         watch_child(self.pid, self._died)
         scanner.add(worker.key, spawned.leader)
         guard.started(self.pid)
@@ -122,6 +136,32 @@ class LocalWorker:
     def last_lines(self) -> Sequence[str]:
         """The end of its stderr, or of its stdout when it wrote nothing there."""
         return () if self._output is None else self._output.last_lines
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """Watches two threads for ``dying``; see the protocol."""
+        if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
+            return
+        # Two, because the last thread of a process to end is the one that has to free its memory.
+        watches = []
+        with contextlib.suppress(OSError):
+            for one in (pid, thread):
+                if one > 0:
+                    watches.append(watch_thread(one, self._look_if_dying))
+        self._unwatch = tuple(watches)
+
+    def _look_if_dying(self, looks: int = _LOOKS) -> None:
+        """A thread has ended: with the process, or, if it called exec, without it."""
+        if self.dying.done() or self.exited.done():
+            return
+        status = dying(self.pid)
+        if status is None:
+            if looks > 1:
+                self._loop.call_later(_LOOK_S, self._look_if_dying, looks - 1)
+            return
+        if isinstance(status, str) or not status.ok:
+            if self._output is not None:
+                self._output.read_what_is_there()
+            self.dying.set_result(str(status))
 
     async def wait(self) -> ExitStatus:
         """Blocks until it is dead, what it started is gone, and its output is drained."""
@@ -205,7 +245,7 @@ class LocalWorker:
             return
         if self._output is not None:
             self._output.read_what_is_there()
-        self.exited.set_result(status)
+        self._set_exited(status)
         # When a stop is under way, what is left of the tree keeps that stop's grace.
         if self._ending is None:
             self._end_tree_within(LEFTOVER_GRACE_S)
@@ -214,8 +254,14 @@ class LocalWorker:
     def _abandon(self) -> None:
         if not self.exited.done():
             status = ExitStatus(-signal.SIGKILL)
-            self.exited.set_result(status)
+            self._set_exited(status)
             self._close(status)
+
+    def _set_exited(self, status: ExitStatus) -> None:
+        for unwatch in self._unwatch:
+            unwatch()
+        self.dying.cancel()
+        self.exited.set_result(status)
 
     async def _finish(self, status: ExitStatus) -> None:
         try:

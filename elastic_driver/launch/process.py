@@ -66,16 +66,26 @@ class WorkerProcess(Protocol):
         pid: its process id.
         label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
         exited: done at the moment the process is dead; what it wrote until then has been passed on.
+        dying: done, in words, when it is known that the process ends and not well, though it may take seconds until
+            it is dead; cancelled when it is dead without that.
     """
 
     worker: WorkerId
     pid: int
     label: str
     exited: asyncio.Future[ExitStatus]
+    dying: asyncio.Future[str]
 
     @property
     def last_lines(self) -> Sequence[str]:
         """The end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most."""
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """Watches the first thread of process ``pid`` and another that lives as long, for ``dying``.
+
+        Does nothing when that is another process than this (the command is a shell, say), when it is done already,
+        or when the system cannot tell of a thread's end.
+        """
 
     async def wait(self) -> ExitStatus:
         """Blocks until the process is dead, its leftover children are gone and its output is drained.

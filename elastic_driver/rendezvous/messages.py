@@ -119,6 +119,7 @@ class NextRoundRequest:
     detail: str  # for the log: the error's text
     backends: tuple[Backend, ...]  # what this process can use, best first
     pid: int
+    thread: int = 0  # the system's id of a thread that lives as long as the process; 0 for none
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -131,6 +132,7 @@ class NextRoundRequest:
                 "detail": self.detail,
                 "backends": list(self.backends),
                 "pid": self.pid,
+                "thread": self.thread,
             }
         ).encode()
 
@@ -155,6 +157,7 @@ class NextRoundRequest:
             detail=_get(data, "detail", str)[:2000].encode("utf-8", "replace").decode(),
             backends=backends,
             pid=_get(data, "pid", int),
+            thread=_get(data, "thread", int),
         )
 
 

@@ -48,7 +48,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
-from elastic_driver.worker import leaving
+from elastic_driver.worker import canary, leaving
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
 from elastic_driver.worker.watch import poll_s
@@ -335,6 +335,7 @@ class Runtime:
             detail=detail[:2000],
             backends=self._backends,
             pid=os.getpid(),
+            thread=canary.thread_id(),
         )
         try:
             reply = self._client.next_round(request, poll_s=poll_s(self._environ))

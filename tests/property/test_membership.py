@@ -19,6 +19,7 @@ from elastic_driver.events import (
     Event,
     HostsDiscovered,
     StopRequested,
+    WorkerDying,
     WorkerExited,
     WorkerNotStarted,
     WorkerReady,
@@ -132,6 +133,11 @@ class Membership(RuleBasedStateMachine):
     @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=st.floats(0, 1))
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
         self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data(), draw=st.floats(0, 1))
+    def dying(self, data: st.DataObject, draw: float) -> None:
+        self.job.feed(WorkerDying(self.a_worker(data), "killed by SIGKILL", draw))
 
     @rule()
     def those_told_to_go_are_gone(self) -> None:

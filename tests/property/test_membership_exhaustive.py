@@ -14,7 +14,15 @@ from dataclasses import dataclass
 import pytest
 from membership_job import BOTH, Job
 
-from elastic_driver.events import Event, HostsDiscovered, TimerExpired, WorkerExited, WorkerReady, WorkerRunning
+from elastic_driver.events import (
+    Event,
+    HostsDiscovered,
+    TimerExpired,
+    WorkerDying,
+    WorkerExited,
+    WorkerReady,
+    WorkerRunning,
+)
 from elastic_driver.hosts import Host, parse_host
 from elastic_driver.job_state import JobPhase, State, WorkerPhase, finishing, next_deadline
 from elastic_driver.rendezvous.messages import NoticeKind, ReadyCause
@@ -62,7 +70,7 @@ WORLDS = {
     "one worker moves": World(("a:1", "b:1"), limits(1, 1, 1), True, 7, 3000),
     "all hosts replaced": World(("a:2", "b:2"), limits(1, 2, 2), True, 5, 2500),
     "reset limit": World(("a:1 b:1", "a:1 b:1 c:1"), limits(1, 2, 2, reset_limit=1), True, 7, 1500),
-    "a standby": World(("a:1 b:1 c:1", "a:1 c:1"), limits(1, 2, 2, num_standby=1), True, 6, 3000),
+    "a standby": World(("a:1 b:1 c:1", "a:1 c:1"), limits(1, 2, 2, num_standby=1), True, 5, 3000),
     "all lost, commits on disc": World(
         ("a:1 b:1", "a:1"), limits(1, 2, durable=True, cooldown_range_s=COOLDOWN), True, 6, 2000
     ),
@@ -88,6 +96,7 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.MEMBER:
                 yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)
+                yield WorkerDying(worker, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
                 if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:

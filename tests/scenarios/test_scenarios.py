@@ -9,6 +9,7 @@ A line that is not indented is input:
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native]
     TIME running WHO [round=ROUND] [commits=N]
     TIME exit WHO CODE [draw=0.5]   negative for a signal
+    TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
     TIME timer
@@ -47,6 +48,7 @@ from elastic_driver.events import (  # noqa: E402
     StartWorker,
     StopRequested,
     StopWorker,
+    WorkerDying,
     WorkerNotStarted,
     WorkerRunning,
 )
@@ -155,6 +157,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                 commands += job.feed(WorkerRunning(worker_id(who), round_id, commits))
             case "exit":
                 commands += job.exit(who, int(words[1]), draw=float(options.get("draw", 0)))
+            case "dying":
+                commands += job.feed(WorkerDying(worker_id(who), "killed by SIGKILL", 0.0))
             case "not-started" | "bad-command":
                 bad = verb == "bad-command"
                 commands += job.feed(WorkerNotStarted(worker_id(who), " ".join(words[1:]), 0.5, bad))
