@@ -89,13 +89,18 @@ class SimulatedProcess:
     def __init__(self, worker: WorkerId, pid: int, label: str, ends: Callable[[WorkerId], None]) -> None:
         self.worker, self.pid, self.label = worker, pid, label
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self.dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.last_lines: Sequence[str] = ()
         self._ends = ends
 
     def end(self, returncode: int) -> None:
         if not self.exited.done():
             self._ends(self.worker)
+            self.dying.cancel()
             self.exited.set_result(ExitStatus(returncode))
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """It has none, and is dead at once."""
 
     async def wait(self) -> ExitStatus:
         return await self.exited
