@@ -8,7 +8,7 @@ Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 
 - kill: SIGKILL to the last rank; its host goes, the other half lives on.
 - kill-standby: the same with ``--standby`` for half of the workers: the job keeps its size.
 - freeze: SIGSTOP to the last rank, with a heartbeat timeout of 2 s. Its stall is what comes on top of that.
-- grow, shrink: the second host comes, goes.
+- grow, shrink: the second host comes (when its workers can be forked), goes.
 - grow-cold: as grow, without warmed processes (``--no-preload``).
 
 Per scenario the median and the range over the runs of
@@ -103,6 +103,8 @@ def grow(folder: Path, workers: int, *flags: str) -> Figures:
     half = workers // 2
     with ElasticJob(folder, half, 1, *flags) as job:
         job.wait_for_steps(half, steps=BEFORE)
+        if "--no-preload" not in flags:
+            job.wait_for("a warmed process", lambda: '"warmed"' in (folder / "events.jsonl").read_text())
         at = time.time()
         job.set_hosts(2)
         job.wait_for_steps(workers, steps=AFTER, since=at)
