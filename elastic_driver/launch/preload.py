@@ -13,6 +13,8 @@ from pathlib import Path
 # Packages whose import takes long enough to be worth it, starts no thread and reads nothing that a script sets later.
 HEAVY = ("torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "transformers", "elastic_driver", "horovod")
 
+# What torch's optimizers import when the first is made: it takes longer than torch itself.
+OPTIMIZERS_NEED = "torch._dynamo"
 # Common ones that may stand before: importing them changes nothing for those above.
 _HARMLESS = ("absl", "attr", "filelock", "packaging", "PIL", "psutil", "requests", "tqdm", "typing_extensions", "yaml")
 
@@ -82,6 +84,8 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
     for file in files:
         if not _collect(file, folder, found, {file}):
             break
+    if any("torch" in name.split(".") for name in found):
+        found[OPTIMIZERS_NEED] = None
     return tuple(found)
 
 

@@ -503,13 +503,13 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
         ["python", str(tmp_path)],
     ):
         assert read_command(command, tmp_path) is None
-    assert heavy_imports([script], tmp_path) == ("torch.nn", "numpy")
+    assert heavy_imports([script], tmp_path) == ("torch.nn", "numpy", "torch._dynamo")
     script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
     assert heavy_imports([script], tmp_path) == ()
     script.write_text("import sys\nsys.path.insert(0, 'x')\nimport torch\n")
     assert heavy_imports([script], tmp_path) == ()
     script.write_text("import torch\nimport os\nos.environ['A'] = '1'\n")
-    assert heavy_imports([script], tmp_path) == ("torch",)
+    assert heavy_imports([script], tmp_path) == ("torch", "torch._dynamo")
     script.write_text("import numpy\nfrom .setup import env\nimport torch\n")
     assert heavy_imports([script], tmp_path) == ("numpy",)
     script.write_text(
@@ -528,7 +528,7 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
     (package / "__main__.py").write_text("import torch\n")
     found = read_command(["python", "-m", "pkg.sub"], tmp_path)
     assert found is not None
-    assert heavy_imports(found.files, found.folder) == ("numpy", "torch")
+    assert heavy_imports(found.files, found.folder) == ("numpy", "torch", "torch._dynamo")
     (tmp_path / "pkg" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")
     assert heavy_imports(found.files, found.folder) == ()
     script.write_text("this is no Python")
