@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+from elastic_driver.worker import context
 from elastic_driver.worker.run import run
 from elastic_driver.worker.state import ObjectState, State
 
-__all__ = ["ObjectState", "State", "reset", "run_fn"]
+__all__ = ["ObjectState", "State", "WorkerNotificationManager", "notification_manager", "reset", "run_fn"]
+
+# Horovod's HostUpdateResult.mixed: what has changed is not told apart here.
+_MIXED = 3
+
+
+class WorkerNotificationManager:
+    """Tells listeners of host updates, for scripts that look for them without a commit.
+
+    A listener's ``on_hosts_updated(timestamp, update_res)`` is called by another thread, when the members are to leave
+    the round at their next commit. States need not be registered: they look by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._listeners: list[Any] = []
+        self._told = False
+
+    def init(self, rendezvous_addr: str = "", rendezvous_port: int = 0, nic: str = "", *unused: Any) -> None:
+        """For Horovod's interface: there is nothing to begin."""
+
+    def register_listener(self, listener: Any) -> None:
+        """Adds a listener."""
+        with self._lock:
+            self._listeners.append(listener)
+            if not self._told:
+                self._told = True
+                context.on_updates.append(self._tell)
+
+    def remove_listener(self, listener: Any) -> None:
+        """Takes a listener away. Raises ValueError when it is none."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Tells all listeners."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.on_hosts_updated(timestamp, update_res)
+
+    def _tell(self) -> None:
+        self.handle_hosts_updated(time.time(), _MIXED)
+
+
+notification_manager = WorkerNotificationManager()
 
 
 def reset() -> None:

@@ -6,13 +6,15 @@ import contextlib
 import importlib.util
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 __all__ = [
     "check_extension",
+    "check_installed_version",
     "env",
     "extension_available",
+    "get_average_backwards_compatibility_fun",
     "gpu_available",
     "is_iterable",
     "num_rank_is_power_2",
@@ -33,6 +35,27 @@ def check_extension(ext_name: str, *unused: Any) -> None:
     """
     if not extension_available(ext_name.removeprefix("horovod.")):
         raise ImportError(f"there is no {ext_name} in elastic_driver's stand-in for Horovod", name=ext_name)
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Does nothing: nothing is built against a framework's version."""
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
+    """A function of ``(op, average)`` that gives the operation that both stand for; ValueError when both are given.
+
+    Args:
+        reduce_ops: what has ``Average`` and ``Sum``.
+    """
+
+    def resolve(op: Any, average: bool | None) -> Any:  # noqa: FBT001 - Horovod's signature
+        if op is not None:
+            if average is not None:
+                raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            return op
+        return reduce_ops.Sum if average is False else reduce_ops.Average
+
+    return resolve
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's

@@ -32,6 +32,7 @@ _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod": (True, (f"{_OWN}.top",)),
     "horovod.runner": (True, (f"{_OWN}.top",)),
     "horovod.common": (True, ()),
+    "horovod.common.basics": (False, (f"{_OWN}.common_basics",)),
     "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),
     "horovod.common.exceptions": (False, (f"{_OWN}.common_exceptions",)),
     "horovod.common.process_sets": (False, (f"{_WORKER}.process_sets",)),

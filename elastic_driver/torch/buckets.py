@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,6 +28,12 @@ from elastic_driver.worker.process_sets import Members
 Parameter: TypeAlias = torch.nn.Parameter
 Started: TypeAlias = tuple[Operation, Callable[[Result], None]]
 """An operation, and who takes its result."""
+
+CHANGED = (
+    "Gradients were changed after loss.backward() and before optimizer.step() or optimizer.synchronize(), while they "
+    "were on their way: ranks may go on with different ones. To clip or unscale gradients, call "
+    "optimizer.synchronize() first and optimizer.step() within optimizer.skip_synchronize()."
+)
 
 # Gradients begin at multiples of it, in bytes: a cache line.
 _ALIGNMENT = 64
@@ -151,6 +158,9 @@ class Bucket:
         self._views: dict[Parameter, torch.Tensor] = {}
         self._own_references: list[int] = []
         self._own_storage_references = 0
+        self._version = 0  # of the buffer's contents, when they were handed over
+        self._complete: int | None = None  # likewise, when they were complete, where that was earlier
+        self._changed = False  # whether they were changed between the two
         self._looked = False  # whether this pass's first writer has looked for kept gradients
 
     @torch.no_grad()
@@ -173,6 +183,16 @@ class Bucket:
         view.copy_(grad)
         param.grad = view
 
+    def hold(self) -> None:
+        """Its gradients are complete, but are handed over later."""
+        self._complete = self._flat._version if self._in_place and self._flat is not None else None
+
+    def set_sparse(self, param: Parameter, dim: int) -> None:
+        """From now on this parameter's gradient travels as a sparse one, with so many sparse dimensions."""
+        if param not in self._learned.sparse_dims:
+            self._learned.sparse_dims[param] = dim
+            self._flat = None  # laid out anew, without it
+
     def submit(self, operation: Operation) -> Handle:
         """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
         if operation.device:
@@ -184,13 +204,14 @@ class Bucket:
     def operations(self) -> list[Started]:
         """What is to be run, now that the gradients are there; missing ones are zeros."""
         self._looked = False
+        self._changed = self._complete is not None and self._flat is not None and self._flat._version != self._complete
+        self._complete = None
         started: list[Started] = []
         dims = self._learned.sparse_dims
         if not self._terms.sparse_as_dense:
             for param in self.params:
-                if param.grad is not None and param.grad.is_sparse and param not in dims:
-                    dims[param] = param.grad.sparse_dim()
-                    self._flat = None  # laid out anew, without it
+                if param.grad is not None and param.grad.is_sparse:
+                    self.set_sparse(param, param.grad.sparse_dim())
         if any(param not in dims for param in self.params):
             started += self._dense_operations()
         return started + [self._sparse_operation(param, dims[param]) for param in self.params if param in dims]
@@ -221,11 +242,16 @@ class Bucket:
         assert self._flat is not None
         if self._flat.numel() == 0:
             return []
+        self._version = self._flat._version
         operation = self._terms.reduction(self.name, (spec_of(self._flat),), device=int(self._on_device))
         return [(operation, lambda _: self._give_back(sparse))]
 
     @torch.no_grad()
     def _give_back(self, sparse: dict[Parameter, int]) -> None:
+        # On a device the operation itself counts as a change.
+        on_their_way = not self._on_device and self._flat is not None and self._flat._version != self._version
+        if self._changed or on_their_way:
+            warnings.warn(CHANGED, stacklevel=2)
         targets, sources = [], []
         for param, view in self._views.items():
             if param in sparse:  # as the optimizer expects it: SparseAdam takes no other
@@ -341,6 +367,11 @@ class Bucket:
             if now > own + (_ATTACHED if param.grad is view else 0):
                 return True
         return False
+
+
+def sparse_dim_of(param: Parameter) -> int:
+    """The sparse dimensions of its gradient; 0 when it has none, or a dense one."""
+    return param.grad.sparse_dim() if param.grad is not None and param.grad.is_sparse else 0
 
 
 def dense_strides(param: torch.Tensor) -> tuple[int, ...]:

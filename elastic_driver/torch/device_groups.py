@@ -117,8 +117,8 @@ class Store(c10d.Store):
             self._values[key] = str(total).encode()
         return total
 
-    def delete_key(self, key: str) -> bool:
-        """Forgets a value, in this process."""
+    def deleteKey(self, key: str) -> bool:
+        """Forgets a value, in this process; by the name that the C++ side looks for."""
         with self._lock:
             return self._values.pop(key, None) is not None
 

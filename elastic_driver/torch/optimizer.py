@@ -80,7 +80,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._synchronized = False
             return base_step() if closure is None else base_step(closure)
         if self._adasum():
-            return self._step_adasum(base_step if closure is None else functools.partial(base_step, closure))
+            return self._step_adasum(base_step, closure)
         if closure is not None:
 
             def synchronized() -> Any:
@@ -112,13 +112,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         members = self._reducer.members()
         return members is not None and members.size > 1
 
-    def _step_adasum(self, base_step: Callable[[], Any]) -> Any:
+    def _step_adasum(self, base_step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
         members = self._reducer.members()
         assert members is not None
         self._synchronized = False
+        loss = None
+        if closure is not None and not isinstance(self, torch.optim.LBFGS):
+            with torch.enable_grad():
+                loss = closure()
+            closure = None
         self._reducer.finish()
         params = [param for param in self._reducer.params if param.requires_grad]
-        return adasum_step(members.context, params, base_step, self._compression, self._reducer.name_of("steps"))
+        step = base_step if closure is None else functools.partial(base_step, closure)
+        result = adasum_step(members.context, params, step, self._compression, self._reducer.name_of("steps"))
+        self._reducer.drop()  # what a closure's passes have begun
+        return result if loss is None else loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears gradients; an error while they are on their way."""
@@ -128,6 +136,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._wrapped_class.zero_grad(self, *args, **kwargs)
+
+    def forget_gradients(self) -> None:
+        """Ends a pass without its step, as ``load_state_dict`` does; on all ranks alike. Gradients may be anything."""
+        self._reducer.forget()
+        self._synchronized, self._should_synchronize = False, True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters; on all ranks alike, and not between backward and step."""
@@ -223,8 +236,7 @@ def _follow_loads(distributed: Any, wrapped: torch.optim.Optimizer) -> None:
     def loaded(optimizer: Any) -> None:
         alive = mine()
         if optimizer is alive:
-            alive._reducer.drop()
-            alive._synchronized, alive._should_synchronize = False, True
+            alive.forget_gradients()
             wrapped.param_groups, wrapped.state = alive.param_groups, alive.state
 
     distributed.register_load_state_dict_post_hook(loaded)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from elastic_driver.errors import MismatchError
-from elastic_driver.torch.buckets import Bucket, Learned, Parameter, Terms, lay_out
+from elastic_driver.torch.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
 from elastic_driver.torch.compression import Compressor
 from elastic_driver.worker.collectives import Average, ReduceOp
 from elastic_driver.worker.context import Context
@@ -108,6 +108,7 @@ class Reducer:
         self._bucket_of: dict[Parameter, int] = {}
         # Of the pass that is under way, if one is.
         self._begun = False
+        self._unsure = False  # whether the ranks have yet to tell each other which gradients are sparse
         self._left: dict[Parameter, int] = {}
         self._waiting: list[int] = []
         self._next = 0
@@ -164,10 +165,15 @@ class Reducer:
         """Back to the state before a backward pass. Never blocks: what has not ended gets to keep its buffers."""
         left = [(handle, take) for handle, take in self._under_way if not handle.done()]
         _left[:] = [(handle, take) for handle, take in _left if not handle.done()] + left
-        if left:
-            self._laid_for = ()
         self._under_way = []
         self._begun = False
+
+    def forget(self) -> None:
+        """As ``drop``, in a round that goes on; on all ranks alike, which may be at different points of the pass."""
+        if self._begun:
+            # What they have under way must not be taken for the next pass, so that one has names of its own.
+            self._laid_in = None
+        self.drop()
 
     def _begin(self, members: Members) -> None:
         params, context = self.params, members.context
@@ -180,6 +186,7 @@ class Reducer:
             if self._reduces(members):
                 self._add_buckets(members, [param for param in params if param.requires_grad])
                 self._under_way.append(self._compare_layouts(members))
+                self._unsure = not self._sparse_as_dense
         self._left = {param: self.passes for param in params if param.requires_grad}
         self._waiting = [len(bucket.params) for bucket in self._buckets]
         self._next = 0
@@ -264,7 +271,10 @@ class Reducer:
         if left > 1:
             return
         self._waiting[index] -= 1
-        while self._next < len(self._buckets) and self._waiting[self._next] == 0:
+        if self._unsure and self._waiting[index] == 0:
+            self._buckets[index].hold()
+        # The first pass of a layout is not handed over before all is there: see _agree_on_sparse.
+        while not self._unsure and self._next < len(self._buckets) and self._waiting[self._next] == 0:
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -297,12 +307,37 @@ class Reducer:
             if late:
                 self._add_buckets(members, late)
                 self._laid_for = ()
+            if self._unsure:
+                self._agree_on_sparse(members)
             while self._next < len(self._buckets):
                 self._hand_over()
             for handle, take in self._under_way:
                 take(wait(handle, take))
-        finally:
-            self.drop()
+        except BaseException:
+            self.forget()
+            raise
+        self.drop()
+
+    def _agree_on_sparse(self, members: Members) -> None:
+        """Sees to it that a gradient that is sparse on some ranks, and not there or dense on others, is so on all.
+
+        Once in a layout, after its first pass. A gradient that turns out to be sparse later must do so on all ranks.
+        """
+        while self._under_way:  # the layouts: are they alike?
+            handle, take = self._under_way.pop()
+            take(wait(handle, take))
+        params = [param for bucket in self._buckets for param in bucket.params]
+        dims = np.array([self._learned.sparse_dims.get(param) or sparse_dim_of(param) for param in params], np.int64)
+        if params:
+            address = dims.ctypes.data
+            spec = TensorSpec(address, dims.nbytes, "int64", dims.shape, address)
+            name = self.name_of("sparse")
+            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number)
+            wait(members.context.engine.submit(operation), dims)
+        for param, dim in zip(params, dims.tolist(), strict=True):
+            if dim:
+                self._buckets[self._bucket_of[param]].set_sparse(param, dim)
+        self._unsure = False
 
     def mean(self, value: float) -> float:
         """The mean of the ranks' values; once a pass has begun in this round."""

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +33,9 @@ from elastic_driver.worker.plain_plan import LEAVING
 from elastic_driver.worker.watch import Watch, WatchClient
 
 _log = logging.getLogger("elastic_driver.worker")
+
+on_updates: list[Callable[[], None]] = []
+"""Called by the watch thread when members are to leave the round at their next commit."""
 
 DEFAULT_BUILD_TIMEOUT_S = 30.0  # Horovod's HOROVOD_GLOO_TIMEOUT_SECONDS
 DEFAULT_COLLECTIVE_TIMEOUT_S = 1800.0  # torch.distributed's default for a process group
@@ -264,6 +267,12 @@ class Context:
         """Watch thread: the notice's level changed."""
         self.update_reason = reason
         self._hosts_updated = leave
+        if leave:
+            for notified in list(on_updates):
+                try:
+                    notified()
+                except Exception:
+                    _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
 
     def progress(self) -> tuple[int, bool]:
         """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""

@@ -25,6 +25,7 @@ import elastic_driver.torch as hvd
 from elastic_driver.errors import HorovodInternalError, MismatchError
 from elastic_driver.torch import reducer
 from elastic_driver.torch.compression import Compressor
+from elastic_driver.torch.elastic import TorchState
 
 reducer.FIRST_BUCKET_BYTES, reducer.BUCKET_BYTES = 400, 1000  # so that there are several buckets
 
@@ -272,7 +273,8 @@ def rules() -> None:
         dist.zero_grad()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         model(mine).square().mean().backward()
-    dist.synchronize()
+    with pytest.warns(UserWarning, match="were on their way"):
+        dist.synchronize()
     with dist.skip_synchronize():
         dist.step()
     dist.zero_grad()
@@ -332,6 +334,42 @@ def clipping() -> None:
         with dist.skip_synchronize():
             dist.step()
     assert worst(alone, shared) < 1e-6
+
+
+def changed_on_their_way() -> None:
+    """Gradients that are changed before they were waited for: said, since ranks may step with different ones."""
+    _, mine = batch()
+    model = net()
+    dist = distribute(model)
+    for change in (
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        lambda: model[0].weight.grad.zero_(),
+    ):
+        model(mine).square().mean().backward()
+        change()
+        with pytest.warns(UserWarning, match=r"changed after loss.backward\(\) and before"):
+            dist.synchronize()
+        change()
+        with dist.skip_synchronize():
+            dist.step()
+        dist.zero_grad()
+    turn(model, dist, mine)
+
+
+def forgotten_passes() -> None:
+    """A pass that ends without its step, in a round that goes on: another rank may still be in its backward pass."""
+    _, mine = batch()
+    model = net()
+    dist = distribute(model)
+    state = TorchState(model=model, optimizer=dist)
+    saved = copy.deepcopy(dist.state_dict())
+    for forget in (state.restore, lambda: dist.load_state_dict(saved)):
+        for _ in range(5):
+            model(mine).square().mean().backward()
+            forget()
+            dist.zero_grad()
+        turn(model, dist, mine)
+    check_same(model)
 
 
 def missing_gradients() -> None:
@@ -479,12 +517,56 @@ def sparse_gradients() -> None:
         turn(model, dist, mine)
 
 
-def sparse_on_some_ranks_is_an_error() -> None:
+def sparse_on_some_ranks() -> None:
+    """In the first pass the ranks tell each other; later it is an error."""
+    size = hvd.size()
+    for op in (hvd.Average, hvd.Sum):
+        model = Words(sparse=True)
+        dist = distribute(model, sgd(model, momentum=0.0, lr=0.0), op=op)
+        for turn_number in range(3):
+            dist.zero_grad()
+            model(torch.tensor([1, 2]), use=hvd.rank() == 0 or turn_number == 2).sum().backward()
+            dist.synchronize()
+            grad = model.table.weight.grad
+            assert grad.is_sparse
+            users = size if turn_number == 2 else 1
+            found = grad.to_dense()
+            assert (found.count_nonzero(dim=1) > 0).nonzero().flatten().tolist() == [1, 2]
+            if turn_number == 0:
+                first = found
+            ratio = (found[1].abs().sum() / first[1].abs().sum()).item()
+            assert abs(ratio - users) < 0.2 * users, (op, turn_number, ratio)
+            with dist.skip_synchronize():
+                dist.step()
+        check_same(model)
     model = Words(sparse=True)
     dist = distribute(model)
+    model(torch.tensor([1, 2]), use=False).sum().backward()
+    dist.step()
+    dist.zero_grad()
     model(torch.tensor([1, 2]), use=hvd.rank() == 0).sum().backward()
     with pytest.raises(MismatchError):
         dist.step()
+
+
+def adasum_with_a_closure() -> None:
+    """The closure is called once, gives the loss, and leaves nothing under way."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3))])
+    dist = distribute(model, torch.optim.SGD(model.parameters(), lr=0.5), op=hvd.Adasum)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        dist.zero_grad()
+        loss = model[0].sum()
+        loss.backward()
+        return loss
+
+    for step in range(1, 3):
+        assert dist.step(closure).item() == 3 - 1.5 * (step - 1)
+        assert torch.allclose(model[0].detach(), torch.full((3,), 1 - 0.5 * step))
+    assert len(calls) == 2
+    dist.zero_grad()
 
 
 def other_shapes_are_an_error() -> None:

@@ -68,7 +68,7 @@ def test_fast_group_that_works_is_used() -> None:
     ("fault", "text"),
     [
         ("fails", "rank 1: it failed: no transport"),
-        ("hangs", "rank 1: its first sum did not end within 3 s"),
+        ("hangs", "rank 0: its first sum did not end within 3 s"),  # nor that of rank 1
         ("wrong", "rank 1: its first sum was 4 instead of 3"),
         ("shared", "ranks 0 and 1 share a device (the only one)"),
     ],

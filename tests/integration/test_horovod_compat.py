@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic_driver.compat.common_elastic import WorkerNotificationManager
 from elastic_driver.compat.python_path import ALWAYS, AUTO, NEVER, SHIM_FOLDER, with_shim
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.messages import Backend, RoundAssignment
+from elastic_driver.worker.context import Context, Limits, on_updates
 
 pytestmark = pytest.mark.integration
 SCRIPTS = Path(__file__).parents[1] / "horovod_scripts"
@@ -88,10 +92,48 @@ def test_names_are_the_same_objects() -> None:
             "assert ops.allreduce is own.allreduce and util.gloo_built() and horovod.run\n"
             "assert type(pickle.loads(pickle.dumps(HorovodInternalError('x')))) is HorovodInternalError\n"
             "assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]\n"
+            "from horovod.common.basics import HorovodBasics\n"
+            "from horovod.common.process_sets import ProcessSet, global_process_set\n"
+            "basics = HorovodBasics('horovod/torch/mpi_ops.py', 'mpi_lib_v2')\n"
+            "assert (basics.rank(), basics.size(), basics.gloo_built(), basics.Sum) == (0, 1, True, hvd.Sum)\n"
+            "choose = util.get_average_backwards_compatibility_fun(hvd)\n"
+            "assert choose(None, None) is choose(None, True) is hvd.Average and choose(None, False) is hvd.Sum\n"
             "assert horovod.__version__ == '0.28.1' and not hasattr(hvd, 'no_such_name')\n"
         ),
     )
     assert code == 0, said
+
+
+def test_listeners_are_told_of_host_updates() -> None:
+    """Through the manager that Horovod's elastic scripts import; a listener that fails stops nobody else."""
+    told: list[tuple[str, int]] = []
+
+    class Listener:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+            told.append((self.name, update_res))
+            if self.name == "bad":
+                raise OSError("full")
+
+    listeners = [Listener("bad"), Listener("good")]
+    managers = [WorkerNotificationManager() for _ in listeners]
+    for manager, listener in zip(managers, listeners, strict=True):
+        manager.init()
+        manager.register_listener(listener)
+    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), True, 0, Backend.NATIVE, "")
+    context = Context(assignment, worker=None, address="127.0.0.1", limits=Limits(), client=None)
+    try:
+        context.on_hosts_updated(leave=False, reason="")
+        assert told == []
+        context.on_hosts_updated(leave=True, reason="host b added")
+        assert told == [("bad", 3), ("good", 3)]
+        managers[1].remove_listener(listeners[1])
+        context.on_hosts_updated(leave=True, reason="host c added")
+        assert told[2:] == [("bad", 3)]
+    finally:
+        on_updates.clear()
 
 
 @pytest.mark.parametrize("module", ["horovod.tensorflow", "horovod.tensorflow.keras", "horovod.mxnet", "horovod.nope"])

@@ -19,11 +19,14 @@ CHECKS = (
     "grouped",
     "other_ops",
     "adasum",
+    "adasum_with_a_closure",
     "gradients_live_in_the_buffer",
     "kept_gradients_stay",
     "rules",
     "bad_arguments",
     "clipping",
+    "changed_on_their_way",
+    "forgotten_passes",
     "missing_gradients",
     "used_twice",
     "changing_requires_grad",
@@ -78,7 +81,7 @@ def test_three_ranks(check: str) -> None:
 
 
 def test_sparse_gradients_on_some_ranks_only() -> None:
-    check = "sparse_on_some_ranks_is_an_error"
+    check = "sparse_on_some_ranks"
     assert_ok(*run_checks(Backend.NATIVE, 2, (check,)), check)
 
 

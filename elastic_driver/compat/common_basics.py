@@ -1,0 +1,46 @@
+"""``horovod.common.basics``: the questions about this process, as methods of an object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic_driver.worker import builds, runtime
+from elastic_driver.worker.collectives import Adasum, Average, Max, Min, Product, Sum
+
+__all__ = ["HorovodBasics"]
+
+
+class HorovodBasics:
+    """For code that makes one of its own, as Horovod's modules for each framework do.
+
+    Args:
+        pkg_path: the library's place in Horovod; there is none here.
+        *args: likewise.
+    """
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None:
+        self.Average, self.Sum, self.Adasum = Average, Sum, Adasum
+        self.Min, self.Max, self.Product = Min, Max, Product
+
+    init = staticmethod(runtime.init)
+    shutdown = staticmethod(runtime.shutdown)
+    is_initialized = staticmethod(runtime.is_initialized)
+    rank = staticmethod(runtime.rank)
+    size = staticmethod(runtime.size)
+    local_rank = staticmethod(runtime.local_rank)
+    local_size = staticmethod(runtime.local_size)
+    cross_rank = staticmethod(runtime.cross_rank)
+    cross_size = staticmethod(runtime.cross_size)
+    is_homogeneous = staticmethod(runtime.is_homogeneous)
+    start_timeline = staticmethod(builds.start_timeline)
+    stop_timeline = staticmethod(builds.stop_timeline)
+    mpi_threads_supported = staticmethod(builds.mpi_threads_supported)
+    mpi_enabled = staticmethod(builds.mpi_enabled)
+    mpi_built = staticmethod(builds.mpi_built)
+    gloo_enabled = staticmethod(builds.gloo_enabled)
+    gloo_built = staticmethod(builds.gloo_built)
+    nccl_built = staticmethod(builds.nccl_built)
+    ddl_built = staticmethod(builds.ddl_built)
+    ccl_built = staticmethod(builds.ccl_built)
+    cuda_built = staticmethod(builds.cuda_built)
+    rocm_built = staticmethod(builds.rocm_built)
