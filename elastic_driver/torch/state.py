@@ -79,6 +79,9 @@ class _OptimizerHandler(_Handler):
 
     def restored(self) -> None:
         # A failed step leaves gradients behind, in part reduced. They are of no commit.
+        forget = getattr(self.value, "forget_gradients", None)
+        if forget is not None:
+            forget()
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None

@@ -42,7 +42,19 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"cannot use a {type(given).__name__} in a collective of tensors")
     if tensor.is_sparse:
         raise TypeError("cannot use a sparse tensor in a collective: call to_dense() first, or sparse_allreduce_async")
-    return tensor.detach().to("cpu").contiguous()
+    # A conjugate or a negative may be a flag on memory that says otherwise.
+    return tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a result can be written into its memory."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _check_tensors(tensors: Sequence[Any], what: str) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"cannot {what} a {type(tensor).__name__}: it takes tensors")
 
 
 def divide(tensor: torch.Tensor, divisor: int) -> None:
@@ -97,6 +109,7 @@ def begin_allreduce(
     grouped: bool,
 ) -> int:
     """Begins an allreduce; its result is a tuple when grouped. ``outputs`` are tensors to write into."""
+    _check_tensors(tensors, "allreduce")
     members = members_of(process_set)
     if device.takes(members, tensors):
         return device.begin_on_device(
@@ -114,9 +127,7 @@ def begin_allreduce(
     ]
     targets: list[torch.Tensor | None] = [None] * len(tensors) if outputs is None else list(outputs)
     results = [
-        out.detach()
-        if out is not None and out.device.type == "cpu" and out.dtype == work.dtype and out.is_contiguous()
-        else torch.empty_like(work)
+        out.detach() if out is not None and out.dtype == work.dtype and _is_plain(out) else torch.empty_like(work)
         for work, out in zip(works, targets, strict=True)
     ]
     operation = Operation(
@@ -148,6 +159,7 @@ def begin_allgather(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool
 ) -> int:
     """Begins an allgather; its result is a tuple when grouped."""
+    _check_tensors(tensors, "allgather")
     members = members_of(process_set)
     if all(tensor.dim() > 0 for tensor in tensors) and device.takes(members, tensors):
         return device.begin_on_device(
@@ -174,6 +186,7 @@ def begin_broadcast(
     process_set: ProcessSet,
 ) -> int:
     """Begins a broadcast, into ``output`` where one is given."""
+    _check_tensors([tensor], "broadcast")
     members = members_of(process_set)
     check_root(members, root_rank)
     if device.takes(members, [tensor]):
@@ -189,7 +202,7 @@ def begin_broadcast(
     source = on_cpu(tensor)
     if dtype_name(source.dtype) not in WIRE_DTYPES:
         source = source.unsqueeze(-1).view(torch.uint8)
-    in_place = output is not None and output.device.type == "cpu" and output.is_contiguous()
+    in_place = output is not None and _is_plain(output)
     result = source if in_place else torch.empty_like(source)
     operation = Operation(
         Kind.BROADCAST, (tensor_spec(source, result),), name or "", root=root_rank, process_set=members.number
@@ -207,6 +220,7 @@ def begin_broadcast(
 
 def begin_alltoall(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> int:
     """Begins an alltoall; its result is the tensor received and the rows from each member."""
+    _check_tensors([tensor], "alltoall")
     members = members_of(process_set)
     counts = splits
     if isinstance(splits, torch.Tensor):
@@ -246,6 +260,7 @@ def begin_reducescatter(
     grouped: bool,
 ) -> int:
     """Begins a reducescatter; its result is a tuple when grouped."""
+    _check_tensors(tensors, "reducescatter")
     members = members_of(process_set)
     names = [dtype_name(tensor.dtype) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in tensors):

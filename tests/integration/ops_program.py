@@ -164,6 +164,25 @@ def scalars() -> None:
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
     with pytest.raises(TypeError, match="op is one of"):
         hvd.allreduce(torch.ones(1), op=1)  # type: ignore[arg-type]
+    for collective in (hvd.allreduce, hvd.allreduce_, lambda x: hvd.broadcast(x, 0), lambda x: hvd.broadcast_(x, 0)):
+        with pytest.raises(TypeError, match="it takes tensors"):
+            collective([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def flagged() -> None:
+    """Tensors whose conjugation or negation is a flag on memory that says otherwise."""
+    rank, size = hvd.rank(), hvd.size()
+    value = torch.full((3,), complex(rank, 1)).conj()
+    assert hvd.allgather(value)[::3].tolist() == [complex(each, -1) for each in range(size)]
+    assert hvd.broadcast(value, 2).tolist() == [2 - 1j] * 3
+    assert hvd.alltoall(value)[:1].tolist() == [-1j]
+    assert hvd.broadcast_(value, 2) is value
+    assert value.tolist() == [2 - 1j] * 3
+    negative = torch.full((3,), complex(0, rank + 1)).conj().imag
+    assert negative.is_neg()
+    total = size * (size + 1) / 2
+    assert hvd.allreduce(negative, op=hvd.Sum).tolist() == [-total] * 3
+    assert hvd.allreduce_(negative, op=hvd.Sum).tolist() == [-total] * 3
 
 
 def adasum_of(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -468,6 +487,7 @@ def everything(path: str) -> None:
     allreduces(hvd.global_process_set, everyone)
     moves(hvd.global_process_set, everyone)
     scalars()
+    flagged()
     adasum()
     autograd(hvd.global_process_set, everyone)
     sparse()
