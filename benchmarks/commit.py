@@ -5,6 +5,11 @@
 Deep copies are what a state costs that keeps ``copy.deepcopy(model.state_dict())`` and that of the optimizer, as
 Horovod's does. One process and one thread; the two take turns. Median times in milliseconds; then how much memory the
 commits after the first have allocated, by the growth of the process.
+
+``copy`` is the same bytes copied tensor by tensor into memory that is there: what the memory can do. A commit is within
+a tenth of it, so nothing that copies everything is much cheaper. Tried for 307 MB on 2 cores, best of 8 in ms, and not
+kept: torch's grouped copy 18, tensor by tensor 24, libc's memcpy (which does not read what it overwrites) 21, buffers
+in huge pages 18, halves in two threads 22, torch with two threads 25.
 """
 
 from __future__ import annotations

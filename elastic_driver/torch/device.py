@@ -441,7 +441,8 @@ def begin_on_device(
     engine = members.context.engine
     assert isinstance(engine, NativeEngine)
     names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-    sources = [tensor.detach().contiguous() for tensor in tensors]
+    # A conjugate or a negative may be a flag on memory that says otherwise.
+    sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
     reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
     if reduces:
         sources = [
