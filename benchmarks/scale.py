@@ -13,9 +13,9 @@ a host (see simulated.py). Measured, as medians:
              this process for the others
 
 The driver's CPU time is printed beside them: on a machine that does other things too it is the steadier figure.
-The yardsticks do a part of that: N keep-alive connections to Python's threading HTTP server, and N clients of torch's
-TCPStore, that each set a key, get two that are set when all have done so, and set one more. They know no membership,
-no deadlines and no notices.
+The yardstick does a part of that: N keep-alive connections to Python's threading HTTP server, on which Horovod's
+rendezvous is built; each sets a key, gets two that are set when all have done so, and sets one more. It knows no
+membership, no deadlines and no notices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,7 +155,7 @@ def link(size: int) -> float:
     return float(took_s)
 
 
-# --- yardsticks ----------------------------------------------------------------------------------------------------
+# --- the yardstick ----------------------------------------------------------------------------------------------------
 
 
 def http_threads(size: int) -> float:
@@ -193,48 +191,6 @@ def _answers(peers: list[socket.socket]) -> None:
             data += peer.recv(65536) or _cut_off()
 
 
-def _store_server(pipe: Connection) -> None:
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipe.send(store.port)
-    pipe.recv()
-
-
-def tcp_store(size: int) -> float:
-    """torch's TCPStore."""
-    import torch.distributed as dist
-
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_store_server, args=(theirs,), daemon=True)
-    process.start()
-    port = ours.recv()
-    limit = timedelta(seconds=60)
-
-    def begin(index: int) -> Any:
-        # A client of its own each; by default those of one process share a connection.
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit, multi_tenant=False)
-        store.set(f"ready/{index}", rendezvous.VALUE)
-        return store
-
-    def go_on(index: int) -> None:
-        for _ in range(2):
-            clients[index].get("round/1")
-        clients[index].set(f"running/{index}", b"1")
-
-    try:
-        # Threads, because a client waits some 40 ms for each answer, of which the server works little.
-        with ThreadPoolExecutor(min(size, 256)) as pool:
-            began = time.perf_counter()
-            clients = list(pool.map(begin, range(size)))
-            clients[0].set("round/1", rendezvous.VALUE)
-            list(pool.map(go_on, range(size)))
-            return time.perf_counter() - began
-    finally:
-        ours.send("end")
-        process.join()
-
-
 def measured(measure: Callable[[int], float], size: int, runs: int) -> str:
     """Median of the runs in seconds; why not, where it cannot be."""
     try:
@@ -250,7 +206,7 @@ def main() -> None:
     parser.add_argument("--profile", help="where the driver's profile of the last run is written; spoils the figures")
     options = parser.parse_args()
     head = f"{'workers':>7}  {'start s':>8} {'(cpu)':>8} {'us each':>8}  {'again s':>8} {'(cpu)':>8} {'us each':>8}"
-    print(f"{head}  {'link s':>8}  {'bytes each':>10}  {'threads s':>9}  {'TCPStore s':>10}", flush=True)
+    print(f"{head}  {'link s':>8}  {'bytes each':>10}  {'threads s':>9}", flush=True)
     before: tuple[int, Figures] | None = None
     for size in map(int, options.workers.split(",")):
         runs = [uvloop.run(one_run(size, options.profile)) for _ in range(options.runs)]
@@ -259,7 +215,7 @@ def main() -> None:
         print(
             f"{size:7}  {now.start_s:8.3f} {now.start_cpu_s:8.3f} {each[0]}  {now.again_s:8.3f} {now.again_cpu_s:8.3f}"
             f" {each[1]}  {measured(link, size, options.runs)}  {now.bytes_each:10.0f}"
-            f"  {measured(http_threads, size, options.runs):>9}  {measured(tcp_store, size, options.runs):>10}",
+            f"  {measured(http_threads, size, options.runs):>9}",
             flush=True,
         )
         if before is not None:

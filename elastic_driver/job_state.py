@@ -256,6 +256,21 @@ def wanted_places(state: State) -> Places:
 
 
 def _choose_places(state: State) -> tuple[Places, Places]:
+    closed = {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
+    kept = {
+        (record.worker.hostname, record.worker.slot)
+        for record in (state.workers if closed else ())
+        if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
+    }
+    places = [
+        place
+        for host in state.hosts
+        for place in ((host.name, slot) for slot in range(host.slots))
+        if (host.name not in closed or place in kept) and not (state.drained and is_drained(state, *place))
+    ]
+    limit = state.policy.max_num_proc
+    if limit is None or len(places) <= limit:
+        return dict.fromkeys(places), {}
     alive: dict[tuple[str, int], int] = {}
     leaving: set[tuple[str, int]] = set()
     for record in state.workers:
@@ -264,16 +279,6 @@ def _choose_places(state: State) -> tuple[Places, Places]:
             leaving.add(place)
         else:
             alive[place] = 0 if record.round_id else 1 if record.phase is WorkerPhase.READY else 2
-    open_hosts = {host.name for host in state.hosts if not state.blacklist.is_blacklisted(host.name)}
-    places = [
-        (host.name, slot)
-        for host in state.hosts
-        for slot in range(host.slots)
-        if (host.name in open_hosts or (host.name, slot) in alive) and not is_drained(state, host.name, slot)
-    ]
-    limit = state.policy.max_num_proc
-    if limit is None or len(places) <= limit:
-        return dict.fromkeys(places), {}
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
     by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
     targets = dict.fromkeys(places[index] for index in sorted(by_urgency[:limit]))

@@ -19,8 +19,8 @@ from simulated import SLOTS_PER_HOST, Simulation, Worker, simulation
 
 pytestmark = pytest.mark.integration
 
-# Bytes: ranks of more digits, a list of ranks with a gap, a notice that comes before the count or after it. One byte for
-# each other worker would be as much again.
+# Bytes: ranks of more digits, a list of ranks with a gap, a notice that comes before the count or after it. One byte
+# for each other worker would be more.
 SLACK = 230
 
 
