@@ -42,7 +42,8 @@ TOO_MANY_PASSES = (
 
 # Optimizers over parameters of the same names, in each round: told apart by the order of their first use there. An
 # order of creation would not do: a process that joins late has created fewer.
-_used: weakref.WeakKeyDictionary[Context, dict[str, int]] = weakref.WeakKeyDictionary()
+# Likewise after a join: ranks that had no inputs have not used what the others have.
+_used: weakref.WeakKeyDictionary[Context, tuple[int, dict[str, int]]] = weakref.WeakKeyDictionary()
 
 # Operations that failed or were given up while others of the same pass had not ended, and what owns their memory.
 _left: list[tuple[Handle, Callable[[Result], None]]] = []
@@ -104,6 +105,7 @@ class Reducer:
         self._prefix = ""
         self._laid_in: weakref.ref[Context] | None = None
         self._laid_for: tuple[Any, ...] = ()
+        self._joins = 0
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Parameter, int] = {}
         # Of the pass that is under way, if one is.
@@ -177,7 +179,7 @@ class Reducer:
 
     def _begin(self, members: Members) -> None:
         params, context = self.params, members.context
-        laid_for = tuple((id(param), param.requires_grad) for param in params)
+        laid_for = (context.joins, *((id(param), param.requires_grad) for param in params))
         if laid_for != self._laid_for or self._laid_in is None or self._laid_in() is not context:
             self.hook()
             self._prefix = self._prefix_in(context, params)
@@ -197,9 +199,14 @@ class Reducer:
 
     def _prefix_in(self, context: Context, params: Iterable[Parameter]) -> str:
         digest = f"{zlib.crc32(repr([self._name_of(param) for param in params]).encode()):08x}"
-        if self._laid_in is not None and self._laid_in() is context and self._prefix.startswith(digest):
+        placed = self._laid_in is not None and self._laid_in() is context and self._joins == context.joins
+        if placed and self._prefix.startswith(digest):
             return self._prefix
-        counts = _used.setdefault(context, {})
+        self._joins = context.joins
+        joins, counts = _used.get(context, (context.joins, {}))
+        if joins != context.joins:
+            counts = {}
+        _used[context] = context.joins, counts
         counts[digest] = counts.get(digest, 0) + 1
         return f"{digest}.{counts[digest]}"
 

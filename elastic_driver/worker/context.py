@@ -180,6 +180,7 @@ class Context:
         self.limits = limits
         self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
         self.devices: list[Any] = []  # what each member says of its devices; likewise
+        self.joins = 0  # how often all ranks have joined
         self._address = address
         self._client = client
         self._lock = threading.Lock()  # guards _broken, _engine, _closing

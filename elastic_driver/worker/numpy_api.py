@@ -411,6 +411,7 @@ def join(device: int = -1) -> int:
     for prepare in before_join:
         prepare(members)
     last: int = synchronize(begin(members, Operation(Kind.JOIN), keep=None, finish=lambda result: result.last_joined))
+    members.context.joins += 1
     return last
 
 

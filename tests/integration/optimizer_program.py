@@ -755,6 +755,22 @@ def uneven_inputs() -> None:
     assert hvd.join() == size - 1
     hvd.broadcast_parameters(shared.state_dict(), size - 1)
     assert worst(alone, shared) < 1e-6
+    # A rank without any inputs has not used what the others have, and then uses them in another order.
+    first, second = (distribute(torch.nn.Linear(4, 1)) for _ in range(2))
+    models = {id(first): first.param_groups[0]["params"], id(second): second.param_groups[0]["params"]}
+
+    def use(one: Any) -> None:
+        for param in models[id(one)]:
+            param.grad = torch.full_like(param, rank + 1.0)
+        one.step()
+
+    if rank:
+        use(first)
+        use(second)
+    hvd.join()
+    for one in (second, first, second):
+        use(one)
+        assert torch.allclose(models[id(one)][0].grad, torch.full((1, 4), (size + 1) / 2))
 
 
 def one_process() -> None:
