@@ -517,10 +517,15 @@ class ElasticDriver:
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
         self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting, now=self._clock())
-        if request.leaving:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Notice] = loop.create_future()
+        if request.leaving or request.exiting:
             self._heartbeats.forget(request.worker)
-        future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
-        if self._notice.version > request.version or request.leaving:
+            if request.exiting:
+                loop.call_later(self._settings.start_timeout_s, self._exits_too_long, request.worker)
+            future.set_result(self._notice)
+            return future
+        if self._notice.version > request.version:
             future.set_result(self._notice)
             return future
         older = self._watching.get(request.worker)
@@ -528,6 +533,14 @@ class ElasticDriver:
             older.cancel()
         self._watching[request.worker] = future
         return future
+
+    def _exits_too_long(self, worker: WorkerId) -> None:
+        process = self._processes.get(worker)
+        if process is not None and not process.exited.done() and self._state.phase is not JobPhase.ENDED:
+            reason = f"did not end within {self._settings.start_timeout_s:g} s of its exit (--start-timeout)"
+            self._hung[worker] = reason
+            self._chronicle.worker_hung(worker, reason)
+            self._spawn(self._end_hung(worker, process))
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""

@@ -42,6 +42,8 @@ PATIENCE_S = 60.0
 _POLL_S = 30.0
 # ... and everything else within its wait. A connection that is silent for so much longer is dead.
 _SLACK_S = 15.0
+# A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
+_GOODBYE_S = 1.0
 _CONNECT_S = 10.0
 # Between two tries: the first pause, and the longest.
 _FIRST_PAUSE_S = 0.02
@@ -149,6 +151,14 @@ class RendezvousClient:
         )
         return None if status == 204 else Notice.from_json(body)
 
+    def say_goodbye(self, request: WatchRequest) -> None:
+        """A last word that is worth no wait: one try, of a second at most.
+
+        Raises:
+            RendezvousError: nobody knows whether the driver has it.
+        """
+        self._request("POST", "watch", request.to_json(), wait_s=0.0, expected=(200, 204), hurry=True)
+
     def running(self, report: RunningReport) -> None:
         """Tells the driver that this worker trains in the round."""
         self._request("POST", "running", report.to_json(), expected=(204,))
@@ -242,6 +252,7 @@ class RendezvousClient:
         query: dict[str, str] | None = None,
         wait_s: float | None = None,
         expected: tuple[int, ...],
+        hurry: bool = False,
     ) -> tuple[int, bytes]:
         """Asks until there is an answer.
 
@@ -253,6 +264,7 @@ class RendezvousClient:
             wait_s: how long the server may let the request wait; a repeated one has what is left of it. None: it
                 does not wait.
             expected: the statuses that the caller reads.
+            hurry: whether to try once only, and not for long.
 
         Raises:
             RendezvousError: of the class that the answer stands for; or there was none for ``patience_s``.
@@ -261,22 +273,23 @@ class RendezvousClient:
             self._begin_process()
         deadline = time.monotonic() + (wait_s or 0.0)
         failing_since: float | None = None
+        patience_s, slack_s = (0.0, _GOODBYE_S) if hurry else (self._patience_s, _SLACK_S)
         pause_s = _FIRST_PAUSE_S
         while not self._closed.is_set():
             left_s = max(0.0, deadline - time.monotonic())
             parameters = (query or {}) | ({} if wait_s is None else {"wait_s": f"{left_s:.3f}"})
             target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
-                status, answer = self._once(method, target, body, left_s + _SLACK_S)
+                status, answer = self._once(method, target, body, left_s + slack_s)
                 if status in expected:
                     return status, answer
                 raise _error(status, answer)
             except (OSError, http.client.HTTPException) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
-                if now + pause_s > failing_since + self._patience_s and not self._closed.is_set():
+                if now + pause_s > failing_since + patience_s and not self._closed.is_set():
                     raise RendezvousError(
-                        f"cannot reach the driver at {self._host} port {self._port} for {self._patience_s:g} s: "
+                        f"cannot reach the driver at {self._host} port {self._port} for {patience_s:g} s: "
                         f"{str(error) or type(error).__name__}"
                     ) from error
             self._closed.wait(pause_s)

@@ -269,6 +269,7 @@ class WatchRequest:
         progress: grows with each operation that it finishes.
         waiting: whether it waits for other members in one.
         leaving: the last of this round, since the process has called shutdown(): silence is no news from here on.
+        exiting: likewise, since it runs its exit handlers: its end is to come.
     """
 
     worker: WorkerId
@@ -277,6 +278,7 @@ class WatchRequest:
     progress: int = 0
     waiting: bool = False
     leaving: bool = False
+    exiting: bool = False
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -288,6 +290,7 @@ class WatchRequest:
                 "progress": self.progress,
                 "waiting": self.waiting,
                 "leaving": self.leaving,
+                "exiting": self.exiting,
             }
         ).encode()
 
@@ -302,6 +305,7 @@ class WatchRequest:
             _get(data, "progress", int),
             _get(data, "waiting", bool),
             _get(data, "leaving", bool),
+            _get(data, "exiting", bool),
         )
 
 

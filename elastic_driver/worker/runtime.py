@@ -41,7 +41,6 @@ from elastic_driver.rendezvous.messages import (
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
-    Notice,
     ReadyCause,
     Removed,
     RoundAssignment,
@@ -68,8 +67,8 @@ class DriverClient(RoundClient, Protocol):
     def next_round(self, request: NextRoundRequest, *, poll_s: float = ...) -> NextRoundReply:
         """Says READY, again each ``poll_s``, and blocks until the driver answers."""
 
-    def watch(self, request: WatchRequest, *, wait_s: float = ...) -> Notice | None:
-        """Asks for notices."""
+    def say_goodbye(self, request: WatchRequest) -> None:
+        """Says that the driver hears no more of this process."""
 
     def running(self, report: RunningReport) -> None:
         """Says that training goes on."""
@@ -224,11 +223,13 @@ class Runtime:
                 _log.warning("elastic_driver: round %d: its threads did not end in time", retired.assignment.round_id)
         self._retired.clear()
         if self._client is not None:
-            if self._worker is not None and not exiting:
-                # The process may go on for hours without the library: it must not be taken for a frozen one.
-                goodbye = WatchRequest(self._worker, context.assignment.round_id, 0, leaving=True)
+            if self._worker is not None:
+                # The process may go on for hours without the library, and exit handlers of others take their time,
+                # too: it must not be taken for a frozen one.
+                round_id = context.assignment.round_id
+                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting)
                 with contextlib.suppress(RendezvousError):
-                    self._client.watch(goodbye, wait_s=0.0)
+                    self._client.say_goodbye(goodbye)
             self._client.close()
             self._client = None
 

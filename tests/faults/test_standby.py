@@ -99,3 +99,26 @@ def test_a_process_that_has_shut_down_is_not_frozen(tmp_path: Path) -> None:
         assert job.wait() == 0, job.said()
         assert job.events("worker_hung") == []
         assert job.stdout.read_text().count("again") == 2
+
+
+def test_a_process_that_takes_long_to_exit_is_not_frozen(tmp_path: Path) -> None:
+    """Other libraries' exit handlers upload what they have."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, time\natexit.register(time.sleep, 3)\nimport elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
+    )
+    with Job(tmp_path, None, "-np", "2", "--heartbeat-timeout", "1", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        assert job.events("worker_hung") == []
+
+
+def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, time\natexit.register(time.sleep, 600)\n"
+        "import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n"
+    )
+    flags = ("-np", "1", "--start-timeout", "5")
+    with Job(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 1, job.said()
+        assert "did not end within 5 s of its exit (--start-timeout)" in job.said()

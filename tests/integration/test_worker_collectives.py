@@ -96,7 +96,7 @@ def test_rounds_leave_nothing_behind(backend: Backend) -> None:
         for worker in workers:
             line = job.wait_end(worker).lines[-1]
             assert line["last"] <= line["first"] + 1
-            assert line["threads"] <= 3  # main, communication, watch
+            assert line["threads"] <= 4  # main, communication, watch, canary
 
 
 def test_removed_worker_ends_well() -> None:
