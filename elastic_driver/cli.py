@@ -451,7 +451,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(arguments, os.environ)
-        from elastic_driver.driver import run_job
+        from elastic_driver.job import run_job
 
         return run_job(settings)
     except SettingsError as error:

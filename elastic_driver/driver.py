@@ -7,33 +7,26 @@ Everything here runs on one asyncio loop; nobody else touches the state, so ther
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
 import random
 import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-import uvloop
-
 from elastic_driver.assignment import members_by_host, members_by_local_rank
 from elastic_driver.chronicle import Chronicle
-from elastic_driver.console import Console
-from elastic_driver.discovery import FixedHosts, HostDiscovery, ScriptDiscovery, check_local
-from elastic_driver.durable_folder import FolderLock, durable_env
+from elastic_driver.discovery import HostDiscovery
+from elastic_driver.durable_folder import durable_env
 from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
     RendezvousClosedError,
-    SettingsError,
     StaleRoundError,
 )
-from elastic_driver.event_log import EventLog
 from elastic_driver.events import (
     Command,
     DiscoveryFailed,
@@ -62,7 +55,7 @@ from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_files import JobFile
 from elastic_driver.job_state import JobPhase, WorkerPhase, is_drained, record_of
-from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, LocalLauncher, WorkerProcess
+from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.messages import (
     ENV_HEARTBEAT,
@@ -80,14 +73,13 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server import RendezvousServer
 from elastic_driver.settings import Settings
+from elastic_driver.supervision import Supervisor
 from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
-# Between the signal that makes a hung worker print its stack and the one that ends it.
-_LAST_WORDS_S = 2.0
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -149,9 +141,8 @@ class ElasticDriver:
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
-        self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
-        self._heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
-        self._hung: dict[WorkerId, str] = {}
+        heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
+        self._supervisor = Supervisor(heartbeats, chronicle, self._processes, clock)
         self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None
@@ -186,7 +177,7 @@ class ElasticDriver:
         discovering = loop.create_task(self._discover())
         if self._chronicle.live:
             self._spawn(self._tick())
-        self._spawn(self._watch_over())
+        self._spawn(self._supervisor.watch_over())
         self._set_timer()
         try:
             end = await self._ended
@@ -249,30 +240,6 @@ class ElasticDriver:
                     self._post(HostsDiscovered(hosts))
                 last = hosts
             await asyncio.sleep(self._settings.discovery_interval_s)
-
-    async def _watch_over(self) -> None:
-        """Ends members that are frozen or hang."""
-        interval_s = self._heartbeats.interval_s
-        while interval_s:
-            await asyncio.sleep(interval_s)
-            for worker, reason in self._heartbeats.find(self._clock()):
-                process = self._processes.get(worker)
-                if process is not None and not process.exited.done():
-                    self._hung[worker] = f"hung: {reason}"
-                    self._chronicle.worker_hung(worker, reason)
-                    self._spawn(self._end_hung(worker, process))
-
-    async def _end_hung(self, worker: WorkerId, process: WorkerProcess) -> None:
-        """Has a worker print where its threads are, and kills it."""
-        pid = self._pids.get(worker, process.pid)
-        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
-        # stopped process takes it when it goes on.
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == process.pid:
-                os.kill(pid, signal.SIGABRT)
-                os.kill(pid, signal.SIGCONT)
-                await asyncio.wait([process.exited], timeout=_LAST_WORDS_S)
-        process.kill()
 
     # --- events in, commands out -----------------------------------------------------------------------------------
 
@@ -353,7 +320,7 @@ class ElasticDriver:
                 self._stop(command)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
-                self._heartbeats.forget(command.worker)
+                self._supervisor.forget(command.worker)
                 self._reply(command.worker, Removed(command.reason))
             case PublishRound():
                 self._publish(command)
@@ -367,7 +334,7 @@ class ElasticDriver:
                 self._chronicle.report(command)
             case EndJob():
                 if self._ended is not None and not self._ended.done():
-                    self._heartbeats.forget_all()
+                    self._supervisor.job_ends()
                     self._ended.set_result(command)
                     failure = self._state.first_failure
                     if command.exit_code and failure is not None:
@@ -386,7 +353,7 @@ class ElasticDriver:
             self._environ,
             job=self._job,
             exported={
-                ENV_HEARTBEAT: f"{self._heartbeats.interval_s:g}",
+                ENV_HEARTBEAT: f"{self._supervisor.interval_s:g}",
                 **durable_env(self._settings),
                 **self._settings.worker_env,
             },
@@ -426,7 +393,7 @@ class ElasticDriver:
         gone = record is None or process is None or record.phase is WorkerPhase.LEAVING
         if gone or process is None or self._state.phase is JobPhase.ENDED:
             return
-        how = self._hung.get(worker) or future.result()
+        how = self._supervisor.why_killed(worker) or future.result()
         self._failing.add(worker)
         self._chronicle.worker_dying(worker, process, how)
         self._take_report(WorkerDying(worker, how, random.random()))
@@ -445,10 +412,9 @@ class ElasticDriver:
         self._parked.pop(worker, None)
         self._watching.pop(worker, None)
         self._placed.pop(worker, None)
-        self._pids.pop(worker, None)
-        self._heartbeats.forget(worker)
         self._spawn(self._drain(process))
-        how = self._hung.pop(worker, "") or str(status)
+        how = self._supervisor.why_killed(worker) or str(status)
+        self._supervisor.gone(worker)
         self._take_report(WorkerExited(worker, status.returncode, how, random.random()))
 
     async def _drain(self, process: WorkerProcess) -> None:
@@ -487,12 +453,11 @@ class ElasticDriver:
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
-        self._pids[worker] = request.pid
         process = self._processes.get(worker)
         if process is not None:
             process.watch_threads(request.pid, request.thread)
         # It asks again as often as a member watches.
-        self._heartbeats.heard(worker, 0, waiting=True, now=self._clock())
+        self._supervisor.heard(worker, pid=request.pid)
         self._take_report(
             WorkerReady(
                 worker,
@@ -516,13 +481,15 @@ class ElasticDriver:
             raise StaleRoundError(request.round_id, self._notice.round_id)
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
-        self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting, now=self._clock())
+        self._supervisor.heard(request.worker, request.progress, waiting=request.waiting)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Notice] = loop.create_future()
         if request.leaving or request.exiting:
-            self._heartbeats.forget(request.worker)
+            self._supervisor.forget(request.worker)
             if request.exiting:
-                loop.call_later(self._settings.start_timeout_s, self._exits_too_long, request.worker)
+                limit_s = self._settings.start_timeout_s
+                why = f"did not end within {limit_s:g} s of its exit (--start-timeout)"
+                self._supervisor.end_unless_gone(request.worker, limit_s, why, with_stacks=True)
             future.set_result(self._notice)
             return future
         if self._notice.version > request.version:
@@ -533,14 +500,6 @@ class ElasticDriver:
             older.cancel()
         self._watching[request.worker] = future
         return future
-
-    def _exits_too_long(self, worker: WorkerId) -> None:
-        process = self._processes.get(worker)
-        if process is not None and not process.exited.done() and self._state.phase is not JobPhase.ENDED:
-            reason = f"did not end within {self._settings.start_timeout_s:g} s of its exit (--start-timeout)"
-            self._hung[worker] = reason
-            self._chronicle.worker_hung(worker, reason)
-            self._spawn(self._end_hung(worker, process))
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
@@ -573,22 +532,18 @@ class ElasticDriver:
 
     def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
         self._post(DrainRequested(hostname, slot, why))
+        limit_s = self._settings.drain_timeout_s
         for record in self._state.workers:
             if record.worker.hostname == hostname and slot in (None, record.worker.slot):
-                asyncio.get_running_loop().call_later(
-                    self._settings.drain_timeout_s, self._drained_too_long, record.worker
-                )
+                reason = f"did not leave within {limit_s:g} s (--drain-timeout)"
+                self._supervisor.end_unless_gone(record.worker, limit_s, reason, while_=self._is_to_leave)
 
-    def _drained_too_long(self, worker: WorkerId) -> None:
-        process, record = self._processes.get(worker), record_of(self._state, worker)
-        if process is None or record is None or record.phase is WorkerPhase.LEAVING:
-            return
-        if not is_drained(self._state, worker.hostname, worker.slot):
-            return
-        reason = f"did not leave within {self._settings.drain_timeout_s:g} s (--drain-timeout)"
-        self._hung[worker] = reason
-        self._chronicle.worker_stopped(worker, f"it {reason}")
-        process.kill()
+    def _is_to_leave(self, worker: WorkerId) -> bool:
+        """Whether a worker in a drained place has not begun to leave."""
+        record = record_of(self._state, worker)
+        if record is None or record.phase is WorkerPhase.LEAVING:
+            return False
+        return is_drained(self._state, worker.hostname, worker.slot)
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
@@ -618,7 +573,7 @@ class ElasticDriver:
 
     def _publish(self, command: PublishRound) -> None:
         self._server.begin_round(command.round_id)
-        self._heartbeats.forget_all()
+        self._supervisor.forget_all()
         by_host, by_local_rank = members_by_host(command.placed), members_by_local_rank(command.placed)
         self._placed = {
             one.worker: RoundAssignment(
@@ -636,7 +591,7 @@ class ElasticDriver:
         now = self._clock()
         for one in command.placed:
             # From now on: who is frozen since it was READY never watches its round.
-            self._heartbeats.heard(one.worker, 0, waiting=True, now=now)
+            self._supervisor.heard(one.worker)
             process = self._processes.get(one.worker)
             if process is not None:
                 process.label = str(one.slot.rank)
@@ -656,73 +611,3 @@ class ElasticDriver:
         for future in watching.values():
             if not future.done():
                 future.set_result(self._notice)
-
-
-def run_job(settings: Settings) -> int:
-    """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
-
-    Returns:
-        The exit code of ``elasticrun``.
-
-    Raises:
-        SettingsError: the port or the event log cannot be had, or a fixed host is not this machine.
-    """
-    job_id = secrets.token_hex(8)
-    if settings.hosts is not None:
-        try:
-            check_local(settings.hosts)
-        except DiscoveryError as error:
-            raise SettingsError(str(error)) from error
-    with (
-        FolderLock.take(settings.durable_dir, job_id),
-        Console(settings) as console,
-        _logging_to(console),
-        EventLog(settings.event_log, on_warning=console.warning) as event_log,
-    ):
-        chronicle = Chronicle(console, event_log)
-        launcher = LocalLauncher(
-            console,
-            output_dir=settings.output_filename,
-            prefix_timestamp=settings.prefix_timestamp,
-            job_id=job_id,
-            width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
-            warm=settings.warm_starts,
-            preload=settings.preload,
-            on_warm=chronicle.warmed,
-        )
-        discovery: HostDiscovery = (
-            ScriptDiscovery(
-                settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s, job_id=job_id
-            )
-            if settings.discovery_script is not None
-            else FixedHosts(settings.hosts or ())
-        )
-        driver = ElasticDriver(
-            settings,
-            discovery=discovery,
-            launcher=launcher,
-            chronicle=chronicle,
-            environ=os.environ,
-            job_id=job_id,
-            on_round=launcher.warm_up if settings.elastic else None,
-        )
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(driver.run())
-
-
-@contextlib.contextmanager
-def _logging_to(console: Console) -> Iterator[None]:
-    """Warnings that the package logs (an output file that cannot be written, a guard that died) reach the user."""
-
-    class ToConsole(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            console.warning(record.getMessage())
-
-    logger, handler = logging.getLogger("elastic_driver"), ToConsole(logging.WARNING)
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True

@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from elastic_driver.driver import run_job
 from elastic_driver.errors import SettingsError
+from elastic_driver.job import run_job
 
 SETTINGS, REFUSED, EXIT_CODE = "settings.pickle", "refused.txt", "exit_code.txt"
 _POLL_S = 0.2
