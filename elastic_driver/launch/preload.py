@@ -81,8 +81,9 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
     leave others alone. What they find then at their import would come too late.
     """
     found: dict[str, None] = {}
+    seen: set[Path] = set()
     for file in files:
-        if not _collect(file, folder, found, {file}):
+        if not _collect(file, folder, found, seen):
             break
     if any("torch" in name.split(".") for name in found):
         found[OPTIMIZERS_NEED] = None
@@ -90,7 +91,8 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
 
 
 def _collect(file: Path, folder: Path, found: dict[str, None], seen: set[Path]) -> bool:
-    """Reads one file. Returns whether its whole top level is harmless."""
+    """Reads one file, once however many others import it. Returns whether its whole top level is harmless."""
+    seen.add(file)
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -108,7 +110,7 @@ def _collect(file: Path, folder: Path, found: dict[str, None], seen: set[Path]) 
                 continue
             own = folder / f"{name}.py"
             if own.is_file():
-                if own not in seen and not _collect(own, folder, found, seen | {own}):
+                if own not in seen and not _collect(own, folder, found, seen):
                     return False
             elif top not in sys.stdlib_module_names and top not in _HARMLESS:
                 return False

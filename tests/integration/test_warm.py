@@ -442,7 +442,7 @@ def test_forks_leave_nothing() -> None:
                 assert statuses == [ExitStatus(0)] * 4
             assert held() == before
             assert one.warnings == []
-            assert {child.pid for child in psutil.Process().children()} == {warm.pid, one.launcher.guard_pid}
+            assert set(one.children()) == {warm.pid, one.launcher.guard_pid}
 
     run("uvloop", main)
 
@@ -535,3 +535,13 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
     assert heavy_imports([script], tmp_path) == ()
     assert shadowed(["numpy", "train"], tmp_path) == "train"
     assert shadowed(["numpy"], tmp_path) is None
+
+
+def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
+    """There are as many ways through them as there are sets of them."""
+    for number in range(40):
+        imports = "".join(f"import m{other}\n" for other in range(40) if other != number)
+        (tmp_path / f"m{number}.py").write_text(imports + "import numpy\n" * (number == 39))
+    began = time.monotonic()
+    assert heavy_imports([tmp_path / "m0.py"], tmp_path) == ("numpy",)
+    assert time.monotonic() - began < 5
