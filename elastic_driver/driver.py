@@ -54,7 +54,7 @@ from elastic_driver.events import (
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_files import JobFile
-from elastic_driver.job_state import JobPhase, WorkerPhase, is_drained, record_of
+from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.messages import (
@@ -144,6 +144,7 @@ class ElasticDriver:
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
         self._supervisor = Supervisor(heartbeats, chronicle, self._processes, clock)
         self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
+        self._undone: dict[str, int] = {}  # how often a host's drain was undone: the limit is that of the last drain
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -489,7 +490,9 @@ class ElasticDriver:
             if request.exiting:
                 limit_s = self._settings.start_timeout_s
                 why = f"did not end within {limit_s:g} s of its exit (--start-timeout)"
-                self._supervisor.end_unless_gone(request.worker, limit_s, why, with_stacks=True)
+                self._supervisor.end_unless_gone(
+                    request.worker, limit_s, why, with_stacks=True, while_=self._supervisor.has_its_process
+                )
             future.set_result(self._notice)
             return future
         if self._notice.version > request.version:
@@ -509,11 +512,11 @@ class ElasticDriver:
         """A worker was told by a signal to leave: its place is drained.
 
         Raises:
-            RendezvousClosedError: it is being stopped, or in no round: it is to end at once.
+            RendezvousClosedError: it is being stopped, or there was no round yet: it is to end at once.
         """
         self._post_reports()
         record = record_of(self._state, request.worker)
-        if record is None or self._state.phase is JobPhase.ENDED or not record.round_id or record.stopped:
+        if record is None or self._state.phase is JobPhase.ENDED or not self._state.round_id or record.stopped:
             raise RendezvousClosedError(f"worker {request.worker} is to end at once")
         worker = request.worker
         self._drain_place(worker.hostname, worker.slot, f"it was sent {request.signal}")
@@ -525,6 +528,7 @@ class ElasticDriver:
         if name not in listed:
             return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
         if request.undo:
+            self._undone[name] = self._undone.get(name, 0) + 1
             self._post(DrainRequested(name, None, "by elasticrun drain --undo", undo=True))
             return f"host {name} may be used again"
         self._drain_place(name, None, "by elasticrun drain")
@@ -532,11 +536,15 @@ class ElasticDriver:
 
     def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
         self._post(DrainRequested(hostname, slot, why))
-        limit_s = self._settings.drain_timeout_s
+        limit_s, undone = self._settings.drain_timeout_s, self._undone.get(hostname, 0)
+
+        def is_late(worker: WorkerId) -> bool:
+            return self._undone.get(hostname, 0) == undone and self._is_to_leave(worker)
+
         for record in self._state.workers:
             if record.worker.hostname == hostname and slot in (None, record.worker.slot):
                 reason = f"did not leave within {limit_s:g} s (--drain-timeout)"
-                self._supervisor.end_unless_gone(record.worker, limit_s, reason, while_=self._is_to_leave)
+                self._supervisor.end_unless_gone(record.worker, limit_s, reason, while_=is_late)
 
     def _is_to_leave(self, worker: WorkerId) -> bool:
         """Whether a worker in a drained place has not begun to leave."""
@@ -573,7 +581,8 @@ class ElasticDriver:
 
     def _publish(self, command: PublishRound) -> None:
         self._server.begin_round(command.round_id)
-        self._supervisor.forget_all()
+        # Who stands by goes on to be watched.
+        self._supervisor.forget_all(but=[one.worker for one in in_phase(self._state, WorkerPhase.READY)])
         by_host, by_local_rank = members_by_host(command.placed), members_by_local_rank(command.placed)
         self._placed = {
             one.worker: RoundAssignment(

@@ -11,6 +11,7 @@ may be a standby for hours, repeats its request for a round as often, and waits 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from elastic_driver.hosts import WorkerId
@@ -63,9 +64,9 @@ class Heartbeats:
         """The worker has left its round, or is dead."""
         self._members.pop(worker, None)
 
-    def forget_all(self) -> None:
-        """The round is over."""
-        self._members.clear()
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        """The round is over for all but these."""
+        self._members = {worker: member for worker, member in self._members.items() if worker in but}
 
     def find(self, now: float) -> list[tuple[WorkerId, str]]:
         """Who is to be ended, and why; each only once. To be called each ``interval_s``."""

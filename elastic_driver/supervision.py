@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.heartbeats import Heartbeats
@@ -61,9 +61,9 @@ class Supervisor:
         """From here on its silence is no news."""
         self._heartbeats.forget(worker)
 
-    def forget_all(self) -> None:
-        """Likewise for all."""
-        self._heartbeats.forget_all()
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        """Likewise for all but these."""
+        self._heartbeats.forget_all(but=but)
 
     def gone(self, worker: WorkerId) -> None:
         """Its process has ended."""
@@ -94,6 +94,13 @@ class Supervisor:
                 if process is not None and not process.exited.done():
                     self._reasons[worker] = f"hung: {reason}"
                     self._end_hung(worker, process, reason)
+
+    def has_its_process(self, worker: WorkerId) -> bool:
+        """Whether the process that called init() is there. A shell that runs it may go on after its end."""
+        pid, process = self._pids.get(worker), self._processes.get(worker)
+        with contextlib.suppress(OSError):
+            return process is not None and pid is not None and os.getsid(pid) == process.pid
+        return False
 
     def end_unless_gone(
         self,

@@ -194,13 +194,15 @@ class Runtime:
         """Has the driver take this process out of the job at the next commit, because of a signal of this name.
 
         Returns:
-            False when the process is to end at once instead: it is in no round, or is being stopped by the driver.
+            False when the process is to end at once instead: it has left the job, there was no round yet, or the
+            driver is stopping it.
         """
-        if self._context is None or self._worker is None:
+        if self._context is None and self._planned is None and self._client is None:
             return False
-        client = make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
+        worker = self._worker or self._own_id()
+        client = self._new_client()
         try:
-            client.leave(LeaveRequest(self._worker, name))
+            client.leave(LeaveRequest(worker, name))
         except RendezvousError:
             return False
         finally:
@@ -305,6 +307,12 @@ class Runtime:
         address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
         return Context(assignment, worker=self._worker, address=address, limits=limits, client=client)
 
+    def _own_id(self) -> WorkerId:
+        key = self._environ.get(ENV_WORKER)
+        if key is None:
+            raise SettingsError(f"cannot join the job: {ENV_RENDEZVOUS} is set but {ENV_WORKER} is not")
+        return WorkerId.parse(key)
+
     def _new_client(self) -> DriverClient:
         return make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
 
@@ -321,10 +329,7 @@ class Runtime:
                 cause="not started by elasticrun",
             )
         if self._worker is None:
-            key = self._environ.get(ENV_WORKER)
-            if key is None:
-                raise SettingsError(f"cannot join the job: {ENV_RENDEZVOUS} is set but {ENV_WORKER} is not")
-            self._worker = WorkerId.parse(key)
+            self._worker = self._own_id()
         if self._client is None:
             self._client = self._new_client()
             self._backends = usable_backends()

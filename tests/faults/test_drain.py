@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 from jobs import Job, check_agreement
+
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.messages import DrainHostRequest
 
 pytestmark = pytest.mark.faults
 
@@ -106,3 +110,24 @@ def test_resets_long_ago_do_not_count(tmp_path: Path) -> None:
         at = time.time()
         os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
         job.wait_for_steps(2, after=at)
+
+
+def test_a_drain_that_was_undone_sets_no_limit_to_the_next(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    flags = (*FLAGS, "--drain-timeout", "2")
+    env = {"XDG_RUNTIME_DIR": str(runtime), "COMMIT_EVERY": "1000000"}
+    with Job(tmp_path, FOUR, *flags, env=env) as job:
+        job.wait_for_steps(4)
+        leaflet = json.loads(next((runtime / "elasticrun").glob("*.json")).read_text())
+        client = RendezvousClient(leaflet["url"], leaflet["token"])
+        client.drain(DrainHostRequest("127.0.0.1", undo=False))
+        first = time.time()
+        client.drain(DrainHostRequest("127.0.0.1", undo=True))
+        job.wait_for("a while", lambda: time.time() > first + 1)
+        second = time.time()
+        client.drain(DrainHostRequest("127.0.0.1", undo=False))
+        client.close()
+        stopped = job.wait_for("its end", lambda: job.events("worker_stopped"))
+        assert "did not leave within 2 s (--drain-timeout)" in stopped[0]["reason"]
+        assert stopped[0]["time"] >= second + 1.9

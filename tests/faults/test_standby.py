@@ -81,6 +81,45 @@ def test_a_standby_that_froze_just_now_costs_one_heartbeat_timeout(tmp_path: Pat
         check_agreement(job.steps())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_standby_that_is_told_to_leave_is_blamed_for_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with Job(tmp_path, THREE, *FLAGS) as job:
+        stands_by(job, "127.0.0.2[0]")
+        os.kill(pid_of(job, "127.0.0.2[0]#0"), number)
+        ended = job.wait_for("its end", lambda: job.events("worker_exited"))
+        assert [(event["worker"], event["returncode"]) for event in ended] == [("127.0.0.2[0]#0", 0)]
+        job.wait_for_steps(2, after=time.time())
+        assert "gets no new workers" not in job.said()
+        assert len(job.events("round_formed")) == 1
+        assert len(job.events("worker_started")) == 3, "its place stays free"
+
+
+def test_a_standby_that_boots_is_told_to_leave(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\nimport elastic_driver as hvd\nhvd.init()\nif hvd.rank() == 2:\n    print('boots', flush=True)\n"
+        "    time.sleep(60)\nhvd.elastic.run(lambda state: time.sleep(60))(hvd.elastic.ObjectState())\n"
+    )
+    with Job(tmp_path, THREE, *FLAGS, command=[sys.executable, str(program)]) as job:
+        job.wait_for("its start", lambda: "boots" in job.stdout.read_text())
+        os.kill(pid_of(job, "127.0.0.2[0]#0"), signal.SIGTERM)
+        ended = job.wait_for("its end", lambda: job.events("worker_exited"))
+        assert [(event["worker"], event["expected"]) for event in ended] == [("127.0.0.2[0]#0", True)]
+        assert "gets no new workers" not in job.said()
+
+
+def test_a_standby_that_froze_is_found_when_another_was_taken(tmp_path: Path) -> None:
+    flags = ("-np", "2", "--min-np", "1", "--standby", "2", "--heartbeat-timeout", "2")
+    with Job(tmp_path, THREE + "127.0.0.3:1\n", *flags) as job:
+        stands_by(job, "127.0.0.2[0]")
+        stands_by(job, "127.0.0.3[0]")
+        os.kill(pid_of(job, "127.0.0.3[0]#0"), signal.SIGSTOP)
+        os.kill(pid_of(job, "127.0.0.1[0]#0"), signal.SIGKILL)
+        job.wait_for("its end", lambda: job.events("worker_hung"))
+        assert [line["worker"] for line in job.events("worker_hung")] == ["127.0.0.3[0]#0"]
+        assert [line["size"] for line in job.events("round_formed")] == [2, 2]
+
+
 def test_the_job_ends_with_its_members(tmp_path: Path) -> None:
     with Job(tmp_path, THREE, *FLAGS, env={"STEPS": "150", "STEP_S": "0.02"}) as job:
         stands_by(job, "127.0.0.2[0]")
@@ -122,3 +161,12 @@ def test_a_process_that_hangs_in_its_exit_is_ended(tmp_path: Path) -> None:
     with Job(tmp_path, None, *flags, command=[sys.executable, str(program)]) as job:
         assert job.wait() == 1, job.said()
         assert "did not end within 5 s of its exit (--start-timeout)" in job.said()
+
+
+def test_a_shell_may_go_on_after_the_process_that_trained(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import elastic_driver as hvd\nhvd.init()\nhvd.barrier()\n")
+    command = ["/bin/sh", "-c", f"{sys.executable} {program}; sleep 2.5; echo exported"]
+    with Job(tmp_path, None, "-np", "1", "--start-timeout", "1.5", command=command) as job:
+        assert job.wait() == 0, job.said()
+        assert "exported" in job.stdout.read_text()

@@ -67,6 +67,14 @@ def test_who_left_the_round_is_not_watched() -> None:
     assert [beats.find(float(now)) for now in (2, 4, 6, 8)] == [[], [], [], []]
 
 
+def test_who_stands_by_is_watched_when_a_round_is_over() -> None:
+    beats = watched()
+    beats.forget_all(but=[B])
+    for now in (2.0, 4.0, 6.0):
+        assert beats.find(now) == []
+    assert names(beats.find(8.0)) == [B]
+
+
 def test_a_driver_that_was_stopped_blames_nobody() -> None:
     assert watched().find(70.0) == []  # it slept itself, before its first look
     beats = watched()
