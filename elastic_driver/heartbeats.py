@@ -68,8 +68,18 @@ class Heartbeats:
         """The round is over for all but these."""
         self._members = {worker: member for worker, member in self._members.items() if worker in but}
 
+    def look_in_s(self, now: float) -> float:
+        """How long until somebody may be found, at most ``interval_s``."""
+        due = [self.interval_s]
+        for member in self._members.values():
+            if self._timeout_s:
+                due.append(member.heard_at + self._timeout_s - now)
+            if self._hang_timeout_s and not member.waiting:
+                due.append(member.progress_at + self._hang_timeout_s - now)
+        return max(0.0, min(due))
+
     def find(self, now: float) -> list[tuple[WorkerId, str]]:
-        """Who is to be ended, and why; each only once. To be called each ``interval_s``."""
+        """Who is to be ended, and why; each only once. To be called when ``look_in_s`` says."""
         before, self._looked_at = self._looked_at, now
         if now - before > _OVERSLEPT * self.interval_s:
             for member in self._members.values():

@@ -18,6 +18,7 @@ from elastic_driver.launch import WorkerProcess
 
 # Between the signal that makes a hung worker print its stack and the one that ends it.
 _LAST_WORDS_S = 2.0
+_LATE_S = 0.005
 
 
 class Supervisor:
@@ -88,7 +89,8 @@ class Supervisor:
     async def watch_over(self) -> None:
         """Ends those that are frozen or hang. Runs until it is cancelled."""
         while self.interval_s:
-            await asyncio.sleep(self.interval_s)
+            # A little later than due: clocks are not compared for equality.
+            await asyncio.sleep(self._heartbeats.look_in_s(self._clock()) + _LATE_S)
             for worker, reason in self._heartbeats.find(self._clock()):
                 process = self._processes.get(worker)
                 if process is not None and not process.exited.done():

@@ -89,3 +89,15 @@ def test_a_driver_that_was_stopped_blames_nobody() -> None:
 
 def test_never() -> None:
     assert Heartbeats(0.0, 0.0, now=0.0).interval_s == 0.0
+
+
+def test_the_next_look_is_when_somebody_is_due() -> None:
+    beats = watched()
+    assert beats.look_in_s(0.0) == 2.0
+    beats.heard(B, 0, waiting=False, now=5.0)
+    assert beats.look_in_s(5.0) == 2.0
+    assert beats.look_in_s(7.5) == 0.5
+    assert beats.look_in_s(9.0) == 0.0
+    still = watched(0.0, 4.0)
+    still.heard(A, 0, waiting=True, now=1.0)
+    assert still.look_in_s(3.5) == 0.5
