@@ -60,6 +60,7 @@ class Job:
     def __init__(self, output_dir: Path | None, *, prefix_timestamp: bool) -> None:
         self.sink = Sink()
         self.warnings: list[str] = []
+        self.earlier = psutil.Process().children()
         self.job_id = uuid.uuid4().hex
         self.launcher = LocalLauncher(
             self.sink,
@@ -85,6 +86,10 @@ class Job:
         """Starts a worker that runs this Python text."""
         return await self.start([sys.executable, "-c", source, *arguments], worker=worker, label=label)
 
+    def children(self) -> list[int]:
+        """This process's children, without those of tests before (multiprocessing's tracker stays for ever)."""
+        return [child.pid for child in psutil.Process().children() if child not in self.earlier]
+
     def processes(self) -> list[psutil.Process]:
         """All that carry the job's mark."""
         return [process for processes in find_processes(self.job_id, {}).values() for process in processes]
@@ -101,7 +106,7 @@ async def job(output_dir: Path | None = None, *, prefix_timestamp: bool = False)
     finally:
         await one.launcher.close()
     assert one.processes() == []
-    assert psutil.Process().children() == []
+    assert one.children() == []
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 

@@ -361,7 +361,7 @@ def test_fifty_starts_and_ends_leave_no_descriptor_thread_or_child(loop: str) ->
                 await process.stop(5)
             assert len(os.listdir("/proc/self/fd")) == descriptors
             assert psutil.Process().num_threads() <= threads + 1
-            assert [child.pid for child in psutil.Process().children()] == [one.launcher.guard_pid]
+            assert one.children() == [one.launcher.guard_pid]
 
     run(loop, main)
 
