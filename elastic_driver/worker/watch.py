@@ -68,7 +68,7 @@ class Watch:
         self._poll_s = poll_s(os.environ)
         self._stopped = threading.Event()
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
-        # stopped. The driver's answers and stop() wake it; stop(), an abort or the end of the round end it.
+        # stopped. The driver's answers and stop() wake it; stop() and the end of the round end it.
         self._thread = threading.Thread(target=self._run, name=f"elastic-watch-{round_id}", daemon=True)
 
     def start(self) -> None:
@@ -125,4 +125,8 @@ class Watch:
                 case NoticeKind.ABORT | NoticeKind.JOB_OVER:
                     if not self._stopped.is_set():
                         self._listener.on_abort(notice.reason)
-                    return
+                    if notice.kind is NoticeKind.JOB_OVER:
+                        return
+                    # The training may be in the middle of an evaluation, and learn of it at its next collective
+                    # operation only. Mostly it has asked for the next round before this heartbeat is due.
+                    self._stopped.wait(self._poll_s)

@@ -60,3 +60,20 @@ def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
         assert job.events("worker_hung") == []
         assert {line["size"] for line in job.steps()} == {4}
         check_agreement(job.steps())
+
+
+def test_who_computes_on_after_an_abort_is_not_frozen(tmp_path: Path) -> None:
+    """It learns of the other's death only when its evaluation is over."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, time\nimport numpy as np\nimport elastic_driver as hvd\nhvd.init()\n"
+        "@hvd.elastic.run\ndef train(state):\n    hvd.allreduce(np.ones(1), name='x')\n    state.commit()\n"
+        "    if hvd.size() == 2:\n        if hvd.rank() == 1:\n            os._exit(3)\n        time.sleep(5)\n"
+        "        hvd.allreduce(np.ones(1), name='x')\n"
+        "train(hvd.elastic.ObjectState())\n"
+    )
+    flags = ("-np", "2", "--min-np", "1", "--heartbeat-timeout", "2")
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", *flags, command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        assert job.events("worker_hung") == []
+        assert [event["size"] for event in job.events("round_formed")] == [2, 1]
