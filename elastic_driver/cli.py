@@ -7,6 +7,7 @@ values can be is checked in :mod:`elastic_driver.settings`. Heavy imports come l
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import re
@@ -27,6 +28,14 @@ _MB = 1 << 20
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, and says which flag a misspelt one is like."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
+        return parsed
 
 
 def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:

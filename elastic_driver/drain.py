@@ -34,8 +34,12 @@ def drain(words: Sequence[str]) -> int:
         raise SettingsError(f"cannot reach the driver of job {job.job_id}: {error}") from error
     finally:
         client.close()
-    print(said)
-    return 2 if said.startswith("there is no host") else 0
+    if said.startswith("there is no host"):
+        print(said)
+        return 2
+    # Which job it was, so that who meant another one sees it.
+    print(f"{said} (job {job.job_id}: {' '.join(job.command)})")
+    return 0
 
 
 def _choose(jobs: list[JobFile], wanted: str | None) -> JobFile:

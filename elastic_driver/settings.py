@@ -270,7 +270,10 @@ def check_command(command: tuple[str, ...]) -> None:
 def _check_program(program: str, what: str, *, hint: str) -> None:
     if "/" not in program:
         if shutil.which(program) is None:
-            near = f"; there is a file of this name here: write ./{program}" if Path(program).is_file() else ""
+            near = ""
+            if Path(program).is_file():
+                python = program.endswith(".py") and not os.access(program, os.X_OK)
+                near = f"; there is a file of this name here: {hint if python else f'write ./{program}'}"
             raise SettingsError(f"cannot find {what} {program!r} on the PATH{near}")
         return
     path = Path(program)

@@ -194,5 +194,5 @@ def check_names(values: dict[str, Any], names: list[str]) -> None:
     if missing or unknown:
         raise DurableError(
             f"its attributes are not the state's (not in the file: {', '.join(missing) or 'none'}; "
-            f"not in the state: {', '.join(unknown) or 'none'})"
+            f"not in the state: {', '.join(unknown) or 'none'}); empty the folder to begin anew"
         )

@@ -70,11 +70,12 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         at = time.time()
         said = drain("127.0.0.1")
         assert (said.returncode, said.stderr) == (0, "")
-        assert said.stdout == "host 127.0.0.1 is drained: its workers leave at their next commit\n"
+        assert said.stdout.startswith("host 127.0.0.1 is drained: its workers leave at their next commit (job ")
+        assert "step_program.py" in said.stdout
         job.wait_for_steps(2, after=at)
         assert "4 -> 2 workers, host 127.0.0.1 drained" in job.said()
         at = time.time()
-        assert drain("--undo", "127.0.0.1").stdout == "host 127.0.0.1 may be used again\n"
+        assert drain("--undo", "127.0.0.1").stdout.startswith("host 127.0.0.1 may be used again (job ")
         job.wait_for_steps(4, after=at)
         no_step_is_repeated(job)
         files = list((runtime / "elasticrun").glob("*.json"))

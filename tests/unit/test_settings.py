@@ -117,6 +117,7 @@ def test_programs_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cases: list[tuple[dict[str, Any], str]] = [
         ({"command": ("./train.py",)}, "it is not executable; run it as: python ./train.py"),
         ({"command": ("./discover.sh",)}, "it is not executable; chmod \\+x it"),
+        ({"command": ("train.py",)}, "there is a file of this name here: run it as: python train.py"),
         ({"command": ("discover.sh",)}, "write ./discover.sh"),
         ({"hosts": None, "discovery_script": "./discover.sh --all"}, "it is not executable; chmod \\+x it"),
         ({"hosts": None, "discovery_script": "discover.sh"}, "write ./discover.sh"),
