@@ -35,10 +35,16 @@ from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.launch.process import ExitStatus, Stream
 from elastic_driver.launch.spawn import Spawned
-from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_TOKEN, ENV_WORKER
+from elastic_driver.rendezvous.messages import (
+    ENV_ADDRESS,
+    ENV_RENDEZVOUS,
+    ENV_ROUND,
+    ENV_TOKEN,
+    ENV_WARM,
+    ENV_WORKER,
+)
 
 HOOK = Path(__file__).with_name("warm_hook")
-ENV_WARM = "ELASTIC_DRIVER_WARM"
 # What one worker's environment has otherwise than another's, and who the driver is: whatever is imported must not pass
 # for a worker. All the rest must be equal: a library may have read it while it was imported.
 _OWN = frozenset(
@@ -345,7 +351,8 @@ class WarmStarts:
             if self._preload:
                 self._loop.call_soon_threadsafe(
                     self._give_up,
-                    f"--preload needs a command like 'python train.py' or 'python -m train', not {command[0]}",
+                    "--preload needs a command like 'python train.py' or 'python -m train', not "
+                    + " ".join(command[:2]),
                 )
             return None
         names = heavy_imports(program.files, program.folder) if self._preload is None else self._preload

@@ -35,6 +35,7 @@ from elastic_driver.rendezvous.messages import (
     ENV_RENDEZVOUS,
     ENV_ROUND,
     ENV_TOKEN,
+    ENV_WARM,
     ENV_WORKER,
     Backend,
     JobOver,
@@ -155,6 +156,12 @@ class Runtime:
         """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
         if self.initialized:
             return
+        if self._environ.get(ENV_WARM):
+            # It has no place in the job: it would begin a training of its own, and write over the job's files.
+            raise SettingsError(
+                "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
+                "so; use --no-preload"
+            )
         _install_exit()
         if self._environ.get(ENV_RENDEZVOUS):
             leaving.install(self.ask_to_leave)

@@ -26,6 +26,7 @@ from elastic_driver.launch import ExitStatus, warm
 from elastic_driver.launch.local import LocalLauncher, LocalWorker
 from elastic_driver.launch.preload import heavy_imports, read_command, shadowed
 from elastic_driver.launch.warm import ForkedProcess
+from elastic_driver.rendezvous.messages import ENV_WARM
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -545,3 +546,14 @@ def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
     began = time.monotonic()
     assert heavy_imports([tmp_path / "m0.py"], tmp_path) == ("numpy",)
     assert time.monotonic() - began < 5
+
+
+def test_a_python_that_skips_the_hook_begins_no_training(tmp_path: Path) -> None:
+    """Some are started by a program of their own that ignores PYTHONPATH."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic_driver as hvd\nhvd.init()\nprint('trains', hvd.size())\n")
+    environ = {**os.environ, "PYTHONPATH": str(Path(warm.__file__).parents[2]), ENV_WARM: "5:6:7:"}
+    done = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "use --no-preload" in done.stderr
+    assert "trains" not in done.stdout
