@@ -15,6 +15,7 @@ Per scenario the median and the range over the runs of
 
 - stall: the longest gap between two steps of a process that lived through the change, less a normal step (its median);
 - join: from the edit of the hosts file (or the start of the command) to the first step at the new size;
+- found: how much of that went by until discovery, which is asked each second, gave the new answer;
 - lost: steps that were done twice because a survivor went back to a commit.
 
 The yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's steps.
@@ -176,7 +177,10 @@ def main() -> None:
     options = parser.parse_args()
     for workers in (int(text) for text in options.workers.split(",")):
         print(f"{workers} workers:", flush=True)
-        print(f"{'scenario':16} {'stall, s':26} {'join, s':26} {'lost, steps':14} normal step, s", flush=True)
+        print(
+            f"{'scenario':16} {'stall, s':26} {'join, s':26} {'found, s':20} {'lost, steps':14} normal step, s",
+            flush=True,
+        )
         for name in options.scenarios.split(","):
             ours, peer = SCENARIOS[name]
             figures: list[Figures] = []
@@ -189,7 +193,8 @@ def main() -> None:
                 if group:
                     print(
                         f"{label:16} {spread([f.stall_s for f in group], '.3f'):26} "
-                        f"{spread([f.join_s for f in group], '.2f'):26} {spread([f.lost for f in group], '.0f'):14} "
+                        f"{spread([f.join_s for f in group], '.2f'):26} {spread([f.found_s for f in group], '.2f'):20} "
+                        f"{spread([f.lost for f in group], '.0f'):14} "
                         f"{spread([f.step_s for f in group], '.3f')}",
                         flush=True,
                     )

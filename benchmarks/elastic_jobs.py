@@ -28,6 +28,7 @@ class Figures:
 
     stall_s: float | None = None
     join_s: float | None = None
+    found_s: float | None = None
     lost: int | None = None
     step_s: float | None = None
 
@@ -102,14 +103,20 @@ class ElasticJob(Job):
 
     def __init__(self, folder: Path, slots: int, hosts: int, *flags: str) -> None:
         self.hosts_file = folder / "hosts.txt"
+        self.events_file = folder / "events.jsonl"
         self.slots = slots
         self.set_hosts(hosts)
         script = folder / "discover.sh"
         script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
         script.chmod(0o755)
         command = [sys.executable, "-m", "elastic_driver", "-np", str(slots), "--min-np", str(slots)]
-        command += ["--host-discovery-script", str(script), "--event-log", str(folder / "events.jsonl"), *flags]
+        command += ["--host-discovery-script", str(script), "--event-log", str(self.events_file), *flags]
         super().__init__([*command, sys.executable, str(HERE / "elastic_loop.py")], folder, {})
+
+    def found_at(self, since: float) -> float:
+        """When discovery's answer changed first after this time, unix seconds."""
+        lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
+        return min(line["time"] for line in lines if line["event"] == "hosts_discovered" and line["time"] > since)
 
     def set_hosts(self, count: int) -> None:
         """Lists the first ``count`` hosts."""
@@ -144,7 +151,8 @@ def survivors_figures(job: Job, at: float, pids: set[int], *, join_size: int | N
         mine = sorted((line["time"], line["step"]) for line in lines if line["pid"] == pid)
         stall = max(stall, *(b - a for (a, _), (b, _) in itertools.pairwise(mine) if b > at))
         lost = max(lost, len(mine) - len({number for _, number in mine}))
-    join = None
-    if join_size is not None:
+    join = found = None
+    if join_size is not None and isinstance(job, ElasticJob):
         join = min(line["time"] for line in lines if line["size"] == join_size and line["time"] > at) - at
-    return Figures(stall - step, join, lost, step)
+        found = job.found_at(at) - at
+    return Figures(stall - step, join, found, lost, step)
