@@ -5,7 +5,8 @@
 Each rank is a process on this machine. Median of the calls' times on rank 0, after a barrier and a warm-up, in
 microseconds; the ratios are torch's time over the engine's and over the contexts'. The engine's time is a whole call:
 submitting, agreeing with the other ranks, reducing, waking the caller. "copy" is the yardstick: each rank copying that
-much memory at the same time; the last column is the engine's distance to it.
+much memory at the same time; the last column is the engine's distance to it. Where Horovod is installed, its time and
+the ratio to ours follow.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import horovod_peer
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -52,7 +54,7 @@ def rank_main(rank: int, size: int, file: str, pipe: Connection) -> None:
     pipe.send((group.prepare(), engine.prepare("127.0.0.1")))
     blobs = pipe.recv()
     group.connect([pair[0] for pair in blobs], 60.0)
-    engine.connect([pair[1] for pair in blobs], 60.0)
+    engine.connect(blobs[0][1], 60.0)
     engine.add_process_set(0, range(size), None)
     engine.start()
     for numel in SIZES.values():
@@ -108,14 +110,21 @@ def main() -> None:
             blobs = [pipe.recv() for pipe in pipes]
             for pipe in pipes:
                 pipe.send(blobs)
-            for name in SIZES:
-                medians = pipes[0].recv()
+            found = [pipes[0].recv() for _ in SIZES]
+            for process in processes:
+                process.join()
+            calls = {numel: calls_for(numel) for numel in SIZES.values()}
+            horovod = horovod_peer.allreduce_us(size, calls)
+            for (name, numel), medians in zip(SIZES.items(), found, strict=True):
                 ratios = [f"{medians['torch'] / medians[each]:.1f}x" for each in ("engine", "contexts")]
                 values = "  ".join(f"{medians[each]:8.0f}" for each in names)
                 distance = f"{medians['engine'] / medians['copy']:.1f}x"
-                print(f"{size:5}  {name:>7}  {values}  {ratios[0]:>13}  {ratios[1]:>8}  {distance:>11}", flush=True)
-            for process in processes:
-                process.join()
+                peer = ""
+                if horovod is not None:
+                    peer = f"  horovod {horovod[numel]:.0f}, {horovod[numel] / medians['engine']:.1f}x"
+                print(
+                    f"{size:5}  {name:>7}  {values}  {ratios[0]:>13}  {ratios[1]:>8}  {distance:>11}{peer}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from meetings import PipeMeeting, meet
 
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
@@ -41,12 +42,8 @@ def summed(array: np.ndarray[Any, Any], name: str) -> Operation:
 
 
 def main_of_rank(rank: int, size: int, pipe: Connection, body: Body) -> None:
-    def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-        pipe.send(value)
-        return list(pipe.recv())
-
     engine = NativeEngine(rank, size, "127.0.0.1", timeout_s=60.0)
-    engine.connect(exchange, timeout_s=60.0)
+    engine.connect(PipeMeeting(pipe), timeout_s=60.0)
     body(engine, rank, size, pipe)
     engine.close()
 
@@ -58,9 +55,7 @@ def world(size: int, body: Body) -> tuple[list[Any], list[Connection]]:
         processes.append(fork.Process(target=main_of_rank, args=(rank, size, theirs, body)))
         processes[-1].start()
         pipes.append(ours)
-    values = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send(values)
+    meet(pipes)
     return processes, pipes
 
 

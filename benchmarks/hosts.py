@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 import torch.distributed as dist
+from meetings import PipeMeeting, meet
 
 from elastic_driver.worker.collectives import ReduceOp
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
@@ -78,12 +79,8 @@ def rank_main(rank: int, per_host: int, file: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
 
-    def exchange(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-        pipe.send(value)
-        return list(pipe.recv())
-
     engine = NativeEngine(rank, size, ADDRESSES[host], timeout_s=60.0)
-    engine.connect(exchange, timeout_s=60.0)
+    engine.connect(PipeMeeting(pipe), timeout_s=60.0)
     for numel in SIZES.values():
         data = np.ones(numel, np.float32)
         tensor = torch.from_numpy(data)
@@ -118,10 +115,7 @@ def measure(per_host: int, rate: str) -> None:
             processes.append(fork.Process(target=rank_main, args=(rank, per_host, f"{folder}/store", theirs)))
             processes[-1].start()
             pipes.append(ours)
-        for _ in range(2):  # of the engine's addresses, then of its contexts'
-            values = [pipe.recv() for pipe in pipes]
-            for pipe in pipes:
-                pipe.send(values)
+        meet(pipes)
         for name in SIZES:
             medians = pipes[0].recv()
             ratio = medians["torch"] / medians["ours"]

@@ -6,7 +6,7 @@ The model has the 161 parameters of a ResNet-50 and next to no computing: its ba
 the usual order. A step is zero_grad, forward, backward and SGD's step. "grouped" is an allreduce of the 161 gradients
 alone: grouped_allreduce_ against torch's all_reduce of each (async, then all waited for) and its all_reduce_coalesced.
 Each rank is a process on this machine, with one thread; the competitors take turns. Median of rank 0's times in
-milliseconds, each after a barrier; ratios are torch's time over ours.
+milliseconds, each after a barrier; ratios are torch's time over ours. Where Horovod is installed, its step as well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import horovod_peer
 import torch
 import torch.distributed as dist
 
@@ -137,8 +138,12 @@ def main() -> None:
     for size in map(int, options.ranks.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             medians = elastic_driver.run(rank_main, args=(f"{folder}/store", options.steps), np=size)[0]
+        horovod = horovod_peer.step_ms(size, Model, options.steps)
+        if horovod is not None:
+            medians["horovod"] = horovod
         print(f"{size} ranks: " + "  ".join(f"{name} {value:.0f} ms" for name, value in medians.items()))
         ratios = [("ddp", "step"), ("ddp views", "step"), ("torch each", "grouped"), ("torch coalesced", "grouped")]
+        ratios += [("horovod", "step")] if horovod is not None else []
         print("   " + "  ".join(f"{a} / {b} {medians[a] / medians[b]:.2f}x" for a, b in ratios), flush=True)
 
 
