@@ -318,7 +318,7 @@ def main() -> None:
         pause_s = round((8 * start_s + 15) / (options.epochs * STEPS_PER_EPOCH), 3)
 
     write_hosts(folder, "localhost:2")
-    flags = ["-np", "2", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "2", "10"]
+    flags = ["-np", "2", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "4", "10"]
     flags += ["--host-discovery-script", str(HERE / "discover_hosts.sh")]
     flags += ["--event-log", str(folder / "events.jsonl")]
     training = [sys.executable, str(SCRIPT), "--epochs", str(options.epochs), "--step-sleep", str(pause_s)]

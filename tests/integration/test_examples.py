@@ -95,7 +95,7 @@ class Job:
         self.set_hosts("localhost:2")
         self._steps = folder / "steps.jsonl"
         self._output = folder / "output.txt"
-        flags = ["-np", "2", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "1", "2"]
+        flags = ["-np", "2", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "5", "10"]
         flags += ["--host-discovery-script", str(EXAMPLES / "discover_hosts.sh")]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
