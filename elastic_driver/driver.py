@@ -57,6 +57,7 @@ from elastic_driver.job_files import JobFile
 from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
+from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.messages import (
     ENV_HEARTBEAT,
     DrainHostRequest,
@@ -134,7 +135,7 @@ class ElasticDriver:
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         token = secrets.token_hex(32)
         self._server = RendezvousServer(self, token=token, on_error=self._crash)
-        self._job = JobAddress("", token, job_id, settings.rendezvous_address)
+        self._job = JobAddress("", token, JobKey.new().of_ranks(), job_id, settings.rendezvous_address)
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._starting: set[WorkerId] = set()
         self._stop_when_started: set[WorkerId] = set()
