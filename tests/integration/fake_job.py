@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
+
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import (
@@ -46,7 +48,9 @@ PATIENCE_S = 60.0
 class Process:
     """One worker process and the JSON lines it printed."""
 
-    def __init__(self, worker: WorkerId, popen: subprocess.Popen[str], changed: threading.Condition) -> None:
+    def __init__(
+        self, worker: WorkerId, popen: subprocess.Popen[str] | forked.ForkedProcess, changed: threading.Condition
+    ) -> None:
         self.worker = worker
         self.popen = popen
         self.lines: list[dict[str, Any]] = []
@@ -237,14 +241,19 @@ class FakeJob:
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",
         }
-        popen = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(file), program, *args],
-            env=full | (env or {}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        full |= env or {}
+        popen: subprocess.Popen[str] | forked.ForkedProcess
+        if self.backend is Backend.TORCH or _imports_torch(file, program):
+            popen = forked.start([str(file), program, *args], full)
+        else:
+            popen = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", str(file), program, *args],
+                env=full,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         process = Process(worker, popen, self.changed)
         self.processes[worker] = process
         threading.Thread(target=self._reap, args=(process,), name=f"reap-{worker}", daemon=True).start()
@@ -305,6 +314,13 @@ class FakeJob:
             parts.append(f"--- {worker}, exit code {process.popen.poll()}; last lines {process.lines[-3:]}")
             parts += [text.rstrip() for text in process.noise[-60:]]
         return "\n".join(parts)
+
+
+def _imports_torch(file: Path, program: str) -> bool:
+    """Whether a program imports PyTorch: at the top of its file, or by its name (those of PROGRAM)."""
+    module = program.rpartition(".")[0]
+    source = file.with_name(f"{module}.py") if module else file
+    return "\nimport torch\n" in source.read_text() or "torch" in program or "gradient" in program
 
 
 def workers_on(**hosts: int) -> list[WorkerId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -19,7 +20,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 ELASTICRUN = [sys.executable, "-m", "elastic_driver"]
-NAMES = ("train_torch.py", "train_numpy.py")
 EPOCHS = 12
 # Both get above it in 12 epochs with each of the seeds 1 to 5; with their default of 30 epochs they reach 0.98.
 ACCURACY = 0.96
@@ -60,22 +60,27 @@ def check(output: str, *, ranks: int) -> None:
     assert accuracy_in(output) >= ACCURACY, output
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, float]:
-    """The accuracies without elasticrun."""
-    accuracies = {}
-    for name in NAMES:
-        output = run(example(name))
-        check(output, ranks=1)
-        accuracies[name] = accuracy_in(output)
-    return accuracies
+@functools.cache
+def accuracy_alone(name: str) -> float:
+    """The accuracy without elasticrun."""
+    output = run(example(name))
+    check(output, ranks=1)
+    return accuracy_in(output)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("train_torch.py", 2), ("train_numpy.py", 2), ("train_numpy.py", 5)])
-def test_workers_train_to_the_accuracy_of_one_alone(name: str, workers: int, alone: dict[str, float]) -> None:
+def with_example(name: str, *values: object) -> Any:
+    """Parameters of a test; those of one example share accuracy_alone."""
+    return pytest.param(name, *values, marks=pytest.mark.xdist_group(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [with_example("train_torch.py", 2), with_example("train_numpy.py", 2), with_example("train_numpy.py", 5)],
+)
+def test_workers_train_to_the_accuracy_of_one_alone(name: str, workers: int) -> None:
     output = run([*ELASTICRUN, "-np", str(workers), *example(name)])
     check(output, ranks=workers)
-    assert abs(accuracy_in(output) - alone[name]) <= TOLERANCE
+    assert abs(accuracy_in(output) - accuracy_alone(name)) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -169,13 +174,13 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     ("name", "arguments"),
     [
         # Data loaders are processes of their own, which fetch samples ahead of the steps.
-        ("train_torch.py", ("--step-sleep", 0.15, "--loader-workers", 1)),
+        with_example("train_torch.py", ("--step-sleep", 0.15, "--loader-workers", 1)),
         # Commits far apart: a crash goes back by up to six steps.
-        ("train_numpy.py", ("--step-sleep", 0.1, "--commit-every", 7)),
+        with_example("train_numpy.py", ("--step-sleep", 0.1, "--commit-every", 7)),
     ],
 )
 def test_changes_and_kills_leave_the_result_as_it_is(
-    name: str, arguments: tuple[object, ...], alone: dict[str, float], start_job: Callable[..., Job]
+    name: str, arguments: tuple[object, ...], start_job: Callable[..., Job]
 ) -> None:
     job = start_job(name, *arguments)
     job.change(lambda: None, 2)
@@ -193,7 +198,7 @@ def test_changes_and_kills_leave_the_result_as_it_is(
     assert job.process.wait(150) == 0, job.output()
     last = job.steps()[-1]
     check(job.output(), ranks=last["size"])
-    assert abs(accuracy_in(job.output()) - alone[name]) <= TOLERANCE
+    assert abs(accuracy_in(job.output()) - accuracy_alone(name)) <= TOLERANCE
 
     survivor = [line["step"] for line in job.steps() if line["pid"] == before[2]]
     again = sum(max(0, a + 1 - b) for a, b in itertools.pairwise(survivor))
