@@ -37,6 +37,7 @@ from elastic_driver.launch.process import ExitStatus, OutputSink
 from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm import WarmStarts
 from elastic_driver.rendezvous.messages import ENV_JOB, ENV_WORKER
+from elastic_driver.tether import Tether
 
 _log = logging.getLogger(__name__)
 
@@ -323,6 +324,7 @@ class LocalLauncher:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="elastic-driver-launch")
         self._scanner = _JobScanner(job_id, self._pool)
         self._guard: GuardLink | None = None
+        self._tether: Tether | None = None
         self._may_warm = warm
         self._preload = preload
         self._on_warm = on_warm
@@ -352,12 +354,22 @@ class LocalLauncher:
             let_children_be_reaped()
             self._guard = GuardLink(self._job_id, self._warn)
         self._guard.ensure()
+        if self._tether is None:
+            try:
+                self._tether = Tether()
+            except OSError as error:
+                raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
         if self._may_warm and self._warm is None:
             self._warm = WarmStarts(
-                self._preload, pool=self._pool, guard=self._guard, warn=self._warn, on_ready=self._on_warm
+                self._preload,
+                pool=self._pool,
+                guard=self._guard,
+                tether=self._tether,
+                warn=self._warn,
+                on_ready=self._on_warm,
             )
         starting = asyncio.get_running_loop().create_task(
-            self._start(self._guard, worker, command, env, label=label, rank_at_launch=rank_at_launch)
+            self._start(self._guard, self._tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
         )
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -408,11 +420,14 @@ class LocalLauncher:
                     for left in processes:
                         send_signal(left, signal.SIGKILL)
             await self._guard.close()
+        if self._tether is not None:
+            self._tether.close()
         self._pool.shutdown(wait=False)
 
     async def _start(
         self,
         guard: GuardLink,
+        tether: Tether,
         worker: WorkerId,
         command: Sequence[str],
         env: Mapping[str, str],
@@ -422,7 +437,7 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
-        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked)
+        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except OSError as error:
@@ -442,9 +457,9 @@ class LocalLauncher:
         process.finished.add_done_callback(lambda _: self._workers.discard(process))
         return process
 
-    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned:
+    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
         forked = self._warm.fork(worker, command, env) if self._warm is not None else None
-        return spawn(worker, command, env) if forked is None else forked
+        return spawn(worker, command, env, tether) if forked is None else forked
 
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
         if self._output_dir is None:

@@ -102,8 +102,8 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
             wanted = ["A", "PYTHONCOERCECLOCALE", messages.ENV_JOB, messages.ENV_WORKER]
             assert names == repr(sorted(wanted)).replace('"', "'")
             assert (session, given, cwd) == ("True", "''", os.getcwd())
-            # Three streams and the listing itself: nothing of the driver's is inherited.
-            assert descriptors == "[0, 1, 2, 3]"
+            # Three streams, the listing itself, and what ends it when the driver dies: nothing else is inherited.
+            assert descriptors == "[0, 1, 2, 3, 100, 101]"
             os.close(from_outside)
 
     run(loop, main)
