@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -210,6 +211,29 @@ def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
         assert job.wait() == code
         assert f"interrupted by {number.name}" in job.said()
         assert not job.leftovers()
+
+
+def test_signals_ignored_at_the_start_stay_ignored(tmp_path: Path) -> None:
+    """As nohup leaves SIGHUP, and a shell SIGINT in its background jobs."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        job = Job(tmp_path, None, "-np", "1")
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    with job:
+        worker = job.wait_for_steps(1)[0]["pid"]
+        for pid in (job.process.pid, worker):
+            status = Path(f"/proc/{pid}/status").read_text()
+            mask = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)  # type: ignore[index]
+            assert all(mask & 1 << number - 1 for number in ignored)
+        for number in ignored:
+            job.process.send_signal(number)
+        job.wait_for_steps(1, after=time.time())
+        assert "stopping all workers" not in job.said()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143
 
 
 @pytest.mark.faults
