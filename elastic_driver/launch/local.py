@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from elastic_driver.errors import LaunchError
+from elastic_driver.file_writer import FileWriter
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.death import (
     dying,
@@ -32,7 +33,8 @@ from elastic_driver.launch.death import (
 )
 from elastic_driver.launch.guard import find_processes, send_signal
 from elastic_driver.launch.guard_link import GuardLink
-from elastic_driver.launch.output import LogFiles, WorkerOutput
+from elastic_driver.launch.log_files import LogFiles
+from elastic_driver.launch.output import WorkerOutput
 from elastic_driver.launch.process import ExitStatus, OutputSink
 from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm import WarmStarts
@@ -316,6 +318,7 @@ class LocalLauncher:
     ) -> None:
         self._sink = sink
         self._output_dir = output_dir
+        self._files: FileWriter | None = None  # made with the first worker, like the rest
         self._prefix_timestamp = prefix_timestamp
         self._job_id = job_id
         self._width = width
@@ -422,6 +425,7 @@ class LocalLauncher:
             await self._guard.close()
         if self._tether is not None:
             self._tether.close()
+        await self._close_files()
         self._pool.shutdown(wait=False)
 
     async def _start(
@@ -464,9 +468,24 @@ class LocalLauncher:
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
         if self._output_dir is None:
             return None
-        files = LogFiles(self._output_dir / f"rank.{rank:0{self._width}d}", self._warn_disc)
+        if self._files is None:
+            self._files = FileWriter("elasticrun-files")
+        loop = asyncio.get_running_loop()
+
+        def warn(message: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
+                loop.call_soon_threadsafe(self._warn_disc, message)
+
+        files = LogFiles(self._output_dir, f"rank.{rank:0{self._width}d}", self._files, warn)
         files.begin(worker, pid)
         return files
+
+    async def _close_files(self) -> None:
+        if self._files is None:
+            return
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._files.close)
+        if self._files.lost:
+            self._warn(f"{self._files.lost} bytes of output are not in {self._output_dir}: the disc does not keep up")
 
     def _warn_disc(self, message: str) -> None:
         if not self._disc_warned:
