@@ -22,6 +22,7 @@ class Trace:
     def __init__(self, path: str, rank: int) -> None:
         self._lock = threading.Lock()  # guards the file
         descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.set_blocking(descriptor, True)  # as the native engine's: a pipe that is read has the training's pace
         self._file: TextIO | None = os.fdopen(descriptor, "w", encoding="utf-8")
         self._rows: dict[str, int] = {}
         self._zero = time.monotonic()

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from jobs import Job, check_agreement
+from jobs import PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -263,3 +264,22 @@ def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
         while job.leftovers():
             assert time.monotonic() < end, job.leftovers()
             time.sleep(0.05)
+
+
+@pytest.mark.faults
+def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped(tmp_path: Path) -> None:
+    """Nobody but the kernel is left to end them, by what init() asked for. All from the shell on is deaf to SIGTERM."""
+    shell = f"trap '' TERM; {sys.executable} {PROGRAM}; sleep 1000"
+    with Job(tmp_path, None, "-np", "2", command=["sh", "-c", shell]) as job:
+        trainings = pids(job.wait_for_steps(2), 2)
+        children = psutil.Process(job.process.pid).children()
+        guard = next(child for child in children if any("guard.py" in word for word in child.cmdline()))
+        guard.suspend()
+        try:
+            job.process.kill()
+            job.process.wait()
+            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in trainings if psutil.pid_exists(pid)], 10)
+            assert not alive
+        finally:
+            guard.resume()
+        psutil.wait_procs([guard], 20)
