@@ -32,12 +32,13 @@ class Ends:
     of_group: int
 
     def tie(self, pid: int) -> None:
-        """Has the kernel signal this process, which leads its group or will, and the group. Raises OSError."""
-        for descriptor, owner, number in (
-            (self.of_leader, pid, signal.SIGKILL),
-            (self.of_group, -pid, signal.SIGTERM),
-        ):
-            _signal_at_end(descriptor, owner, number)
+        """Has the kernel signal this process, which leads its group or will, and the group.
+
+        Where it cannot (a sandbox that knows no F_SETSIG), the guard alone is left to end them.
+        """
+        with contextlib.suppress(OSError):
+            _signal_at_end(self.of_leader, pid, signal.SIGKILL)
+            _signal_at_end(self.of_group, -pid, signal.SIGTERM)
 
     def descriptors(self) -> tuple[int, int]:
         """Both."""

@@ -357,11 +357,13 @@ class LocalLauncher:
             let_children_be_reaped()
             self._guard = GuardLink(self._job_id, self._warn)
         self._guard.ensure()
-        if self._tether is None:
-            try:
+        try:
+            if self._tether is None:
                 self._tether = Tether()
-            except OSError as error:
-                raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
+            if self._files is None and self._output_dir is not None:
+                self._files = FileWriter("elasticrun-files")
+        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
+            raise LaunchError(f"cannot start worker {worker}: {getattr(error, 'strerror', error)}") from error
         if self._may_warm and self._warm is None:
             self._warm = WarmStarts(
                 self._preload,
@@ -466,10 +468,8 @@ class LocalLauncher:
         return spawn(worker, command, env, tether) if forked is None else forked
 
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
-        if self._output_dir is None:
+        if self._output_dir is None or self._files is None:
             return None
-        if self._files is None:
-            self._files = FileWriter("elasticrun-files")
         loop = asyncio.get_running_loop()
 
         def warn(message: str) -> None:
