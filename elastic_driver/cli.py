@@ -10,7 +10,6 @@ import argparse
 import difflib
 import math
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,13 @@ from elastic_driver import __version__
 from elastic_driver.compat.python_path import AUTO, ENV_SHIM, MODES
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host, parse_host, parse_hosts
+from elastic_driver.printable import one_line
+from elastic_driver.safe_files import read_named
 from elastic_driver.settings import LOG_LEVELS, Settings
 
 _MB = 1 << 20
+# Room for 65,536 hosts with names as long as names can be.
+_HOSTFILE_BYTES = 20 << 20
 
 
 class _Parser(argparse.ArgumentParser):
@@ -359,7 +362,7 @@ def _parse_list(text: str, default_slots: int) -> tuple[Host, ...]:
 def _read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
     """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``)."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_named(path, _HOSTFILE_BYTES).decode().splitlines()
     except OSError as error:
         raise SettingsError(f"cannot read the hostfile {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -465,8 +468,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_job(settings)
     except SettingsError as error:
         # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
-        text = re.sub(r"[\x00-\x1f\x7f]+", " ", str(error))
-        print(f"elasticrun: error: {text}", file=sys.stderr)
+        print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.

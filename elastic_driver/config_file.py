@@ -12,6 +12,10 @@ from typing import Any
 import yaml
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.safe_files import read_named
+
+# Every key there is, with a page of comment each, has less.
+_MAX_BYTES = 1 << 20
 
 # section -> key -> (name of the flag's destination, type)
 _KEYS: dict[str, dict[str, tuple[str, type]]] = {
@@ -58,7 +62,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         SettingsError: it cannot be read, is not YAML, or has a section, key or value that is not known.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path, _MAX_BYTES).decode()
         _refuse_doubles(path, yaml.compose(text, Loader=yaml.SafeLoader))
         data = yaml.safe_load(text)
     except OSError as error:

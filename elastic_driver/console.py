@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import select
 import threading
 import time
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from elastic_driver.printable import one_line, without_c1
 from elastic_driver.settings import Settings
 
 Stream = Literal["stdout", "stderr"]
@@ -72,6 +72,7 @@ class Console:
         self._color = self._live and not os.environ.get("NO_COLOR")
         # On a terminal that shows both streams the status line must make room for either of them.
         self._stdout_shown = os.isatty(stdout)
+        self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
         self._status = ""
         self._shown = ""
         self._shown_at = 0.0
@@ -118,7 +119,9 @@ class Console:
         self._say(text, "31")
 
     def write(self, stream: Stream, data: bytes) -> None:
-        """Workers' output: whole lines, prefix included."""
+        """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
+        if self._shown_on_terminal[stream]:
+            data = without_c1(data)
         if self._live and (stream == "stderr" or self._stdout_shown):
             self._take_status_away()
             self._put(stream, data)
@@ -136,7 +139,7 @@ class Console:
         if not self._live:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        self._status = f"[{minutes:02d}:{seconds:02d}] {text}"
+        self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
         if self._status != self._shown and time.monotonic() - self._shown_at >= _STATUS_PERIOD_S:
             self._take_status_away()
             self._put_status_back()
@@ -167,9 +170,8 @@ class Console:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def _say(self, text: str, color: str) -> None:
-        # What a worker or a script printed may stand in our lines; its control characters must not reach the terminal.
-        clean = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
-        line = f"elasticrun: {clean}"
+        # What a worker or a script printed may stand in our lines.
+        line = f"elasticrun: {one_line(text)}"
         if self._color and color:
             line = f"\x1b[{color}m{line}\x1b[0m"
         self._take_status_away()

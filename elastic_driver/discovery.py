@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,6 +22,7 @@ import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.launch.death import set_once, watch_child
 from elastic_driver.rendezvous.messages import ENV_JOB
 
 # A list of 4,096 hosts with long names is under 300 KB.
@@ -79,47 +81,32 @@ class ScriptDiscovery:
         Raises:
             DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
         """
-        run = secrets.token_hex(8)
         try:
-            # Shielded: a start that is cancelled halfway leaves a process that nobody knows of.
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_shell(
-                    self._script,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    start_new_session=True,
-                    env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: run},
-                )
-            )
-            try:
-                process = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                await _kill_tree(await starting, run)
-                raise
+            run = _Run(self._script, self._job_id)
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                stdout, stderr = await self._read_all(process)
-                await process.wait()
+                stdout, stderr = await run.output()
+                await asyncio.shield(run.ended)
         except TimeoutError:
             # The shell may have ended while something that it started holds its output open.
-            happened = "did not end" if process.returncode is None else "left a process that holds its output open"
-            await _kill_tree(process, run)
+            happened = "left a process that holds its output open" if run.ended.done() else "did not end"
+            await run.kill_tree()
             raise DiscoveryError(
                 f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
             ) from None
+        except _TooMuchError:
+            await run.kill_tree()
+            raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes") from None
         except BaseException:
-            await _kill_tree(process, run)
+            await run.kill_tree()
             raise
-        # What it left in the background would be one process more each second.
-        _kill_group(process)
-        if process.returncode:
+        returncode = run.bury()
+        if returncode:
             said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
             raise DiscoveryError(
-                f"{self._what} {_failed(process.returncode)}: "
-                f"{_cut(said) or 'it printed nothing on its standard error'}"
+                f"{self._what} {_failed(returncode)}: {_cut(said) or 'it printed nothing on its standard error'}"
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
@@ -135,21 +122,99 @@ class ScriptDiscovery:
     def _what(self) -> str:
         return f"the host discovery script {self._script!r}"
 
-    async def _read_all(self, process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-        """Reads both streams to their ends: all of stdout, the tail of stderr."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors = asyncio.create_task(_read_tail(process.stderr))
+
+class _TooMuchError(Exception):
+    """The script prints without end."""
+
+
+class _Run:
+    """One run of the script, in a session of its own. Made on the running loop.
+
+    Its shell is reaped only after its session was killed: until then nobody else can be given the session's number.
+
+    Attributes:
+        ended: done when the shell is dead.
+    """
+
+    def __init__(self, script: str, job_id: str) -> None:
+        """Starts it. Raises OSError."""
+        self._mark = secrets.token_hex(8)
+        self._popen = subprocess.Popen(
+            script,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, ENV_JOB: job_id, _ENV_RUN: self._mark},
+        )
+        self._transports: list[asyncio.ReadTransport] = []
+        self._unread = [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            watch_child(self._popen.pid, lambda: set_once(self.ended))
+        except OSError:
+            self.bury()
+            raise
+
+    async def output(self) -> tuple[bytes, bytes]:
+        """Reads both streams to their ends: all of stdout, the tail of stderr. Raises _TooMuchError."""
+        out, err = await self._reader(), await self._reader()
+        errors = asyncio.create_task(_read_tail(err))
         try:
             stdout = bytearray()
-            while piece := await process.stdout.read(65536):
+            while piece := await out.read(65536):
                 stdout += piece
                 if len(stdout) > _MAX_OUTPUT_BYTES:
-                    raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes")
+                    raise _TooMuchError
             return bytes(stdout), await errors
         finally:
             errors.cancel()
             await asyncio.gather(errors, return_exceptions=True)
+
+    def bury(self) -> int:
+        """Kills what is left in the dead shell's session, and reaps it. Returns its exit code."""
+        self._kill_group()
+        self._close()
+        return self._popen.wait()
+
+    async def kill_tree(self) -> None:
+        """Kills the script and all that this run of it started. Waits for the script's end."""
+        tree: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._popen.pid)
+            tree = [*root.children(recursive=True), root]
+        # The group first: at once, and before any of its members can leave another descendant behind.
+        self._kill_group()
+        for one in tree:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        await asyncio.to_thread(_kill_run, self._mark)
+        self._close()
+        await asyncio.wait((self.ended,), timeout=_REAP_S)
+        if self.ended.done():
+            self.bury()
+        else:
+            self.ended.add_done_callback(lambda _: self.bury())
+
+    def _close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        for stream in self._unread:
+            stream.close()
+        self._transports, self._unread = [], []
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    async def _reader(self) -> asyncio.StreamReader:
+        """Of the first stream that nobody reads yet."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._unread[0])
+        self._transports.append(transport)
+        del self._unread[0]
+        return reader
 
 
 async def _read_tail(stream: asyncio.StreamReader) -> bytes:
@@ -157,30 +222,6 @@ async def _read_tail(stream: asyncio.StreamReader) -> bytes:
     while piece := await stream.read(65536):
         tail = (tail + piece)[-_STDERR_BYTES:]
     return tail
-
-
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-async def _kill_tree(process: asyncio.subprocess.Process, run: str) -> None:
-    """Kills the script and all that this run of it started. Waits for the script's end."""
-    tree: list[psutil.Process] = []
-    if process.returncode is None:
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(process.pid)
-            tree = [*root.children(recursive=True), root]
-    # The group first: at once, and before any of its members can leave another descendant behind.
-    _kill_group(process)
-    for one in tree:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
-    await asyncio.to_thread(_kill_run, run)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_REAP_S):
-            # Pipes that are not read to their ends (a flood, say) stay open, and the wait for the process with them.
-            await process.communicate()
 
 
 def _kill_run(run: str) -> None:

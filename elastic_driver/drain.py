@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.job_files import JobFile, running_jobs
+from elastic_driver.printable import one_line
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import DrainHostRequest
 
@@ -35,10 +36,10 @@ def drain(words: Sequence[str]) -> int:
     finally:
         client.close()
     if said.startswith("there is no host"):
-        print(said)
+        print(one_line(said))
         return 2
     # Which job it was, so that who meant another one sees it.
-    print(f"{said} (job {job.job_id}: {' '.join(job.command)})")
+    print(one_line(f"{said} (job {job.job_id}: {' '.join(job.command)})"))
     return 0
 
 

@@ -81,6 +81,7 @@ from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 _HISTORY = 1000
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -173,7 +174,8 @@ class ElasticDriver:
         self._job = replace(self._job, url=f"http://{host}:{port}")
         self._chronicle.started(self._job.url, self._job.job_id)
         leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
-        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
+        handled = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
         discovering = loop.create_task(self._discover())

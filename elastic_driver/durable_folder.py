@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.safe_files import make_folder, open_inside
 from elastic_driver.settings import Settings
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
@@ -30,8 +31,8 @@ class FolderLock:
             return cls(None)
         descriptor = -1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            make_folder(folder)
+            descriptor = open_inside(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, job_id.encode(), 0)
@@ -40,7 +41,8 @@ class FolderLock:
                 os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise SettingsError(f"another job uses the folder {folder} (--durable-dir)") from error
-            raise SettingsError(f"cannot use the folder {folder} (--durable-dir): {error.strerror}") from error
+            what = f" {_LOCK_NAME}:" if str(error.filename) == str(folder / _LOCK_NAME) else ""
+            raise SettingsError(f"cannot use the folder {folder} (--durable-dir):{what} {error.strerror}") from error
         return cls(descriptor)
 
     def __enter__(self) -> FolderLock:

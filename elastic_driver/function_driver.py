@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
     """Runs the job of the folder. Returns elasticrun's exit code, which it also leaves in the folder."""
     folder, caller = Path(argv[0]), int(argv[1])
     orphaned = threading.Event()
+    # In this session only the caller sends it, to end the job; also a caller that is itself deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Before the job has its own handlers, the caller's death must not keep the folder from being removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 

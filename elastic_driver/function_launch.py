@@ -244,6 +244,8 @@ def _raise_first(errors: list[dict[str, Any]], code: int, message: str) -> NoRet
 
 def _last_message(events: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
+        if not events.is_file():  # a pipe would be waited for
+            return "the job failed"
         for line in reversed(events.read_text(encoding="utf-8").splitlines()):
             event = json.loads(line)
             if event.get("event") == "job_ended":

@@ -43,6 +43,8 @@ def run_job(settings: Settings) -> int:
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning) as event_log,
     ):
+        for suspicion in settings.suspicions():
+            console.warning(suspicion)
         chronicle = Chronicle(console, event_log)
         launcher = LocalLauncher(
             console,

@@ -16,6 +16,7 @@ from pathlib import Path
 from elastic_driver.compat.python_path import AUTO, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
+from elastic_driver.safe_files import make_folder, who_else_writes
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -223,7 +224,7 @@ class Settings:
     def _check_files(self) -> None:
         if self.output_filename is not None:
             try:
-                self.output_filename.mkdir(parents=True, exist_ok=True)
+                make_folder(self.output_filename)
             except OSError as error:
                 raise SettingsError(
                     f"cannot make the folder {self.output_filename} (--output-filename): {error.strerror}"
@@ -234,6 +235,21 @@ class Settings:
             raise SettingsError(
                 f"cannot write {self.event_log} (--event-log): there is no folder {self.event_log.parent}"
             )
+
+    def suspicions(self) -> list[str]:
+        """What the user should know of the folders that he named: who else can put something there."""
+        folders = (
+            # A commit that another user adds is one that the job may go on from.
+            (self.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
+            (self.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
+            (self.event_log and self.event_log.parent, "--event-log", False, "who can write to it can change the log"),
+        )
+        found = []
+        for folder, flag, only_adding, so_what in folders:
+            who = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
+            if who:
+                found.append(f"the folder {folder} ({flag}): {who}; {so_what}")
+        return found
 
 
 def _at_least(flag: str, value: int, least: int) -> None:

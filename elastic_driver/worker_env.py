@@ -26,6 +26,18 @@ _NOT_INHERITED = re.compile(
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
 
+# What torch's NCCL groups read when they are made, whatever the driver's environment says. By default their watchdog
+# ends the process when a collective fails or takes too long, or when the watchdog itself is blocked. Here a failed
+# collective ends a round. Set before the process starts: in a running one no thread may change the environment.
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class JobAddress:
@@ -83,6 +95,7 @@ def worker_env(
     if python_path is not None:
         env["PYTHONPATH"] = python_path
     env[ENV_SHIM] = horovod_shim
+    env |= NCCL
     env |= {
         "PYTHONUNBUFFERED": "1",
         "HOROVOD_ELASTIC": "1",

@@ -305,7 +305,8 @@ def main() -> None:
     options = parser.parse_args()
     # So that `kill` and a closed terminal end the job as well.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda got, _frame: sys.exit(128 + got))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+            signal.signal(number, lambda got, _frame: sys.exit(128 + got))
     folder: Path = options.output.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from elastic_driver.errors import LaunchError
+from elastic_driver.file_writer import FileWriter
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.death import (
     dying,
@@ -32,11 +33,13 @@ from elastic_driver.launch.death import (
 )
 from elastic_driver.launch.guard import find_processes, send_signal
 from elastic_driver.launch.guard_link import GuardLink
-from elastic_driver.launch.output import LogFiles, WorkerOutput
+from elastic_driver.launch.log_files import LogFiles
+from elastic_driver.launch.output import WorkerOutput
 from elastic_driver.launch.process import ExitStatus, OutputSink
 from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm import WarmStarts
 from elastic_driver.rendezvous.messages import ENV_JOB, ENV_WORKER
+from elastic_driver.tether import Tether
 
 _log = logging.getLogger(__name__)
 
@@ -315,6 +318,7 @@ class LocalLauncher:
     ) -> None:
         self._sink = sink
         self._output_dir = output_dir
+        self._files: FileWriter | None = None  # made with the first worker, like the rest
         self._prefix_timestamp = prefix_timestamp
         self._job_id = job_id
         self._width = width
@@ -323,6 +327,7 @@ class LocalLauncher:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="elastic-driver-launch")
         self._scanner = _JobScanner(job_id, self._pool)
         self._guard: GuardLink | None = None
+        self._tether: Tether | None = None
         self._may_warm = warm
         self._preload = preload
         self._on_warm = on_warm
@@ -352,12 +357,24 @@ class LocalLauncher:
             let_children_be_reaped()
             self._guard = GuardLink(self._job_id, self._warn)
         self._guard.ensure()
+        try:
+            if self._tether is None:
+                self._tether = Tether()
+            if self._files is None and self._output_dir is not None:
+                self._files = FileWriter("elasticrun-files")
+        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
+            raise LaunchError(f"cannot start worker {worker}: {getattr(error, 'strerror', error)}") from error
         if self._may_warm and self._warm is None:
             self._warm = WarmStarts(
-                self._preload, pool=self._pool, guard=self._guard, warn=self._warn, on_ready=self._on_warm
+                self._preload,
+                pool=self._pool,
+                guard=self._guard,
+                tether=self._tether,
+                warn=self._warn,
+                on_ready=self._on_warm,
             )
         starting = asyncio.get_running_loop().create_task(
-            self._start(self._guard, worker, command, env, label=label, rank_at_launch=rank_at_launch)
+            self._start(self._guard, self._tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
         )
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -408,11 +425,15 @@ class LocalLauncher:
                     for left in processes:
                         send_signal(left, signal.SIGKILL)
             await self._guard.close()
+        if self._tether is not None:
+            self._tether.close()
+        await self._close_files()
         self._pool.shutdown(wait=False)
 
     async def _start(
         self,
         guard: GuardLink,
+        tether: Tether,
         worker: WorkerId,
         command: Sequence[str],
         env: Mapping[str, str],
@@ -422,7 +443,7 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
-        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked)
+        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except OSError as error:
@@ -442,16 +463,29 @@ class LocalLauncher:
         process.finished.add_done_callback(lambda _: self._workers.discard(process))
         return process
 
-    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned:
+    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
         forked = self._warm.fork(worker, command, env) if self._warm is not None else None
-        return spawn(worker, command, env) if forked is None else forked
+        return spawn(worker, command, env, tether) if forked is None else forked
 
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
-        if self._output_dir is None:
+        if self._output_dir is None or self._files is None:
             return None
-        files = LogFiles(self._output_dir / f"rank.{rank:0{self._width}d}", self._warn_disc)
+        loop = asyncio.get_running_loop()
+
+        def warn(message: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
+                loop.call_soon_threadsafe(self._warn_disc, message)
+
+        files = LogFiles(self._output_dir, f"rank.{rank:0{self._width}d}", self._files, warn)
         files.begin(worker, pid)
         return files
+
+    async def _close_files(self) -> None:
+        if self._files is None:
+            return
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._files.close)
+        if self._files.lost:
+            self._warn(f"{self._files.lost} bytes of output are not in {self._output_dir}: the disc does not keep up")
 
     def _warn_disc(self, message: str) -> None:
         if not self._disc_warned:

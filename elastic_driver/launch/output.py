@@ -1,7 +1,7 @@
 """A worker's output on its way to the user: cut into lines, prefixed, passed on, and kept in files.
 
-Owns the reading ends of the pipes and the files under ``--output-filename``. Works on bytes, so a character that comes
-in two reads stays whole.
+Owns the reading ends of the pipes. Works on bytes, so a character that comes in two reads stays whole. The files under
+``--output-filename`` are :mod:`~elastic_driver.launch.log_files`'s.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.log_files import LogFiles
 from elastic_driver.launch.process import OutputSink, Stream
 
 # A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
@@ -109,69 +108,6 @@ class LineSplitter:
             start = end
         pieces.append(line[start:])
         return pieces
-
-
-class LogFiles:
-    """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log stays.
-
-    A file that cannot be written (the disc is full) is reported once, and tried again with the next output.
-
-    Args:
-        directory: ``DIR/rank.R``; made when it is not there.
-        warn: takes the report.
-    """
-
-    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
-        self._directory = directory
-        self._warn = warn
-        self._warned = False
-        self._descriptors: dict[Stream, int] = {}
-        self._torn: set[Stream] = set()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for stream in ("stdout", "stderr"):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._descriptors[stream] = os.open(directory / stream, flags, 0o666)
-        except OSError as error:
-            self._failed(error)
-
-    def begin(self, worker: WorkerId, pid: int) -> None:
-        """Writes the header of this attempt into both files."""
-        header = f"===== worker {worker.key}, pid {pid}, started {time.asctime()} =====\n".encode()
-        for stream in tuple(self._descriptors):
-            self.write(stream, header)
-
-    def write(self, stream: Stream, data: bytes) -> None:
-        """Appends whole lines."""
-        descriptor = self._descriptors.get(stream)
-        if descriptor is None:
-            return
-        view = memoryview(b"\n" + data if stream in self._torn else data)
-        whole = len(view)
-        try:
-            while view:
-                view = view[os.write(descriptor, view) :]
-        except OSError as error:
-            if len(view) < whole:
-                self._torn.add(stream)
-            self._failed(error)
-        else:
-            self._torn.discard(stream)
-
-    def close(self) -> None:
-        """Closes the files. Harmless when repeated."""
-        while self._descriptors:
-            _, descriptor = self._descriptors.popitem()
-            # Some file systems tell only here that the disc is full.
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                self._failed(error)
-
-    def _failed(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(f"cannot write the output of workers to {self._directory}: {error.strerror or error}")
 
 
 class WorkerOutput:

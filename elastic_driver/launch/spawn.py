@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,7 @@ import psutil
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.process import CommandNotFoundError, Stream
+from elastic_driver.tether import Tether
 
 # Errors of exec that mean: this command will not run, however often it is tried.
 _BAD_COMMAND = {
@@ -33,6 +34,9 @@ _BAD_COMMAND = {
     errno.ENAMETOOLONG: "its path is too long",
     errno.E2BIG: "its arguments and environment are too long",
 }
+
+# Held over each start: what one worker is to inherit is nothing to another that is started at the same moment.
+_spawning = threading.Lock()
 
 
 class Child(Protocol):
@@ -71,8 +75,13 @@ def let_children_be_reaped() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned:
+def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
     """Starts a process in a session of its own, without input. Blocks until its program is loaded.
+
+    Args:
+        worker: for messages.
+        command, env: what to run, and its whole environment.
+        tether: ends it when this process dies.
 
     Raises:
         CommandNotFoundError: the command cannot be run.
@@ -80,7 +89,7 @@ def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> S
     """
     name = command[0] if command else ""
     try:
-        return _spawn(command, env)
+        return _spawn(command, env, tether)
     except OSError as error:
         reason = _BAD_COMMAND.get(error.errno or 0)
         if reason is None:
@@ -94,7 +103,7 @@ def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> S
         raise CommandNotFoundError(f"cannot run {name!r}: {error}") from error
 
 
-def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Spawned:
+def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         pipes: dict[Stream, int] = {}
         ends: dict[Stream, int] = {}
@@ -102,20 +111,24 @@ def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Spawned:
             pipes[stream], ends[stream] = os.pipe()
             ours.callback(os.close, pipes[stream])
             theirs.callback(os.close, ends[stream])
-        _inherit_nothing()
-        popen = subprocess.Popen(
-            command,
-            # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold the
-            # guard's pipe open, so that the guard of a driver that dies now waits for it.
-            close_fds=False,
-            stdin=subprocess.DEVNULL,
-            stdout=ends["stdout"],
-            stderr=ends["stderr"],
-            env=env,
-            start_new_session=True,
-        )
-        theirs.close()
+        tied = tether.ends()
+        theirs.callback(tied.close)
+        with _spawning:
+            _inherit_only(tied.descriptors())
+            popen = subprocess.Popen(
+                command,
+                # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
+                # the guard's pipe open, so that the guard of a driver that dies now waits for it.
+                close_fds=False,
+                stdin=subprocess.DEVNULL,
+                stdout=ends["stdout"],
+                stderr=ends["stderr"],
+                env=env,
+                start_new_session=True,
+            )
         try:
+            tied.tie(popen.pid)
+            theirs.close()
             leader = psutil.Process(popen.pid)
         except BaseException:
             _kill_new(popen)
@@ -124,16 +137,16 @@ def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Spawned:
         return Spawned(popen, leader, pipes)
 
 
-def _inherit_nothing() -> None:
-    """Has exec close all descriptors but the three standard ones: some came from whoever started the driver."""
+def _inherit_only(kept: Collection[int]) -> None:
+    """Has exec close all descriptors but the three standard ones and these: some came from who started the driver."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if int(name) > 2:
-                os.set_inheritable(int(name), False)
+                os.set_inheritable(int(name), int(name) in kept)
 
 
 def _kill_new(popen: Child) -> None:
-    # It has only just been started: no children worth a search.
+    # It has only just been started: no children worth a search. Not reaped yet, so the group's number is still its own.
     with contextlib.suppress(OSError):
         os.killpg(popen.pid, signal.SIGKILL)
     popen.wait()

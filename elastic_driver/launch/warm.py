@@ -43,6 +43,7 @@ from elastic_driver.rendezvous.messages import (
     ENV_WARM,
     ENV_WORKER,
 )
+from elastic_driver.tether import Tether
 
 HOOK = Path(__file__).with_name("warm_hook")
 # What one worker's environment has otherwise than another's, and who the driver is: whatever is imported must not pass
@@ -129,6 +130,7 @@ class WarmStarts:
         preload: modules to import; None to choose them by the script.
         pool: where what blocks is done.
         guard: ends the warmed process when the driver is dead.
+        tether: ends the workers then.
         warn: takes one-line reports.
         on_ready: called with the warmed process's id and the seconds it took, whenever workers can be forked from now.
     """
@@ -139,6 +141,7 @@ class WarmStarts:
         *,
         pool: ThreadPoolExecutor,
         guard: GuardLink,
+        tether: Tether,
         warn: Callable[[str], None],
         on_ready: Callable[[int, float], None] | None = None,
     ) -> None:
@@ -146,6 +149,7 @@ class WarmStarts:
         self._preload = None if preload is None else tuple(preload)
         self._pool = pool
         self._guard = guard
+        self._tether = tether
         self._warn = warn
         self._on_ready = on_ready
         # Held over each fork, and where a warmed process is killed and reaped: never both at once.
@@ -329,7 +333,7 @@ class WarmStarts:
             if not warmed.ready:
                 return None
             try:
-                spawned = _fork(warmed.control, {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask})
+                spawned = _fork(warmed.control, {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask}, self._tether)
             except (OSError, EOFError, ValueError, psutil.Error) as error:
                 warmed.reason = "did not fork in time" if isinstance(error, TimeoutError) else None
                 self._end(warmed)
@@ -384,7 +388,7 @@ def _kill_group(popen: subprocess.Popen[bytes]) -> None:
             os.waitpid(-popen.pid, 0)
 
 
-def _fork(control: socket.socket, request: Mapping[str, Any]) -> Spawned:
+def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) -> Spawned:
     deadline = time.monotonic() + FORK_S
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         launch, far = socket.socketpair()
@@ -396,13 +400,16 @@ def _fork(control: socket.socket, request: Mapping[str, Any]) -> Spawned:
                 pipes[stream], ends[stream] = os.pipe()
                 ours.callback(os.close, pipes[stream])
                 theirs.callback(os.close, ends[stream])
-            _send(control, request, far.fileno(), *ends.values())
+            tied = tether.ends()
+            ours.callback(tied.close)
+            _send(control, request, far.fileno(), *ends.values(), *tied.descriptors())
             theirs.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
             # Not yet told to go on, so it ends when this fails.
             leader = psutil.Process(pid)
             if exit_status(pid) is not None:
                 raise EOFError
+            tied.tie(pid)
             launch.sendall(b"!")
             try:
                 _exactly(launch, 1, deadline)
@@ -413,6 +420,7 @@ def _fork(control: socket.socket, request: Mapping[str, Any]) -> Spawned:
                 ForkedProcess(pid).wait()
                 raise
         ours.pop_all()
+        tied.close()
         return Spawned(ForkedProcess(pid), leader, pipes)
 
 

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -38,18 +38,6 @@ _PROBE_ELEMENTS = 8
 _CLOSE_S = 2.0
 _LATE = "its first sum did not end within"
 
-# What NCCL's process groups read when they are made. By default their watchdog ends the process when a collective
-# fails or takes too long, or when the watchdog itself is blocked. Here a failed collective ends a round.
-_NCCL_ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    "TORCH_NCCL_DESYNC_DEBUG": "0",
-}
-
-_making = threading.Lock()  # guards the environment while a group is made
 _stuck: list[Any] = []  # groups whose abort did not end; their destructors would block
 _said: set[str] = set()
 _given_up = ""
@@ -134,25 +122,12 @@ class MakeFast(Protocol):
         """A backend of torch's, or what has its methods. Raises any Exception."""
 
 
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
     options: Any = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    with _making, _environment(_NCCL_ENVIRONMENT):
-        return c10d.ProcessGroupNCCL(store, index, size, options)
+    # What it reads of the environment the driver has set (worker_env.NCCL): here, in a thread, setenv would pull the
+    # environment from under other threads' getenv.
+    return c10d.ProcessGroupNCCL(store, index, size, options)
 
 
 fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}

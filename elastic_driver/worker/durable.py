@@ -182,6 +182,9 @@ class Durable:
             prune(self.folder, self.keep, commits)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            path = Path(getattr(error, "filename", None) or ".")
+            if path.parent == self.folder and not path.name.startswith("."):  # as temporary files, other ones each time
+                reason = f"{path.name}: {reason}"
             if reason != self._complaint:
                 self._complaint = reason
                 say(f"commit {commits} is not on disc in {self.folder}: {reason}; training goes on")

@@ -1,7 +1,7 @@
 """The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
 
 commit-000000000042.state   a commit
-.commit-*.PID.tmp           one that is being written; its writer has it locked
+.commit-*.tmp               one that is being written; its writer has it locked
 folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
 job.lock                    held by the driver, in its own folder; its text is the job's id
 begun                       the id of the job that made commits last
@@ -17,6 +17,7 @@ import secrets
 from pathlib import Path
 
 from elastic_driver.errors import DurableError
+from elastic_driver.safe_files import make_folder, new_file, open_inside, put_text, read_mark
 from elastic_driver.worker import durable_format
 
 LOCK_NAME = "job.lock"
@@ -47,9 +48,9 @@ def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> P
         OSError: the disc is full, or fails; nothing is left behind.
     """
     path = commit_path(folder, commits)
-    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
+    descriptor, temporary = new_file(folder, path.name)
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             durable_format.write(encoded, file)
@@ -81,14 +82,15 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     remove = [path for commits, path in files if commits <= newest][:-keep]
     with contextlib.suppress(OSError):
         now = commit_path(folder, newest).stat().st_mtime  # the disc's own clock
-        remove += [path for path in folder.glob(".commit-*.tmp") if _is_abandoned(path, now)]
+        for name in ("commit-*", _BEGUN_NAME, _ID_NAME):
+            remove += [path for path in folder.glob(f".{name}.*.tmp") if _is_abandoned(path, now)]
     for path in remove:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def _is_abandoned(path: Path, now: float) -> bool:
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with contextlib.suppress(OSError), os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
         age_s = now - os.fstat(file.fileno()).st_mtime
         if age_s < _MOMENT_S:
             return False
@@ -102,13 +104,6 @@ def _is_abandoned(path: Path, now: float) -> bool:
     return False
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except FileNotFoundError:
-        return ""
-
-
 def open_folder(folder: Path, known: str = "") -> str:
     """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
 
@@ -119,23 +114,22 @@ def open_folder(folder: Path, known: str = "") -> str:
     Raises:
         OSError: it can be neither made nor read, or it is new and cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     mark = folder / _ID_NAME
-    found = _read(mark)
+    found = read_mark(mark)
     if found:
         return found
-    own = folder / f".{_ID_NAME}.{secrets.token_hex(4)}"
+    put_text(folder, _ID_NAME, known or secrets.token_hex(_ID_BYTES), _link)
+    return read_mark(mark)
+
+
+def _link(own: Path, mark: Path) -> None:
     try:
-        own.write_text(known or secrets.token_hex(_ID_BYTES))
-        try:
-            os.link(own, mark)  # of several who come at once one wins
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links
-            own.rename(mark)
-    finally:
-        own.unlink(missing_ok=True)
-    return _read(mark)
+        os.link(own, mark)  # of several who come at once one wins
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        own.rename(mark)
 
 
 class Marks:
@@ -161,16 +155,16 @@ class Marks:
         """
         if anew or not self._id:
             self._id = open_folder(self._folder, self._id)
-            self.drivers = bool(self._job_id) and _read(self._folder / LOCK_NAME) == self._job_id
+            self.drivers = bool(self._job_id) and read_mark(self._folder / LOCK_NAME) == self._job_id
         return self._id
 
     def is_begun(self) -> bool:
         """Whether a commit of this job has been on its way into this folder."""
-        return bool(self._job_id) and _read(self._folder / _BEGUN_NAME) == self._job_id
+        return bool(self._job_id) and read_mark(self._folder / _BEGUN_NAME) == self._job_id
 
     def begin(self) -> None:
         """Marks that this job makes commits."""
-        (self._folder / _BEGUN_NAME).write_text(self._job_id)
+        put_text(self._folder, _BEGUN_NAME, self._job_id)
         self._marked = True
 
     def check(self) -> None:
@@ -186,7 +180,7 @@ class Marks:
         self._id = open_folder(self._folder, self._id)
         if not self._job_id:
             return
-        lock, begun = _read(self._folder / LOCK_NAME), _read(self._folder / _BEGUN_NAME)
+        lock, begun = read_mark(self._folder / LOCK_NAME), read_mark(self._folder / _BEGUN_NAME)
         for holder, mine in ((lock, self.drivers), (begun, self._marked)):
             if mine and holder not in ("", self._job_id):
                 raise DurableError(f"the folder is job {holder}'s now")

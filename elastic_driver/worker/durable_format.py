@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from elastic_driver.errors import DurableError
+from elastic_driver.safe_files import open_inside
 
 MAGIC = b"EDSTATE1"
 _PREFIX = struct.Struct("<8sQQ")
@@ -261,7 +262,7 @@ def load(path: Path) -> bytearray:
         DurableError: the file is torn, changed, or none of ours; one line with its name.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
         content = bytearray(os.fstat(file.fileno()).st_size)
         length = file.readinto(content)
     try:

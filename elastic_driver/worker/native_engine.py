@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from elastic_driver import native_loader
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
+from elastic_driver.safe_files import open_named
 from elastic_driver.worker.collectives import Exchange, Meeting
 from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.messages import wait
@@ -305,9 +307,12 @@ class NativeEngine:
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. There are no cycles to mark here."""
-        with open(path, "w"):
-            pass  # an OSError that names the file
-        self._native.start_timeline(path)
+        descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            # The file that was looked at, whatever stands under its name by now.
+            self._native.start_timeline(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
     def stop_timeline(self) -> None:
         """See Engine."""

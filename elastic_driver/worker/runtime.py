@@ -48,6 +48,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.tether import tie_this_process
 from elastic_driver.worker import canary, leaving
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
@@ -164,6 +165,7 @@ class Runtime:
             )
         _install_exit()
         if self._environ.get(ENV_RENDEZVOUS):
+            tie_this_process()
             leaving.install(self.ask_to_leave)
         if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
             self._planned = _planned_slot(self._environ)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any, TextIO
+
+from elastic_driver.safe_files import open_named
 
 
 class Trace:
@@ -17,7 +21,9 @@ class Trace:
 
     def __init__(self, path: str, rank: int) -> None:
         self._lock = threading.Lock()  # guards the file
-        self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.set_blocking(descriptor, True)  # as the native engine's: a pipe that is read has the training's pace
+        self._file: TextIO | None = os.fdopen(descriptor, "w", encoding="utf-8")
         self._rows: dict[str, int] = {}
         self._zero = time.monotonic()
         self._first = True

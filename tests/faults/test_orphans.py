@@ -179,6 +179,83 @@ def test_a_dead_guard_is_replaced_and_the_new_one_knows_the_workers() -> None:
         wait_until(lambda: is_gone(second), 5.0)
 
 
+# Holds Python's lock in one long call, and hears no SIGTERM.
+DEAF = """
+import ctypes, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ctypes.PyDLL(None).sleep(120)
+"""
+STOPPED = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+# The command is a shell script that goes on after the training; neither hears SIGTERM. init() calls this function.
+TRAINING = "import time; from elastic_driver.tether import tie_this_process; tie_this_process(); time.sleep(120)"
+BELOW_A_SHELL = f"""
+import os, sys
+os.execv("/bin/sh", ["sh", "-c", "trap '' TERM; \\"$0\\" -c \\"$1\\"; sleep 120", sys.executable, {TRAINING!r}])
+"""
+
+
+def ignores_term(pid: int) -> bool:
+    with open(f"/proc/{pid}/status") as status:
+        ignored = next(int(line.split()[1], 16) for line in status if line.startswith("SigIgn:"))
+    return bool(ignored & 1 << signal.SIGTERM - 1)
+
+
+def ties(pid: int) -> int:
+    """How many of its descriptors ask for a signal."""
+    count = 0
+    for name in os.listdir(f"/proc/{pid}/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{name}") as facts:
+            flags = next(int(line.split()[1], 8) for line in facts if line.startswith("flags:"))
+            count += bool(flags & os.O_ASYNC)
+    return count
+
+
+def trains(worker: str, pid: int) -> int:
+    """The process id of the training, once it is as the test wants it; else 0."""
+    with contextlib.suppress(psutil.Error, OSError):
+        if worker is BELOW_A_SHELL:
+            return next((child.pid for child in psutil.Process(pid).children() if ties(child.pid) == 3), 0)
+        if worker is STOPPED:
+            return pid if psutil.Process(pid).status() == psutil.STATUS_STOPPED else 0
+        return pid if ignores_term(pid) else 0
+    return 0
+
+
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("worker", [DEAF, STOPPED, BELOW_A_SHELL], ids=["deaf", "stopped", "below a shell"])
+def test_workers_end_with_their_driver_also_when_the_guard_is_stopped_or_dead(worker: str, fate: int) -> None:
+    with driver(1, worker=worker) as (process, _):
+        pid, guard = read_pids(process)
+        wait_until(lambda: trains(worker, pid) > 0, 20)
+        training = trains(worker, pid)
+        # Stopped first: the driver would start another guard.
+        os.kill(process.pid, signal.SIGSTOP)
+        os.kill(guard, fate)
+        try:
+            process.kill()
+            process.wait()
+            wait_until(lambda: is_gone(training) and is_gone(pid), 10.0)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(guard, signal.SIGKILL)
+
+
+def test_a_dead_driver_takes_the_children_of_its_workers_along_without_a_guard() -> None:
+    with driver(1) as (process, job_id):
+        pid, guard = read_pids(process)
+        deaf = lambda: [each for each in job_processes(job_id) if ignores_term(each.pid)]  # noqa: E731
+        wait_until(lambda: len(job_processes(job_id)) == 4 and len(deaf()) == 2, 20)
+        os.kill(guard, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        # What hears no SIGTERM is the guard's, as is what has left the group.
+        wait_until(lambda: len(job_processes(job_id)) == 2, 10.0)
+        assert is_gone(pid)
+        assert len(deaf()) == 2
+        os.kill(guard, signal.SIGCONT)
+        wait_until(lambda: not job_processes(job_id), 5.0)
+
+
 def test_a_normal_close_ends_the_guard_without_delay() -> None:
     with driver(2, "close") as (process, job_id):
         _, guard = read_pids(process)

@@ -78,6 +78,11 @@ def run(tmp_path: Path) -> Run:
     return run_it
 
 
+def test_control_characters_in_what_is_quoted(run: Run) -> None:
+    ran = run("-np", "2", "--no-such-\x9b2J\u202eflag", "true")
+    assert ran.only_line() == "elasticrun: error: unrecognized arguments: --no-such- 2J flag"
+
+
 def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
     path = tmp_path / name
     path.write_text(text)
@@ -132,12 +137,18 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
         ("-np 2 -H 192.0.2.1:2 true", "host '192.0.2.1' is not this machine: workers on remote hosts are not yet"),
         ("-np 2 -H host.invalid:2 true", "workers on remote hosts are not yet supported"),
         ("-np 2 --hostfile absent true", "cannot read the hostfile absent: No such file or directory"),
+        ("-np 2 --hostfile /dev/urandom true", "cannot read the hostfile /dev/urandom: it is larger than"),
+        ("-np 2 --hostfile . true", "cannot read the hostfile .: Is a directory"),
         ("-np 2 -H localhost:2 --hostfile x true", "not allowed with argument"),
         ("-np 2 -H localhost:2 --host-discovery-script ls true", "not both"),
         # the discovery script, before it is run
         ("-np 2 --host-discovery-script ./absent.sh true", "'./absent.sh': there is no such file"),
         ("-np 2 --host-discovery-script ./ true", "discovery script './': it is not a file"),
         # the config file
+        (
+            "-np 2 --config-file /dev/zero true",
+            "cannot read the config file /dev/zero: it is larger than 1048576 bytes",
+        ),
         ("-np 2 --config-file absent.yaml true", "cannot read the config file absent.yaml: No such file"),
         # the sub-command
         ("drain", ""),

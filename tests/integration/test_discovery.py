@@ -171,6 +171,27 @@ def test_what_a_script_leaves_in_the_background_does_not_pile_up(tmp_path: Path,
     assert gone(mark)
 
 
+def test_a_scripts_group_is_killed_before_its_number_can_be_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    killpg = os.killpg
+
+    def kill(group: int, number: int) -> None:
+        # A process that was reaped has no entry any more; one that is dead and not reaped has.
+        assert Path(f"/proc/{group}").exists(), "the group's number may be another's by now"
+        killed.append(group)
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", kill)
+    assert find(script(tmp_path, "echo localhost:2")) == (Host("localhost", 2),)
+    fails(script(tmp_path, "exit 3"))
+    fails(script(tmp_path, "sleep 1000 & exit 3"), timeout_s=0.2)
+    fails(script(tmp_path, "yes"))
+    assert len(set(killed)) == 4
+    assert not any(Path(f"/proc/{group}").exists() for group in killed), "it is not reaped"
+
+
 def test_a_search_that_is_cancelled_kills_its_script(tmp_path: Path, mark: str) -> None:
     started = tmp_path / "started"
     command = script(tmp_path, f"touch {started}; sleep 1000 & wait")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from jobs import Job, check_agreement
+from jobs import PROGRAM, Job, check_agreement
 
 pytestmark = [pytest.mark.integration]
 
@@ -212,6 +214,29 @@ def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
         assert not job.leftovers()
 
 
+def test_signals_ignored_at_the_start_stay_ignored(tmp_path: Path) -> None:
+    """As nohup leaves SIGHUP, and a shell SIGINT in its background jobs."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        job = Job(tmp_path, None, "-np", "1")
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    with job:
+        worker = job.wait_for_steps(1)[0]["pid"]
+        for pid in (job.process.pid, worker):
+            status = Path(f"/proc/{pid}/status").read_text()
+            mask = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)  # type: ignore[index]
+            assert all(mask & 1 << number - 1 for number in ignored)
+        for number in ignored:
+            job.process.send_signal(number)
+        job.wait_for_steps(1, after=time.time())
+        assert "stopping all workers" not in job.said()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143
+
+
 @pytest.mark.faults
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     program = tmp_path / "deaf.py"
@@ -239,3 +264,22 @@ def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
         while job.leftovers():
             assert time.monotonic() < end, job.leftovers()
             time.sleep(0.05)
+
+
+@pytest.mark.faults
+def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped(tmp_path: Path) -> None:
+    """Nobody but the kernel is left to end them, by what init() asked for. All from the shell on is deaf to SIGTERM."""
+    shell = f"trap '' TERM; {sys.executable} {PROGRAM}; sleep 1000"
+    with Job(tmp_path, None, "-np", "2", command=["sh", "-c", shell]) as job:
+        trainings = pids(job.wait_for_steps(2), 2)
+        children = psutil.Process(job.process.pid).children()
+        guard = next(child for child in children if any("guard.py" in word for word in child.cmdline()))
+        guard.suspend()
+        try:
+            job.process.kill()
+            job.process.wait()
+            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in trainings if psutil.pid_exists(pid)], 10)
+            assert not alive
+        finally:
+            guard.resume()
+        psutil.wait_procs([guard], 20)

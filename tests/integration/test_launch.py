@@ -9,13 +9,15 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import LOOPS, WORKER, job, run
+from launching import LOOPS, WORKER, Job, job, run
 
+from elastic_driver import file_writer
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess, guard
@@ -102,8 +104,8 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
             wanted = ["A", "PYTHONCOERCECLOCALE", messages.ENV_JOB, messages.ENV_WORKER]
             assert names == repr(sorted(wanted)).replace('"', "'")
             assert (session, given, cwd) == ("True", "''", os.getcwd())
-            # Three streams and the listing itself: nothing of the driver's is inherited.
-            assert descriptors == "[0, 1, 2, 3]"
+            # Three streams, the listing itself, and what ends it when the driver dies: nothing else is inherited.
+            assert descriptors == "[0, 1, 2, 3, 100, 101]"
             os.close(from_outside)
 
     run(loop, main)
@@ -237,10 +239,16 @@ def test_output_files_keep_earlier_attempts(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "rank.11" / "stderr").exists()
 
 
-def test_a_full_disc_is_reported_once_and_survived(tmp_path: Path) -> None:
+def test_a_full_disc_is_reported_once_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "logs" / "rank.00"
-    folder.mkdir(parents=True)
-    (folder / "stdout").symlink_to("/dev/full")
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(folder / "stdout"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
 
     async def main() -> None:
         async with job(tmp_path / "logs") as one:
@@ -249,12 +257,88 @@ def test_a_full_disc_is_reported_once_and_survived(tmp_path: Path) -> None:
                 process = await one.python("import sys; print('out'); sys.stderr.write('err\\n')", worker=worker)
                 assert (await process.wait()).ok
             assert len(one.sink.lines()) == 2
-            assert len(one.warnings) == 1
-            assert os.strerror(errno.ENOSPC) in one.warnings[0]
-            assert str(folder) in one.warnings[0]
+        assert one.warnings == [
+            f"cannot write the output of workers to {folder}/stdout: No space left on device; the job goes on without"
+        ]
 
     run("asyncio", main)
     assert (folder / "stderr").read_text().count("[0]<stderr>:err") == 2
+
+
+def test_what_others_put_into_the_output_folder_harms_nothing(tmp_path: Path) -> None:
+    """A link, and a pipe that nobody reads: the first is not followed, the second not waited for."""
+    (tmp_path / "victim").write_text("precious")
+    for rank in (0, 1, 2):
+        (tmp_path / "logs" / f"rank.0{rank}").mkdir(parents=True)
+    (tmp_path / "logs" / "rank.00" / "stdout").symlink_to(tmp_path / "victim")
+    os.mkfifo(tmp_path / "logs" / "rank.01" / "stdout")
+    (tmp_path / "logs" / "rank.02" / "stdout").hardlink_to(tmp_path / "victim")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs" / "rank.03").symlink_to(tmp_path / "elsewhere")
+
+    async def main() -> None:
+        async with job(tmp_path / "logs") as one:
+            for rank in range(4):
+                process = await one.start(["sh", "-c", "echo out; echo err >&2"], label=str(rank), rank=rank)
+                assert (await process.wait()).ok
+            assert sorted(one.sink.lines()) == [f"[{rank}]<stdout>:out" for rank in range(4)]
+        path = tmp_path / "logs" / "rank.00" / "stdout"
+        assert one.warnings == [
+            f"cannot write the output of workers to {path}: it is a symbolic link; the job goes on without"
+        ]
+
+    run("asyncio", main)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    for rank in range(3):
+        assert f"[{rank}]<stderr>:err" in (tmp_path / "logs" / f"rank.0{rank}" / "stderr").read_text()
+
+
+def test_output_may_go_to_a_pipe_that_is_read_until_it_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "rank.00"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "stdout")
+    reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK)
+
+    async def main() -> None:
+        async with job(tmp_path / "logs") as one:
+            process = await one.python("print('x' * 1000000)")
+            assert (await process.wait()).ok
+        assert len(one.warnings) == 1
+        assert f"{folder}/stdout: its reader does not keep up; the job goes on without" in one.warnings[0]
+
+    run("asyncio", main)
+    assert b"[0]<stdout>:xxx" in os.read(reader, 1 << 20)
+    os.close(reader)
+
+
+def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs"
+    answers, write = threading.Event(), os.write
+
+    def hang(descriptor: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(folder)):
+            answers.wait(60)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", hang)
+    monkeypatch.setattr(file_writer.FileWriter.close, "__defaults__", (0.01,))
+
+    async def main() -> None:
+        one = Job(folder, prefix_timestamp=False)
+        assert (await (await one.start(["echo", "out"])).wait()).ok
+        await one.launcher.close()
+        assert one.sink.lines() == ["[0]<stdout>:out"]
+        assert len(one.warnings) == 1
+        assert re.fullmatch(rf"\d+ bytes of output are not in {folder}: the disc does not keep up", one.warnings[0])
+
+    run("asyncio", main)
+    thread = next(each for each in threading.enumerate() if each.name == "elasticrun-files")
+    answers.set()
+    thread.join(30)
+    assert "[0]<stdout>:out" in (folder / "rank.00" / "stdout").read_text()
 
 
 def test_an_output_directory_that_cannot_be_made_is_reported_once(tmp_path: Path) -> None:

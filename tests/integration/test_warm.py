@@ -103,6 +103,8 @@ def test_a_forked_worker_is_what_a_fresh_one_is(
                 assert await process.wait() == ExitStatus(7)
             assert [was_forked(process) for process in others] == [True, True]
             fresh, *forked = said(one, "FACTS")
+            tied = [what[3] for _, what in fresh["descriptors"] if what[1]]
+            assert tied == ["it", "its group"]
             for number, facts in enumerate(forked, 1):
                 expected = json.loads(json.dumps(fresh).replace("localhost[0]#0", f"localhost[{number}]#0"))
                 expected["environ"]["HOROVOD_RANK"] = str(number)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import resource
 import signal
+import struct
 import sys
 import threading
 import traceback
@@ -19,6 +21,8 @@ if "torch" in os.environ.get("PROBE", ""):
 else:
     torch = None
 
+F_GETOWN_EX = 16  # Python's fcntl takes the negative answer of F_GETOWN for an error
+
 
 def main() -> None:
     """Prints the facts, then the streams, which are to differ, then waits if it was asked to."""
@@ -28,7 +32,12 @@ def main() -> None:
     descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            descriptors[int(name)] = os.readlink(f"/proc/self/fd/{name}").partition(":")[0]
+            what = os.readlink(f"/proc/self/fd/{name}").partition(":")[0]
+            # What has the kernel end it when the driver dies.
+            asks = bool(fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ASYNC)
+            kind, whom = struct.unpack("ii", fcntl.fcntl(int(name), F_GETOWN_EX, bytes(8)))
+            whom = {1: "it", 2: "its group"}.get(kind) if whom == os.getpid() else None
+            descriptors[int(name)] = [what, asks, fcntl.fcntl(int(name), fcntl.F_GETSIG), whom]
         except OSError:
             continue
     facts = {

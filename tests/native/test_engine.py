@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
 from elastic_driver.worker.engine import region
+from elastic_driver.worker.trace import Trace
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import Kind, Operation, ReduceOp, allreduce, barrier, each_rank, engines, spec, together
@@ -422,6 +424,19 @@ def test_timeline(tmp_path: Path) -> None:
 def test_a_timeline_that_cannot_be_written(tmp_path: Path) -> None:
     with engines(1) as made, pytest.raises(OSError, match="No such file"):
         made[0].start_timeline(str(tmp_path / "missing" / "trace.json"))
+
+
+def test_a_timeline_is_not_written_over_what_it_should_not_be(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "trace.json").hardlink_to(tmp_path / "victim")
+    os.mkfifo(tmp_path / "pipe")
+    with engines(1) as made:
+        for start in (made[0].start_timeline, functools.partial(Trace, rank=0)):
+            with pytest.raises(OSError, match="it is a hard link"):
+                start(str(tmp_path / "trace.json"))
+            with pytest.raises(OSError, match="nobody reads that pipe"):
+                start(str(tmp_path / "pipe"))
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_allocated_memory_is_shared_and_outlives_the_engine() -> None:

@@ -129,7 +129,23 @@ def test_levels(values: dict[str, Any], heard: str) -> None:
 def test_control_characters_stay_out_of_our_lines() -> None:
     screen = Screen()
     screen.console.error("a\x1b[2J\nb\x00c\udcff")
-    assert screen.end()[1] == "elasticrun: a [2J b c?\n"
+    # The second set, which has an escape sequence of one character; new lines of other kinds; turned directions.
+    screen.console.error("a\x9b2J\x85b\u2028c\u202ed\u2066 é \u200d e\x7f")
+    assert screen.end()[1] == "elasticrun: a [2J b c?\nelasticrun: a 2J b c d  é \u200d e \n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_second_set_of_control_characters_of_a_worker_reaches_no_terminal(terminal: bool) -> None:
+    screen = Screen(terminal=terminal)
+    screen.console.write("stderr", "[0]<stderr>:\x1b[31mred\x1b[0m \x9b2J\x85 Â é\n".encode())
+    shown = "\ufffd2J\ufffd" if terminal else "\x9b2J\x85"
+    assert f"[0]<stderr>:\x1b[31mred\x1b[0m {shown} Â é" in screen.end()[1]
+
+
+def test_control_characters_stay_out_of_the_status_line() -> None:
+    screen = Screen(terminal=True)
+    screen.console.status("on a\x9b2Jb\x1b[2Jc")
+    assert "on a 2Jb [2Jc" in screen.end()[1]
 
 
 def test_a_failed_job_is_told_at_every_level() -> None:

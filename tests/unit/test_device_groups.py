@@ -11,9 +11,11 @@ import pytest
 from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.torch import device, device_groups
 from elastic_driver.torch.device_groups import Store, shared_devices
 from elastic_driver.worker.native_engine import NativeEngine
+from elastic_driver.worker_env import JobAddress, worker_env
 
 
 class Exchange:
@@ -63,25 +65,41 @@ def test_store_gives_ids_to_all_through_torch() -> None:
     assert not stores[1].check(["pg/exception_dump"])
 
 
-def test_groups_are_made_so_that_their_watchdog_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are made in a thread, and setenv would pull the environment from under other threads' getenv."""
     seen: dict[str, Any] = {}
 
     def make(store: Store, index: int, size: int, options: Any) -> str:
         seen.update(store=store, index=index, size=size, timeout=options._timeout.total_seconds())
-        seen["env"] = {name: os.environ.get(name) for name in device_groups._NCCL_ENVIRONMENT}
         return "the group"
+
+    def change(*words: object) -> None:
+        raise AssertionError(f"the environment was changed: {words}")
 
     make.Options = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", make, raising=False)
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    monkeypatch.delenv("TORCH_NCCL_ENABLE_MONITORING", raising=False)
     store = Store("scope", 1, 2, Exchange(2))
-    assert device_groups.fast_groups["cuda"](store, 1, 2, 30.0) == "the group"
-    assert seen["env"] == device_groups._NCCL_ENVIRONMENT
-    assert seen["env"]["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "putenv", change)
+        patch.setattr(os, "unsetenv", change)
+        assert device_groups.fast_groups["cuda"](store, 1, 2, 30.0) == "the group"
     assert (seen["store"], seen["index"], seen["size"], seen["timeout"]) == (store, 1, 2, 30.0)
-    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-    assert "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
+
+
+def test_workers_start_with_what_leaves_the_process_alone() -> None:
+    job = JobAddress("http://127.0.0.1:1", "token", b"key", "job", "127.0.0.1")
+    slot = SlotInfo(0, 1, 0, 1, 0, 1)
+    env = worker_env(
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
+        job=job,
+        exported={},
+        worker=WorkerId("localhost", 0, 0),
+        planned=slot,
+        round_id=0,
+        cores=1,
+    )
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    assert env["TORCH_NCCL_ENABLE_MONITORING"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -399,3 +399,53 @@ def test_a_commit_under_another_name_is_not_used(on_disc: Durable) -> None:
     fresh = ObjectState(step=0)
     again(on_disc.folder, fresh)
     assert (fresh.step, fresh.commits) == (1, 1)
+
+
+def test_what_others_put_into_the_folder_is_neither_followed_nor_cut(tmp_path: Path) -> None:
+    """Links under all names there are, also those that a temporary file could be guessed to have."""
+    victim, folder = tmp_path / "victim", tmp_path / "commits"
+    folder.mkdir()
+    victim.write_text("precious")
+    for name in ("begun", "commit-000000000003.state", f".commit-000000000003.state.{os.getpid()}.tmp"):
+        (folder / name).symlink_to(victim)
+    marks = Marks(folder, "mine")
+    marks.open(anew=True)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        marks.check()
+    marks.begin()
+    marks.check()
+    assert marks.is_begun()
+    path = store(folder, {"a": 1}, commits=3)
+    assert not path.is_symlink()
+    assert durable_format.read(path)[1] == {"a": 1}
+    prune(folder, 1, 3)
+    assert victim.read_text() == "precious"
+    (folder / "folder.id").unlink()
+    (folder / "folder.id").symlink_to(victim)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    for name in ("commit-000000000002.state", "folder.id", "job.lock", ".commit-000000000001.state.x.tmp"):
+        put(tmp_path / name)
+    with pytest.raises(OSError, match=r"it is a|Is a directory"):
+        durable_format.read(tmp_path / "commit-000000000002.state")
+    with pytest.raises(OSError, match=r"it is a|Is a directory"):
+        open_folder(tmp_path)
+    with pytest.raises(SettingsError, match=r"\(--durable-dir\): job\.lock: (it is a|Is a directory|nobody reads)"):
+        FolderLock.take(tmp_path, "mine")
+    store(tmp_path, {}, commits=1)
+    prune(tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "commits"
+    folder.mkdir()
+    victim.write_text("precious")
+    link(folder / "job.lock", victim)
+    with pytest.raises(SettingsError, match=r"job\.lock: it is a (symbolic|hard) link"):
+        FolderLock.take(folder, "mine")
+    assert victim.read_text() == "precious"

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from elastic_driver import file_writer
 from elastic_driver.errors import SettingsError
 from elastic_driver.event_log import EventLog
 
 pytestmark = [pytest.mark.unit]
 
 
-def test_one_object_a_line_at_once(tmp_path: Path) -> None:
+def test_one_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         log.write("first", text="a\nb\u2028ü\udcff", number=3, path=tmp_path)
-        (line,) = path.read_bytes().splitlines()
-        assert path.read_bytes().endswith(b"\n")
-        first = json.loads(line)
-        assert first.pop("time") > 1e9
-        assert first == {"event": "first", "text": "a\nb\u2028ü\udcff", "number": 3, "path": str(tmp_path)}
         log.write("second")
+    line, _ = path.read_bytes().splitlines()
+    assert path.read_bytes().endswith(b"\n")
+    first = json.loads(line)
+    assert first.pop("time") > 1e9
+    assert first == {"event": "first", "text": "a\nb\u2028ü\udcff", "number": 3, "path": str(tmp_path)}
     with EventLog(path) as log:
         log.write("third")
     events = [json.loads(line)["event"] for line in path.read_text().split("\n")[:-1]]
@@ -86,9 +90,11 @@ def test_a_pipe_whose_reader_does_not_keep_up_is_given_up(tmp_path: Path) -> Non
     try:
         with EventLog(tmp_path / "e", on_warning=said.append) as log:
             log.write("first")
+            assert select.select([reader], [], [], 30)[0], "an event is there at once"
             assert json.loads(os.read(reader, 1 << 16))["event"] == "first"
             for _ in range(200):  # 200 kB: more than a pipe holds
                 log.write("filling", text="x" * 1000)
+            log.close()
         assert said == [
             f"cannot write the event log {tmp_path / 'e'}: there is no room for a whole line; going on without it"
         ]
@@ -110,3 +116,26 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
         log.write("one")
         log.write("two")
     assert said == [f"cannot write the event log {tmp_path / 'e'}: Broken pipe; going on without it"]
+
+
+def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    answers, write = threading.Event(), os.write
+    monkeypatch.setattr(file_writer, "ROOM_BYTES", 10_000)
+    monkeypatch.setattr(os, "write", lambda *words: answers.wait(60) and write(*words))
+    log = EventLog(tmp_path / "e", on_warning=said.append)
+    for number in range(200):
+        log.write("event", number=number, text="x" * 100)
+    assert said == [f"the event log {tmp_path / 'e'} misses events: the disc does not keep up"]
+    log.close(0.01)
+    (last,) = said[1:]
+    match = re.fullmatch(rf"(\d+) bytes are not in the event log {tmp_path / 'e'}: the disc does not keep up", last)
+    assert match
+    assert 20_000 < int(match[1]) < 60_000
+    # What had room is written when the disc answers after all.
+    thread = next(each for each in threading.enumerate() if each.name == "elasticrun-events")
+    answers.set()
+    thread.join(30)
+    numbers = [json.loads(line)["number"] for line in (tmp_path / "e").read_text().splitlines()]
+    assert numbers == list(range(len(numbers)))
+    assert 10 < len(numbers) < 100

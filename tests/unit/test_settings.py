@@ -133,3 +133,25 @@ def test_the_output_folder_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     make(output_filename=folder)
     assert os.access(folder, os.W_OK)
+
+
+def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("durable", "output", "events")]
+    for folder in folders:
+        folder.mkdir()
+    settings = make(durable_dir=folders[0], output_filename=folders[1], event_log=folders[2] / "log")
+    assert settings.suspicions() == []
+    for folder in folders:
+        folder.chmod(0o1777)
+    assert settings.suspicions() == [
+        f"the folder {folders[0]} (--durable-dir): all users can write to it; who can write to it can change what the "
+        "job goes on from"
+    ]
+    for folder in folders:
+        folder.chmod(0o777)
+    assert [text.split("(")[1].split(")")[0] for text in settings.suspicions()] == [
+        "--durable-dir",
+        "--output-filename",
+        "--event-log",
+    ]
+    assert make().suspicions() == []

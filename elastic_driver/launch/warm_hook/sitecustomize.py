@@ -19,6 +19,7 @@ import sys
 _before = set(sys.modules)
 
 try:
+    import fcntl
     import marshal
     import struct
     from collections.abc import Mapping, Sequence
@@ -176,8 +177,23 @@ def _read_all(descriptor: int) -> bytes:
         data += part
 
 
+def _high(descriptor: int) -> int:
+    """Another number for it, as elastic_driver.tether gives them."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
+    except OSError:  # so many may not be open
+        return os.dup(descriptor)
+
+
 def _freshen(request: Mapping[str, Any], said: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
-    """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it."""
+    """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it.
+
+    Args:
+        request: its environment, folder and umask.
+        said: what importing wrote to the two streams.
+        launch: the connection to the launcher for this one start.
+        outputs: its standard output and error, and what ends it when the launcher dies (elastic_driver.tether).
+    """
     _set_environ(request["env"])
     _show_environ(request["env"], *_area)
     os.write(launch, struct.pack("=q", os.getpid()))
@@ -192,6 +208,10 @@ def _freshen(request: Mapping[str, Any], said: Sequence[bytes], launch: int, out
         os.close(descriptor)
         if data:
             os.write(number, data)
+    # As they stand in a fresh worker: kept by exec, and high enough to be in nobody's way.
+    for descriptor in outputs[2:]:
+        os.set_inheritable(_high(descriptor), True)
+        os.close(descriptor)
     # random reseeds itself after a fork.
     random = sys.modules.get("numpy.random")
     if random is not None:
@@ -246,7 +266,7 @@ def _hold() -> Exception | None:
     os.close(out_fd)
     os.close(err_fd)
     while True:
-        request, (launch, *outputs) = _receive(control, 3)
+        request, (launch, *outputs) = _receive(control, 5)
         if len(os.listdir("/proc/self/task")) == 1 and cloner.clone() == 0:
             try:
                 control.close()

@@ -1,0 +1,27 @@
+"""Texts of others in lines of ours: what hosts, scripts and errors hold must not steer the terminal.
+
+Taken out are the control characters of both sets (C0 and DEL; C1, U+0080 to U+009F, of which U+009B is an escape
+sequence of its own), line and paragraph separators, and what turns the direction of text around, so that a line reads
+otherwise than it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NOT_PRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
+# The second set in UTF-8; its first byte also begins characters that are to stay.
+_C1 = re.compile(b"\xc2[\x80-\x9f]")
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without anything that a terminal would act on."""
+    return _NOT_PRINTED.sub(" ", text)
+
+
+def without_c1(data: bytes) -> bytes:
+    """A program's output for a terminal. Its escape sequences stay: colours and progress bars are made of them.
+
+    The second set of control characters is of no such use, and hides from whoever looks for escape sequences.
+    """
+    return _C1.sub("\ufffd".encode(), data) if b"\xc2" in data else data

@@ -1,0 +1,240 @@
+"""Opening files where others may have put something: in a folder that the user names, or in /tmp.
+
+What another user can have put there is neither followed nor waited for. These are the kernel's own rules for such
+folders (fs.protected_symlinks, _hardlinks, _regular, _fifos), which not every machine has switched on, and which do
+not know of folders without the sticky bit. All errors are OSErrors whose ``strerror`` says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import secrets
+import select
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# What is longer is no mark of ours.
+_MARK_BYTES = 4096
+_PIECE = 65536
+
+
+def open_inside(name: str | Path, flags: int, *, dir_fd: int | None = None, pipes: bool = False) -> int:
+    """Opens a file whose name is ours, in a folder that the user named. Never blocks for a pipe's other end.
+
+    Args:
+        name: the file.
+        flags: as for os.open; O_TRUNC cuts it only when it has turned out to be what it should be.
+        dir_fd: the folder that the name is relative to.
+        pipes: whether it may be a named pipe, if somebody reads it; it does not block then.
+
+    Raises:
+        OSError: it cannot be opened, or it is a symbolic link, a hard link, a device, a folder, or another user's.
+    """
+    descriptor = _open(name, flags | os.O_NOFOLLOW, dir_fd)
+    with _closed_on_error(descriptor):
+        found = os.fstat(descriptor)
+        if not (stat.S_ISREG(found.st_mode) or (pipes and stat.S_ISFIFO(found.st_mode))):
+            raise OSError(errno.EINVAL, f"it is {_kind(found)}", str(name))
+        _check(found, name, os.stat(Path(name).parent, dir_fd=dir_fd), flags)
+        _make_plain(descriptor, found, flags)
+    return descriptor
+
+
+def open_named(path: Path, flags: int) -> int:
+    """Opens a file that the user named, for writing: a device, a pipe that is read, or a link of his own will do too.
+
+    Raises:
+        OSError: it cannot be opened, or it is another user's link, or a file that another user can have put there.
+    """
+    folder = path.parent.stat()
+    try:
+        descriptor = _open(path, flags | os.O_NOFOLLOW, None)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        # A link of this user's, or root's (/dev/stderr), that nobody else can exchange before it is opened.
+        if not _is_trusted(path.lstat().st_uid) or _may_exchange(folder):
+            raise OSError(
+                errno.ELOOP, "it is a symbolic link that another user can have put there", str(path)
+            ) from None
+        descriptor = _open(path, flags, None)
+    with _closed_on_error(descriptor):
+        found = os.fstat(descriptor)
+        _check(found, path, folder, flags)
+        _make_plain(descriptor, found, flags)
+    return descriptor
+
+
+def new_file(folder: Path, name: str) -> tuple[int, Path]:
+    """Makes a file that nobody can have foreseen: ``.NAME.RANDOM.tmp``. Raises OSError."""
+    path = folder / f".{name}.{secrets.token_hex(8)}.tmp"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), path
+
+
+def put_text(folder: Path, name: str, text: str, place: Callable[[Path, Path], object] = os.replace) -> None:
+    """Writes a small file under another name, and puts it in its place: by default over whatever is there.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    descriptor, path = new_file(folder, name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        place(path, folder / name)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def read_mark(path: Path) -> str:
+    """The text of a small file of ours; "" where there is none. Raises OSError, also when it is no plain file."""
+    try:
+        descriptor = open_inside(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MARK_BYTES).decode(errors="replace").strip()
+
+
+def read_named(path: Path, limit: int, *, patience_s: float = 30.0) -> bytes:
+    """All of a file or pipe that the user named. Blocks for that time at most.
+
+    Raises:
+        OSError: it cannot be read, is larger than the limit (/dev/zero), or does not end in time.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        data, until = bytearray(), time.monotonic() + patience_s
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while True:
+            # A pipe that nobody has opened for writing yet is not at its end.
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise OSError(errno.ETIMEDOUT, f"it did not end within {patience_s:g} s", str(path))
+            piece = os.read(descriptor, _PIECE)
+            if not piece:
+                return bytes(data)
+            data += piece
+            if len(data) > limit:
+                raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder that the user named, with all above it, where it is not there.
+
+    Raises:
+        OSError: it cannot be made, or is another user's symbolic link.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) and not _is_trusted(found.st_uid):
+        raise OSError(errno.ELOOP, f"it is a symbolic link of user {_user(found.st_uid)}", str(path))
+
+
+def open_folder_inside(folder: Path, name: str) -> int:
+    """Makes and opens a folder whose name is ours, in one that the user named.
+
+    Raises:
+        OSError: it cannot be opened, is a symbolic link, or another user has put it there.
+    """
+    path = folder / name
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(parents=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
+        raise
+    with _closed_on_error(descriptor):
+        _check_planted(os.fstat(descriptor), path, folder.stat())
+    return descriptor
+
+
+def who_else_writes(folder: Path, *, only_adding: bool) -> str:
+    """Who, besides this user and root, can put files there, in words; "" for nobody, and for the folder's group.
+
+    Args:
+        folder: the folder.
+        only_adding: whether it matters already that others can add files, where they cannot exchange any (/tmp).
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return ""
+    if not _is_trusted(found.st_uid):
+        return f"it belongs to user {_user(found.st_uid)}"
+    if found.st_mode & stat.S_IWOTH and (only_adding or not found.st_mode & stat.S_ISVTX):
+        return "all users can write to it"
+    return ""
+
+
+def _open(name: str | Path, flags: int, dir_fd: int | None) -> int:
+    flags = flags & ~os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        return os.open(name, flags, 0o666, dir_fd=dir_fd)
+    except OSError as error:
+        reasons = {errno.ENXIO: "nobody reads that pipe", errno.ELOOP: "it is a symbolic link"}
+        if error.errno in reasons:
+            raise OSError(error.errno, reasons[error.errno], str(name)) from error
+        raise
+
+
+def _make_plain(descriptor: int, found: os.stat_result, flags: int) -> None:
+    """Cuts what is to be cut, and lets a plain file's reads and writes be whole."""
+    if not stat.S_ISREG(found.st_mode):
+        return
+    os.set_blocking(descriptor, True)
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+
+
+def _check(found: os.stat_result, name: str | Path, folder: os.stat_result, flags: int) -> None:
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
+        raise OSError(errno.EMLINK, "it is a hard link: the file has other names", str(name))
+    _check_planted(found, name, folder)
+
+
+def _check_planted(found: os.stat_result, name: str | Path, folder: os.stat_result) -> None:
+    """The rule of fs.protected_regular and _fifos: in a folder like /tmp only this user's files, and its owner's."""
+    shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
+    if shared and found.st_uid not in (os.geteuid(), folder.st_uid):
+        raise OSError(errno.EACCES, f"user {_user(found.st_uid)} has put it there", str(name))
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (0, os.geteuid())
+
+
+def _may_exchange(folder: os.stat_result) -> bool:
+    """Whether another user can exchange a file of ours there."""
+    return not _is_trusted(folder.st_uid) or folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+
+
+def _kind(found: os.stat_result) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+@contextlib.contextmanager
+def _closed_on_error(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
