@@ -19,7 +19,7 @@ from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result, T
 from elastic_driver.worker.handles import begin
 from elastic_driver.worker.objects import check_root
 from elastic_driver.worker.process_sets import ProcessSet, members_of
-from elastic_driver.worker.reductions import carried_dtype, engine_op
+from elastic_driver.worker.reductions import carried_dtype, check_scattered, engine_op
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -261,6 +261,7 @@ def begin_reducescatter(
 ) -> int:
     """Begins a reducescatter; its result is a tuple when grouped."""
     _check_tensors(tensors, "reducescatter")
+    check_scattered(op)
     members = members_of(process_set)
     names = [dtype_name(tensor.dtype) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in tensors):

@@ -14,7 +14,7 @@ from elastic_driver.worker.handles import begin
 from elastic_driver.worker.messages import array_spec
 from elastic_driver.worker.objects import check_root
 from elastic_driver.worker.process_sets import Members, ProcessSet, members_of
-from elastic_driver.worker.reductions import carried_dtype, engine_op
+from elastic_driver.worker.reductions import carried_dtype, check_scattered, engine_op
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -177,6 +177,7 @@ def begin_reducescatter(
     grouped: bool,
 ) -> int:
     """Begins a reducescatter; its result is a list when grouped."""
+    check_scattered(op)
     members = members_of(process_set)
     sources = [np.asarray(tensor) for tensor in tensors]
     if any(source.ndim == 0 for source in sources):

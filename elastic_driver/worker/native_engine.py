@@ -304,10 +304,8 @@ class NativeEngine:
         return tuple(self._native.progress())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. There are no cycles to mark here."""
-        with open(path, "w"):
-            pass  # an OSError that names the file
-        self._native.start_timeline(path)
+        """See Engine. A cycle is a turn of the engine's thread."""
+        self._native.start_timeline(path, mark_cycles)
 
     def stop_timeline(self) -> None:
         """See Engine."""

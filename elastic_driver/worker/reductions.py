@@ -29,6 +29,12 @@ def carried_dtype(name: str, op: ReduceOp) -> str:
     return carried
 
 
+def check_scattered(op: ReduceOp) -> None:
+    """Raises RuntimeError, as Horovod does whatever the dtype, when results of this operation cannot be scattered."""
+    if op is ReduceOp.ADASUM:
+        raise RuntimeError("cannot reducescatter with Adasum, which weighs whole tensors: use allreduce, or another op")
+
+
 def engine_op(names: Iterable[str], op: ReduceOp) -> ReduceOp:
     """What the engine computes for this operation on values of the named dtypes.
 
