@@ -35,6 +35,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     op: ReduceOp
     backward_passes_per_step: int
 
+    @property
+    def _parameter_names(self) -> dict[Parameter, str]:
+        """The parameters' names. Horovod's attribute, which code around its optimizers reads."""
+        return self._reducer.names
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes before each step; not between a backward pass and its step."""
         self._reducer.passes = _checked_passes(passes)
@@ -270,9 +275,10 @@ def _names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[Parameter, str]:
     """The parameters' names; made up where none are given."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    groups = [group["params"] for group in optimizer.param_groups]
     if named_parameters is None:
-        return {param: f"allreduce.noname.{index}" for index, param in enumerate(params)}
+        return {param: f"allreduce.noname.{i}.{j}" for i, group in enumerate(groups) for j, param in enumerate(group)}
+    params = [param for group in groups for param in group]
     pairs = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError(
