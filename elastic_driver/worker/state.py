@@ -120,8 +120,8 @@ class State:
             lend: whether another thread will read it: then later saves leave it as it is, until the next is lent.
         """
         raise DurableError(
-            f"cannot write a {type(self).__name__} to disc: it has no _durable_values and _load_durable; use ObjectState "
-            "or TorchState, or leave --durable-dir away"
+            f"cannot write a {type(self).__name__} to disc: it has no _durable_values and _load_durable; use "
+            "ObjectState or TorchState, or leave --durable-dir away"
         )
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
