@@ -28,17 +28,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     _wrapped_class: Any
     _wrapped: torch.optim.Optimizer
+    _parameter_names: dict[Parameter, str]
     _reducer: Reducer
     _compression: Compressor | type[Compressor]
     _should_synchronize: bool
     _synchronized: bool
     op: ReduceOp
     backward_passes_per_step: int
-
-    @property
-    def _parameter_names(self) -> dict[Parameter, str]:
-        """The parameters' names. Horovod's attribute, which code around its optimizers reads."""
-        return self._reducer.names
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes before each step; not between a backward pass and its step."""
@@ -219,6 +215,7 @@ def DistributedOptimizer(
     distributed.gradient_predivide_factor = gradient_predivide_factor
     distributed.sparse_as_dense = sparse_as_dense
     distributed.process_set = process_set
+    distributed._parameter_names = names  # Horovod's attribute, which code around its optimizers reads
     distributed._reducer = Reducer(
         distributed,
         names,

@@ -126,11 +126,6 @@ class Reducer:
         return [param for group in optimizer.param_groups for param in group["params"]] if optimizer is not None else []
 
     @property
-    def names(self) -> dict[Parameter, str]:
-        """The names of the parameters, those of this object itself."""
-        return self._names
-
-    @property
     def in_flight(self) -> bool:
         """Whether there are gradients of a pass that was not concluded."""
         return self._begun

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.worker.collectives import ReduceOp
 from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result
 from elastic_driver.worker.handles import begin
@@ -34,7 +35,7 @@ def sendable(tensor: npt.ArrayLike, what: str, *, split: bool) -> tuple[Array, A
     if source.dtype.hasobject:
         raise TypeError(f"cannot {what} an array of objects: use broadcast_object or allgather_object")
     if split and source.ndim == 0:
-        raise ValueError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
     source = np.asarray(source, dtype=source.dtype.newbyteorder("="), order="C")
     if source.dtype.name in WIRE_DTYPES:
         return source, source
@@ -181,7 +182,7 @@ def begin_reducescatter(
     members = members_of(process_set)
     sources = [np.asarray(tensor) for tensor in tensors]
     if any(source.ndim == 0 for source in sources):
-        raise ValueError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
     works = [np.asarray(source, carried_dtype(source.dtype.name, op), order="C") for source in sources]
     operation = Operation(
         Kind.REDUCESCATTER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.worker.collectives import DTYPES, ReduceOp
 
 # Reduced in a wider type that engines carry: sums that fit the narrow type come out the same.
@@ -30,9 +31,11 @@ def carried_dtype(name: str, op: ReduceOp) -> str:
 
 
 def check_scattered(op: ReduceOp) -> None:
-    """Raises RuntimeError, as Horovod does whatever the dtype, when results of this operation cannot be scattered."""
+    """Raises UnsupportedOperationError, whatever the dtype, when results of this operation cannot be scattered."""
     if op is ReduceOp.ADASUM:
-        raise RuntimeError("cannot reducescatter with Adasum, which weighs whole tensors: use allreduce, or another op")
+        raise UnsupportedOperationError(
+            "cannot reducescatter with Adasum, which weighs whole tensors: use allreduce, or another op"
+        )
 
 
 def engine_op(names: Iterable[str], op: ReduceOp) -> ReduceOp:
