@@ -119,8 +119,10 @@ class Engine:
         """Shared memory, zeroed (uint8); None where there is none."""
     def progress(self) -> tuple[int, bool]:
         """Operations finished so far, and whether others are under way."""
-    def start_timeline(self, path: str) -> None: ...
-    def stop_timeline(self) -> None: ...
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Begins a trace. Raises OSError."""
+    def stop_timeline(self) -> None:
+        """Ends it; all that has happened is in the file then."""
     def abort(self, reason: str) -> None:
         """Ends what is under way and refuses what comes. Any thread, any time."""
     def close(self) -> None:

@@ -71,6 +71,13 @@ class DuplicateNameError(ElasticError, ValueError, RuntimeError):
     """An operation was submitted under a name that is under way already."""
 
 
+class UnsupportedOperationError(ElasticError, ValueError, RuntimeError):
+    """An operation is none that there is for such tensors. Horovod raises a RuntimeError here, so this is one.
+
+    It is no HorovodInternalError: another round would end the same way.
+    """
+
+
 class DeviceLaneError(ElasticError, RuntimeError):
     """Tensors of a device cannot go the way that ELASTIC_DRIVER_DEVICE_LANE asks for. Raised on all members.
 

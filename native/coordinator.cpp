@@ -19,6 +19,9 @@ constexpr size_t kHoldingCost = 96;
 // Tensors of this size and more gain nothing from company: they would only be copied.
 constexpr size_t kFusedTensorBytes = 256 * 1024;
 
+// As the gradients of an optimizer may be what is gathered.
+constexpr const char* kSparseHint = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))";
+
 // How a body goes: as a number, or whole.
 enum Mode : uint64_t { kWhole, kRemember, kKnown };
 
@@ -358,14 +361,9 @@ std::string Coordinator::objection(const Pending& pending) const {
     return text;
   }
   const Plan& plan = *reference.plan;
-  if (!joined.empty()) {
-    if (plan.kind == Kind::kAlltoall || plan.kind == Kind::kBarrier) {
-      return std::string(kind_name(plan.kind)) + " is not supported while " + join_ranks(joined) +
-             (joined.size() == 1 ? " has" : " have") + " joined";
-    }
-    if (plan.kind == Kind::kBroadcast && std::find(joined.begin(), joined.end(), plan.root) != joined.end()) {
-      return "the root, rank " + std::to_string(plan.root) + ", has joined";
-    }
+  if (!joined.empty() && plan.kind != Kind::kAllreduce) {
+    return std::string(kind_name(plan.kind)) + " is not supported while " + join_ranks(joined) +
+           (joined.size() == 1 ? " has" : " have") + " joined" + (plan.kind == Kind::kAllgather ? kSparseHint : "");
   }
   if (plan.kind == Kind::kAlltoall || plan.kind == Kind::kAllgather) {
     const size_t expected = plan.tensors.size() * (plan.kind == Kind::kAlltoall ? members.size() : 1);
@@ -392,9 +390,7 @@ void Coordinator::make_ready(const std::string& key, Pending& pending) {
     return;
   }
   if (entry.plan->sized()) {
-    const size_t each = entry.plan->tensors.size();
-    for (Arrival& arrival : pending.arrivals) {
-      if (!arrival.plan) arrival.sizes.assign(each, 0);
+    for (const Arrival& arrival : pending.arrivals) {
       entry.sizes.insert(entry.sizes.end(), arrival.sizes.begin(), arrival.sizes.end());
     }
   }

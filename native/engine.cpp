@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -21,9 +22,10 @@ constexpr size_t kPackedTensorBytes = 256 * 1024;
 constexpr size_t kPackBytes = size_t{4} << 20;
 // The thread looks up from its sleep now and then, for peers that have waited long.
 constexpr int kSleepMs = 1000;
-// What the timeline calls the transports.
+// What the timeline calls the transports. It has Horovod's names for what Horovod has, too.
 constexpr const char* kShared = "SHARED_MEMORY";
-constexpr const char* kNetwork = "GLOO";
+constexpr const char* kNetworkAllreduce = "GLOO_ALLREDUCE";
+constexpr const char* kNetworkAllgather = "GLOO_ALLGATHER";
 
 std::unique_ptr<char[]> uninitialized(size_t bytes) { return std::unique_ptr<char[]>(new char[std::max<size_t>(bytes, 1)]); }
 
@@ -37,6 +39,20 @@ std::vector<size_t> even_rows(size_t rows, size_t members) {
 bool same_memory_or_copied(const void* in, void* out, size_t bytes) {
   if (bytes != 0 && in != out) std::memcpy(out, in, bytes);
   return true;
+}
+
+// What the timeline calls an operation: ALLREDUCE; with Adasum, ADASUM.
+std::string activity(const Plan& plan) {
+  std::string text = plan.kind == Kind::kAllreduce && plan.reduction == Reduction::kAdasum ? reduction_name(plan.reduction)
+                                                                                           : kind_name(plan.kind);
+  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// Its row there: allreduce.NAME.
+std::string row(const Plan& plan, const std::string& key) {
+  const std::string name = key_name(key), prefix = std::string(kind_name(plan.kind)) + ".";
+  return name.compare(0, prefix.size(), prefix) == 0 ? name : prefix + name;
 }
 
 }  // namespace
@@ -439,10 +455,7 @@ void Engine::conclude(const Turn& turn, const std::string& error) {
   }
   if (turn.operation) {
     if (timeline_.on()) {
-      const std::string name = key_name(turn.operation->key_);
-      timeline_.span(name, "NEGOTIATE", turn.operation->submitted_, turn.answered);
-      timeline_.span(name, "QUEUE", turn.answered, turn.taken);
-      timeline_.span(name, kind_name(turn.plan->kind), turn.taken, Clock::now());
+      trace(*turn.operation, *turn.plan, turn.answered, {activity(*turn.plan), turn.taken, Clock::now()}, {});
     }
     finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
   }
@@ -477,6 +490,7 @@ void Engine::close() {
   aborted_ = true;
   link_.wake();
   if (thread_.joinable()) thread_.join();
+  timeline_.stop();
   plane_.reset();
   link_.close();
   if (pack_ != nullptr) segment_->release(std::exchange(pack_, nullptr));
@@ -504,6 +518,7 @@ void Engine::run() {
   try {
     while (true) {
       throw_if_aborted();
+      timeline_.cycle();
       tell();
       answer();
       asleep_ = true;
@@ -653,6 +668,9 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   const auto begin = Clock::now();
   try {
     Operation* const first = operations[0].get();
+    if (first == nullptr && plan.kind != Kind::kAllreduce && plan.kind != Kind::kJoin) {
+      throw CollectiveError("rank 0 runs what this rank has not submitted");
+    }
     switch (plan.kind) {
       case Kind::kAllreduce:
         run_allreduces(*set, entries, operations);
@@ -693,6 +711,13 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     throw;
   }
   const auto end = Clock::now();
+  const std::vector<Span> spans = std::exchange(spans_, {});
+  // Before anybody knows that they are done: who then stops the timeline is to find them in it.
+  if (timeline_.on()) {
+    for (const auto& operation : operations) {
+      if (operation) trace(*operation, plan, answered_, {activity(plan), begin, end}, spans);
+    }
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& operation : operations) {
@@ -701,16 +726,15 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     ++finished_;
   }
   changed_.notify_all();
-  const std::vector<Span> spans = std::exchange(spans_, {});
-  if (!timeline_.on()) return;
-  for (const auto& operation : operations) {
-    if (!operation) continue;
-    const std::string name = key_name(operation->key_);
-    timeline_.span(name, "NEGOTIATE", operation->submitted_, answered_);
-    timeline_.span(name, "QUEUE", answered_, begin);
-    timeline_.span(name, kind_name(plan.kind), begin, end);
-    for (const Span& span : spans) timeline_.span(name, span.what, span.begin, span.end);
-  }
+}
+
+void Engine::trace(const Operation& operation, const Plan& plan, Clock::time_point answered, const Span& whole,
+                   const std::vector<Span>& parts) {
+  const std::string name = row(plan, operation.key_);
+  timeline_.span(name, "NEGOTIATE_" + whole.what, operation.submitted_, answered);
+  timeline_.span(name, "QUEUE", answered, whole.begin);
+  timeline_.span(name, whole.what, whole.begin, whole.end);
+  for (const Span& part : parts) timeline_.span(name, part.what, part.begin, part.end);
 }
 
 char* Engine::pack_buffer(size_t bytes) {
@@ -767,7 +791,7 @@ void Engine::run_allreduces(const ProcessSet& set, const std::vector<Entry>& ent
       bytes += bytes_of(piece);
     }
     char* const packed = pack_buffer(bytes);
-    timed("FUSE", [&] {
+    timed("MEMCPY_IN_FUSION_BUFFER", [&] {
       size_t at = 0;
       for (const Piece& piece : batch) {
         std::memcpy(packed + at, piece.in, bytes_of(piece));
@@ -775,7 +799,7 @@ void Engine::run_allreduces(const ProcessSet& set, const std::vector<Entry>& ent
       }
     });
     allreduce(set, {packed, packed, count, batch[0].type}, first.reduction, first.prescale, first.postscale);
-    timed("UNFUSE", [&] {
+    timed("MEMCPY_OUT_FUSION_BUFFER", [&] {
       size_t at = 0;
       for (const Piece& piece : batch) {
         std::memcpy(piece.out, packed + at, bytes_of(piece));
@@ -831,7 +855,7 @@ void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction redu
   }
   const auto across = [&](void* data, size_t count) {
     if (count != 0) {
-      timed(kNetwork, [&] {
+      timed(kNetworkAllreduce, [&] {
         set.contexts->allreduce("lane", data, count, piece.type, each, options_.collective_timeout);
       });
     }
@@ -849,7 +873,7 @@ void Engine::allreduce(const ProcessSet& set, const Piece& piece, Reduction redu
 
 void Engine::allgather_bytes(const ProcessSet& set, const void* in, void* out, const std::vector<size_t>& sizes) {
   if (!set.one_machine) {
-    timed(kNetwork, [&] { set.contexts->allgather("global", in, out, sizes, options_.collective_timeout); });
+    timed(kNetworkAllgather, [&] { set.contexts->allgather("global", in, out, sizes, options_.collective_timeout); });
   } else if (set.ranks.size() == 1) {
     same_memory_or_copied(in, out, sizes[0]);
   } else {
@@ -889,9 +913,9 @@ void Engine::run_allgather(const ProcessSet& set, const Entry& entry, Operation*
     output.memory = uninitialized(output.bytes);
     output.rows = rows;
     if (output.bytes != 0) {
-      allgather_bytes(set, operation == nullptr ? nullptr : operation->memory_[tensor].input, output.memory.get(), sizes);
+      allgather_bytes(set, operation->memory_[tensor].input, output.memory.get(), sizes);
     }
-    if (operation != nullptr) operation->outputs_.push_back(std::move(output));
+    operation->outputs_.push_back(std::move(output));
   }
 }
 
@@ -901,14 +925,7 @@ void Engine::run_broadcast(const ProcessSet& set, const Entry& entry, Operation*
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
     const size_t bytes = plan.bytes(tensor);
     if (bytes == 0) continue;
-    std::unique_ptr<char[]> unwanted;
-    Memory memory{nullptr, nullptr};
-    if (operation != nullptr) {
-      memory = operation->memory_[tensor];
-    } else {
-      unwanted = uninitialized(bytes);
-      memory = {unwanted.get(), unwanted.get()};
-    }
+    const Memory& memory = operation->memory_[tensor];
     if (!set.one_machine) {
       if (rank_ == plan.root) same_memory_or_copied(memory.input, memory.output, bytes);
       set.contexts->broadcast("global", memory.output, bytes, static_cast<int>(place), options_.collective_timeout);
@@ -975,15 +992,11 @@ void Engine::run_reducescatter(const ProcessSet& set, const Entry& entry, Operat
       if (plan.postscale != 1) scale(data, elements, type, plan.postscale);
     };
     if (count != 0) {
-      const void* in = operation == nullptr ? nullptr : operation->memory_[tensor].input;
+      const void* in = operation->memory_[tensor].input;
       std::unique_ptr<char[]> own;
-      if (in == nullptr || plan.prescale != 1 || !set.one_machine) {
+      if (plan.prescale != 1 || !set.one_machine) {
         own = uninitialized(count * width);
-        if (in == nullptr) {
-          std::memset(own.get(), 0, count * width);
-        } else {
-          std::memcpy(own.get(), in, count * width);
-        }
+        std::memcpy(own.get(), in, count * width);
         if (plan.prescale != 1) scale(own.get(), count, type, plan.prescale);
         in = own.get();
       }
@@ -998,7 +1011,7 @@ void Engine::run_reducescatter(const ProcessSet& set, const Entry& entry, Operat
         plane_->reducescatter(set.party, next_number(), in, output.memory.get(), counts, type, each, conclude);
       }
         }
-    if (operation != nullptr) operation->outputs_.push_back(std::move(output));
+    operation->outputs_.push_back(std::move(output));
   }
 }
 

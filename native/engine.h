@@ -163,7 +163,7 @@ class Engine {
     ContextGroup* contexts = nullptr;
   };
   struct Span {
-    const char* what;
+    std::string what;
     Clock::time_point begin, end;
   };
   struct Piece {
@@ -199,6 +199,9 @@ class Engine {
   // Runs `work`, which is what the timeline calls it.
   template <typename Work>
   void timed(const char* what, Work work);
+  // Puts an operation of this rank that was run into the timeline.
+  void trace(const Operation& operation, const Plan& plan, Clock::time_point answered, const Span& whole,
+             const std::vector<Span>& parts);
   const ProcessSet* find_set(int number);
   void throw_if_aborted() const;
   uint64_t next_number() { return turn_number(reply_, turn_++); }

@@ -7,10 +7,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -248,8 +250,18 @@ void bind_engine(nb::module_& module) {
       .def("submit", &submit, arg("operation"))
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
-      .def("start_timeline", [](Engine& self, const std::string& path) { self.timeline().start(path, self.rank()); },
-           arg("path"), unlocked)
+      .def("start_timeline",
+           [](Engine& self, const std::string& path, bool mark_cycles) {
+             try {
+               const nb::gil_scoped_release released;
+               self.timeline().start(path, self.rank(), mark_cycles);
+             } catch (const std::system_error& error) {
+               errno = error.code().value();
+               PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+               throw nb::python_error();
+             }
+           },
+           arg("path"), arg("mark_cycles"))
       .def("stop_timeline", [](Engine& self) { self.timeline().stop(); }, unlocked)
       .def("abort", &Engine::abort, arg("reason"), unlocked)
       .def("close", &Engine::close, unlocked);

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import os
+import re
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 __all__ = [
+    "EXTENSIONS",
     "check_extension",
     "check_installed_version",
     "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
+    "get_ext_suffix",
+    "get_extension_full_path",
     "gpu_available",
     "is_iterable",
+    "is_version_greater_equal_than",
     "num_rank_is_power_2",
     "split_list",
 ]
+
+EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+# Remembers what a function has returned for its arguments. Tests of others decorate their own functions with it.
+_cache = functools.cache
+
+
+def get_ext_suffix() -> str:
+    """How the name of an extension module ends."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """Where the extension of a package would be, if it had one there.
+
+    Args:
+        pkg_path: the package's ``__init__.py``.
+        *args: folders under the package's, and the extension's name without its end.
+    """
+    return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: FBT001, FBT002 - Horovod's
@@ -102,3 +129,30 @@ def is_iterable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def is_version_greater_equal_than(ver: Any, target: Any) -> bool:
+    """Whether a version is not before another.
+
+    Args:
+        ver: a version; what a build adds to it ("+cpu") does not count, and a release candidate is before its release.
+        target: ``major.minor.patch``.
+
+    Raises:
+        ValueError: one of them is no version, or the target not of that form.
+    """
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"This function only accepts string arguments, not {ver!r} and {target!r}")
+    if len(target.split(".")) != 3:
+        raise ValueError(f"We only accept target versions of the form major.minor.patch, not {target!r}")
+    return _version_key(ver) >= _version_key(target)
+
+
+def _version_key(text: str) -> tuple[list[int], bool]:
+    match = re.fullmatch(r"v?(\d+(?:\.\d+)*)(.*)", text.strip().partition("+")[0])
+    if match is None:
+        raise ValueError(f"cannot read {text!r} as a version")
+    numbers = [int(number) for number in match[1].split(".")]
+    while numbers and numbers[-1] == 0:  # 2.0 is 2.0.0
+        numbers.pop()
+    return numbers, not re.match(r"[.-]?(a|b|c|rc|alpha|beta|pre|dev)", match[2])

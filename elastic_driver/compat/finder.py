@@ -27,10 +27,23 @@ _OWN = "elastic_driver.compat"
 _TORCH = "elastic_driver.torch"
 _WORKER = "elastic_driver.worker"
 
+# The few-line helpers of horovod.runner, one module of this package for each.
+_RUNNER = {
+    "horovod.runner.common.util": (
+        *("codec", "env", "host_hash", "hosts", "secret", "settings", "timeout", "tiny_shell_exec"),
+    ),
+    "horovod.runner.util": ("threads",),
+}
+
 # module -> (whether it has modules of its own, where its names come from)
 _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod": (True, (f"{_OWN}.top",)),
     "horovod.runner": (True, (f"{_OWN}.top",)),
+    "horovod.runner.common": (True, ()),
+    **dict.fromkeys(_RUNNER, (True, ())),
+    **{
+        f"{package}.{name}": (False, (f"{_OWN}.runner.{name}",)) for package, names in _RUNNER.items() for name in names
+    },
     "horovod.common": (True, ()),
     "horovod.common.basics": (False, (f"{_OWN}.common_basics",)),
     "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),

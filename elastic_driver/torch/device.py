@@ -311,7 +311,7 @@ class Lane:
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
             if job is None:
-                sources = [absent(Kind(kind), dtype, shape, device) for dtype, shape in plans]
+                sources = [absent(dtype, shape, device) for dtype, shape in plans]
             else:
                 sources = self._fetch(job, device, stream)
             own = job is None or job.in_place or sources is not job.sources

@@ -33,10 +33,9 @@ class Terms:
     own: bool
 
 
-def absent(kind: Kind, dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """What this process puts in for a tensor of others' when it has joined."""
-    rows = (0, *shape[1:]) if kind is Kind.ALLGATHER else shape
-    return torch.zeros(rows, dtype=getattr(torch, dtype), device=device)
+def absent(dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """What this process puts into an allreduce of others when it has joined: other kinds are refused then."""
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
 
 
 def carry_out(

@@ -49,12 +49,13 @@ def broadcast_optimizer_state(
 ) -> None:
     """Makes an optimizer's state and options those of the root's, bitwise. Blocks until done.
 
-    The structure travels too: an optimizer that has made no step yet gets all of the root's state.
+    The structure travels too: an optimizer that has made no step yet gets all of the root's state. As in Horovod its
+    parameters have gradients of zeros afterwards.
 
     Args:
         optimizer: over the same parameters, in the same groups, on all ranks.
         root_rank: whose state all get (a global rank).
-        model: for Horovod's signature.
+        model: tells which parameters of an SGD have sparse gradients: those of its sparse embeddings.
         process_set: whose members take part.
 
     Raises:
@@ -64,9 +65,32 @@ def broadcast_optimizer_state(
     members = members_of(process_set)
     check_root(members, root_rank)
     members.context.check()
+    if not optimizer.state:
+        _zero_gradients(optimizer, model)
     if members.size == 1:
         return
     skeleton, tensors = flatten(optimizer_tree(optimizer))
     received = broadcast_tree(skeleton, tensors, root_rank, process_set)
     if members.context.slot.rank != root_rank:
         set_optimizer(optimizer, received)
+
+
+def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Gives all parameters that are trained a gradient of zeros, of the layout that their next one has.
+
+    Horovod has a new optimizer make its state by a step with such gradients, and leaves them behind: scripts read them.
+    """
+    embeddings = [] if model is None else [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
+    sparse = {id(each.weight) for each in embeddings if each.sparse}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if not param.requires_grad:
+                continue
+            if isinstance(optimizer, torch.optim.SparseAdam) or (
+                isinstance(optimizer, torch.optim.SGD) and id(param) in sparse
+            ):
+                rows = param.detach()[:0]
+                none = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+                param.grad = torch.sparse_coo_tensor(none, rows, param.shape, check_invariants=False)
+            else:
+                param.grad = torch.zeros_like(param)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch import handles
 from elastic_driver.torch.compression import Compression
 from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
@@ -236,7 +237,7 @@ def allgather(
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
-        ValueError: a scalar.
+        UnsupportedOperationError: a scalar.
     """
     _check_rows([tensor], "allgather")
     apply: Any = _Allgather.apply
@@ -254,7 +255,7 @@ def grouped_allgather(
 
 def _check_rows(tensors: Sequence[torch.Tensor], what: str) -> None:
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
 
 
 def broadcast(
@@ -298,7 +299,8 @@ def alltoall(
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
-        ValueError: a scalar, or splits that do not add up to the rows there are.
+        UnsupportedOperationError: a scalar.
+        ValueError: splits that do not add up to the rows there are.
     """
     apply: Any = _Alltoall.apply
     output, received = apply(tensor, splits, name, process_set)
@@ -322,7 +324,7 @@ def reducescatter(
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks did not submit the same; on all of them.
         TypeError: values of this dtype cannot be reduced.
-        ValueError: a scalar.
+        UnsupportedOperationError: a scalar, or Adasum.
     """
     (result,) = grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)
     return result

@@ -28,6 +28,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     _wrapped_class: Any
     _wrapped: torch.optim.Optimizer
+    _parameter_names: dict[Parameter, str]
     _reducer: Reducer
     _compression: Compressor | type[Compressor]
     _should_synchronize: bool
@@ -214,6 +215,7 @@ def DistributedOptimizer(
     distributed.gradient_predivide_factor = gradient_predivide_factor
     distributed.sparse_as_dense = sparse_as_dense
     distributed.process_set = process_set
+    distributed._parameter_names = names  # Horovod's attribute, which code around its optimizers reads
     distributed._reducer = Reducer(
         distributed,
         names,
@@ -270,9 +272,10 @@ def _names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[Parameter, str]:
     """The parameters' names; made up where none are given."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    groups = [group["params"] for group in optimizer.param_groups]
     if named_parameters is None:
-        return {param: f"allreduce.noname.{index}" for index, param in enumerate(params)}
+        return {param: f"allreduce.noname.{i}.{j}" for i, group in enumerate(groups) for j, param in enumerate(group)}
+    params = [param for group in groups for param in group]
     pairs = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError(

@@ -17,7 +17,7 @@ from elastic_driver.torch.snapshot import (
     set_optimizer,
 )
 from elastic_driver.worker.runtime import current
-from elastic_driver.worker.state import ObjectState, check_names
+from elastic_driver.worker.state import ObjectState, check_attributes, check_names
 
 
 class Handler(Protocol):
@@ -117,6 +117,9 @@ class TorchState(ObjectState):
         **kwargs: further values, by the names they have on the state.
     """
 
+    model: Any = None  # for who asks a state that was given none
+    optimizer: Any = None
+
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -133,7 +136,8 @@ class TorchState(ObjectState):
                 plain[name] = value
             else:
                 self._handlers[name] = handler
-        super().__init__(**plain)
+        check_attributes(self._handlers)
+        super().__init__(None, None, **plain)
         for name in self._handlers:
             object.__setattr__(self, name, (given | kwargs)[name])
         self._copy.save(self._trees())
@@ -179,13 +183,13 @@ class TorchState(ObjectState):
         self.save()
         self._commits = commits
 
-    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+    def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State."""
         if lend:
             self._copy.lend()
-        return {**self._copy.tree(), **super().durable_values()}
+        return {**self._copy.tree(), **super()._durable_values()}
 
-    def load_durable(self, values: dict[str, Any], commits: int) -> None:
+    def _load_durable(self, values: dict[str, Any], commits: int) -> None:
         """See State."""
         check_names(values, [*self._handlers, *self._names])
         for name, handler in self._handlers.items():

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch import device
 from elastic_driver.worker.arrays import checked_splits
 from elastic_driver.worker.collectives import Bytes, ReduceOp
@@ -19,7 +20,7 @@ from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result, T
 from elastic_driver.worker.handles import begin
 from elastic_driver.worker.objects import check_root
 from elastic_driver.worker.process_sets import ProcessSet, members_of
-from elastic_driver.worker.reductions import carried_dtype, engine_op
+from elastic_driver.worker.reductions import carried_dtype, check_scattered, engine_op
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -79,7 +80,7 @@ def _sendable(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """As ``on_cpu``, of a wire dtype: others as bytes, in one more dimension."""
     source = on_cpu(tensor)
     if tensor.dim() == 0:
-        raise ValueError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
     if dtype_name(source.dtype) in WIRE_DTYPES:
         return source
     return source.unsqueeze(-1).view(torch.uint8)
@@ -261,10 +262,11 @@ def begin_reducescatter(
 ) -> int:
     """Begins a reducescatter; its result is a tuple when grouped."""
     _check_tensors(tensors, "reducescatter")
+    check_scattered(op)
     members = members_of(process_set)
     names = [dtype_name(tensor.dtype) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
     if device.takes(members, tensors):
         return device.begin_on_device(
             members,

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.worker.collectives import ReduceOp
 from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result
 from elastic_driver.worker.handles import begin
 from elastic_driver.worker.messages import array_spec
 from elastic_driver.worker.objects import check_root
 from elastic_driver.worker.process_sets import Members, ProcessSet, members_of
-from elastic_driver.worker.reductions import carried_dtype, engine_op
+from elastic_driver.worker.reductions import carried_dtype, check_scattered, engine_op
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -34,7 +35,7 @@ def sendable(tensor: npt.ArrayLike, what: str, *, split: bool) -> tuple[Array, A
     if source.dtype.hasobject:
         raise TypeError(f"cannot {what} an array of objects: use broadcast_object or allgather_object")
     if split and source.ndim == 0:
-        raise ValueError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
     source = np.asarray(source, dtype=source.dtype.newbyteorder("="), order="C")
     if source.dtype.name in WIRE_DTYPES:
         return source, source
@@ -177,10 +178,11 @@ def begin_reducescatter(
     grouped: bool,
 ) -> int:
     """Begins a reducescatter; its result is a list when grouped."""
+    check_scattered(op)
     members = members_of(process_set)
     sources = [np.asarray(tensor) for tensor in tensors]
     if any(source.ndim == 0 for source in sources):
-        raise ValueError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError("cannot reducescatter a scalar: it has no first dimension; reshape it to (1,)")
     works = [np.asarray(source, carried_dtype(source.dtype.name, op), order="C") for source in sources]
     operation = Operation(
         Kind.REDUCESCATTER,

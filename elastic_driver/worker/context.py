@@ -89,6 +89,21 @@ class Limits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TimelineSettings:
+    """What HOROVOD_TIMELINE and HOROVOD_TIMELINE_MARK_CYCLES say: a file, if any, and whether cycles are marked."""
+
+    path: str = ""
+    mark_cycles: bool = False
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> TimelineSettings:
+        """Reads them. DYNAMIC is no file: it is for Horovod, where only this lets ``start_timeline`` be called."""
+        path = environ.get("HOROVOD_TIMELINE", "")
+        mark_cycles = environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "") not in ("", "0", "false")
+        return cls("" if path.upper() == "DYNAMIC" else path, mark_cycles)
+
+
 class ConnectableEngine(Engine, Protocol):
     """An engine before it has its peers."""
 
@@ -174,6 +189,7 @@ class Context:
         address: str,
         limits: Limits,
         client: RoundClient | None,
+        timeline: TimelineSettings = TimelineSettings(),
     ) -> None:
         self.assignment = assignment
         self.slot = assignment.slot
@@ -183,6 +199,7 @@ class Context:
         self.joins = 0  # how often all ranks have joined
         self._address = address
         self._client = client
+        self._timeline = timeline
         self._lock = threading.Lock()  # guards _broken, _engine, _closing
         self._broken = ""
         self._engine: ConnectableEngine | None = None
@@ -201,7 +218,6 @@ class Context:
 
         Raises:
             HorovodInternalError: it cannot be done: a peer is gone, the driver ended the round, the time is up.
-            OSError: the timeline of HOROVOD_TIMELINE cannot be written.
         """
         if self._watch is not None:
             self._watch.start()
@@ -214,12 +230,15 @@ class Context:
 
     def _begin_timeline(self) -> None:
         """Horovod's rule: the trace is rank 0's. Later rounds do not overwrite the first one's."""
-        path = os.environ.get("HOROVOD_TIMELINE", "")
-        if not path or path.upper() == "DYNAMIC" or self.slot.rank != 0:
+        path = self._timeline.path
+        if not path or self.slot.rank != 0:
             return
         if os.path.exists(path) and self.assignment.round_id > 1:
             path += f".{self.assignment.round_id}"
-        self.engine.start_timeline(path)
+        try:
+            self.engine.start_timeline(path, mark_cycles=self._timeline.mark_cycles)
+        except OSError as error:  # as in Horovod: no reason to end the training, in a later round least of all
+            _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", error)
 
     @property
     def engine(self) -> Engine:

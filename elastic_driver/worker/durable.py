@@ -128,12 +128,12 @@ class Durable:
         if not self._checked:
             # Not what is written: that must stay the writer's alone. But the first commit is always due.
             if not self.is_writer(rank):
-                durable_format.encode(state.durable_values())
+                durable_format.encode(state._durable_values())
             else:
                 with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
                     self._marks.begin()
             self._checked = True
-        if not self.is_writer(rank) or self.busy or not self._due(state.commits):
+        if not self.is_writer(rank) or self.busy or not self._due(state._commits):
             return
         self._hand_over(state)
 
@@ -147,16 +147,16 @@ class Durable:
 
     def _hand_over(self, state: State) -> None:
         encoded = durable_format.encode(
-            state.durable_values(lend=True), commits=state.commits, state=type(state).__name__, job=self._job_id
+            state._durable_values(lend=True), commits=state._commits, state=type(state).__name__, job=self._job_id
         )
-        self._last_commits, self._last_at = state.commits, time.monotonic()
+        self._last_commits, self._last_at = state._commits, time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._write_all, name="durable commits", daemon=True)
             self._thread.start()
             atexit.unregister(self.wait)
             atexit.register(self.wait)
         with self._wake:
-            self._work = (state.commits, encoded)
+            self._work = (state._commits, encoded)
             self._wake.notify_all()
 
     def _write_all(self) -> None:
@@ -201,9 +201,9 @@ class Durable:
 
     def finish(self, state: State, *, rank: int) -> None:
         """At the end of training: puts the last commit on disc, due or not."""
-        if not self.is_writer(rank) or not self.owns(state) or not state.commits or not self.wait():
+        if not self.is_writer(rank) or not self.owns(state) or not state._commits or not self.wait():
             return
-        if self.written != state.commits:
+        if self.written != state._commits:
             self._hand_over(state)
             self.wait()
 
@@ -233,7 +233,7 @@ class Durable:
             folder=f"none on {self._host}",
             path=str(self.folder),
             host=self._host if process.context.slot.size > 1 else "",
-            state_commits=state.commits,
+            state_commits=state._commits,
             was_member=self._entered or process.first_round == 1 < process.context.assignment.round_id,
             reached=process.commits_seen,
         )

@@ -210,7 +210,7 @@ def _take(state: State, content: bytearray, commits: int, path: Path) -> _Outcom
     except DurableError as error:
         return _Outcome(why=str(error))
     try:
-        state.load_durable(values, commits)
+        state._load_durable(values, commits)
     except HorovodInternalError:
         raise
     except Exception as error:

@@ -306,11 +306,11 @@ class NativeEngine:
         return tuple(self._native.progress())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. There are no cycles to mark here."""
+        """See Engine. A cycle is a turn of the engine's thread."""
         descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             # The file that was looked at, whatever stands under its name by now.
-            self._native.start_timeline(f"/proc/self/fd/{descriptor}")
+            self._native.start_timeline(f"/proc/self/fd/{descriptor}", mark_cycles)
         finally:
             os.close(descriptor)
 

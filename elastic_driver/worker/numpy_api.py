@@ -216,7 +216,7 @@ def allgather(tensor: npt.ArrayLike, name: str | None = None, process_set: Proce
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
-        ValueError: a scalar.
+        UnsupportedOperationError: a scalar.
     """
     result: Array = synchronize(allgather_async(tensor, name, process_set))
     return result
@@ -318,7 +318,8 @@ def alltoall(
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
-        ValueError: a scalar, or splits that do not add up to the rows there are.
+        UnsupportedOperationError: a scalar.
+        ValueError: splits that do not add up to the rows there are.
     """
     received = synchronize(alltoall_async(tensor, splits, name, process_set))
     return received[0] if splits is None else received
@@ -354,7 +355,7 @@ def reducescatter(
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks did not submit the same; on all of them.
         TypeError: values of this dtype cannot be reduced.
-        ValueError: a scalar.
+        UnsupportedOperationError: a scalar, or Adasum.
     """
     handle = reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
     result: Array = synchronize(handle)

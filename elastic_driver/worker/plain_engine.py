@@ -39,7 +39,7 @@ from elastic_driver.worker.collectives import (
 )
 from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result
 from elastic_driver.worker.plain_kinds import Link, control_text, itemsize, run, serve
-from elastic_driver.worker.trace import Trace
+from elastic_driver.worker.trace import Trace, activity, row
 
 Make: TypeAlias = Callable[[tuple[Group, ...]], Collectives]
 """Makes a backend's collectives, not yet connected."""
@@ -62,6 +62,8 @@ class _Work:
     state: int = _ACTIVE
     name: str = ""
     title: str = ""
+    row: str = ""  # for the timeline, like the next; operations only
+    activity: str = ""
     future: Future[Any] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 
@@ -320,6 +322,8 @@ class PlainEngine:
             state,
             operation.name,
             operation.name or operation.kind.name.lower(),
+            row(operation),
+            activity(operation),
         )
         return PlainHandle(self._enter(lane, work))
 
@@ -396,10 +400,8 @@ class PlainEngine:
             self._finished += 1
             lane.names.discard(work.name)
             trace = self._trace
-        if trace is not None:
-            trace.span(work.title, "queue", work.submitted, begun)
-            trace.span(work.title, "agree", begun, agreed)
-            trace.span(work.title, "run", agreed, time.monotonic())
+        if trace is not None and work.activity:
+            trace.operation(work.row, work.activity, work.submitted, begun, agreed)
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """See Engine."""
@@ -454,8 +456,8 @@ class PlainEngine:
             return self._finished, any(lane.pending for lane in self._lanes.values())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. There are no cycles to mark."""
-        trace = Trace(path, self._rank)
+        """See Engine. A cycle is one operation's turn."""
+        trace = Trace(path, self._rank, mark_cycles=mark_cycles)
         with self._lock:
             former, self._trace = self._trace, trace
         if former is not None:

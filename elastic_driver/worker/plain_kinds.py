@@ -80,11 +80,10 @@ def run(link: Link, operation: Operation) -> Result:
 
 
 def serve(link: Link, plan: dict[str, Any]) -> None:
-    """Takes part in an operation of the others with zeros, or with no rows, for a rank that has joined."""
-    kind = Kind[plan["operation"].upper()]
+    """Takes part in an allreduce of the others with zeros, for a rank that has joined."""
     specs, memory = [], []
     for dtype, extents in plan["tensors"]:
-        shape = (0, *extents) if kind is Kind.ALLGATHER else tuple(extents)
+        shape = tuple(extents)
         array = np.zeros(prod(shape) * itemsize(dtype), np.uint8)
         memory.append(array)
         address = array.ctypes.data if array.nbytes else 0
@@ -92,13 +91,12 @@ def serve(link: Link, plan: dict[str, Any]) -> None:
     run(
         link,
         Operation(
-            kind,
+            Kind.ALLREDUCE,
             tuple(specs),
             plan["name"],
             ReduceOp(plan["op"]),
-            plan["root"],
-            plan["prescale_factor"],
-            plan["postscale_factor"],
+            prescale=plan["prescale_factor"],
+            postscale=plan["postscale_factor"],
         ),
     )
 

@@ -16,6 +16,9 @@ from elastic_driver.worker.engine import Kind, Operation
 LEAVING = "elastic_driver.leaving"
 """The name of the barrier of processes that are about to shut down: a rank that wants anything else is left alone."""
 
+# As the gradients of an optimizer may be what is gathered.
+_SPARSE_HINT = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))"
+
 # Kinds whose members may differ in the tensors' first dimensions, which are therefore no part of the plan.
 _FREE_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL)
 
@@ -107,11 +110,8 @@ def _shape(extents: list[int], *, free: bool) -> str:
 
 def objection(plan: dict[str, Any], joined: Sequence[int]) -> str:
     """Why an operation cannot run while some ranks have joined; "" when it can."""
-    have = f"{ranks_text(joined)} {'has' if len(joined) == 1 else 'have'} joined"
-    if plan["operation"] in ("allreduce", "reducescatter", "allgather"):
+    if plan["operation"] == "allreduce":
         return ""
-    if plan["operation"] == "broadcast":
-        if plan["root"] not in joined:
-            return ""
-        return f"cannot {title(plan)}: the root, rank {plan['root']}, has joined"
-    return f"cannot {title(plan)}: {plan['operation']} is not supported while {have}"
+    have = f"{ranks_text(joined)} {'has' if len(joined) == 1 else 'have'} joined"
+    hint = _SPARSE_HINT if plan["operation"] == "allgather" else ""
+    return f"cannot {title(plan)}: {plan['operation']} is not supported while {have}{hint}"

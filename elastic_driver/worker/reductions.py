@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.worker.collectives import DTYPES, ReduceOp
 
 # Reduced in a wider type that engines carry: sums that fit the narrow type come out the same.
@@ -27,6 +28,14 @@ def carried_dtype(name: str, op: ReduceOp) -> str:
         known = ", ".join((*DTYPES, *_WIDENED, "bool (not averaged)"))
         raise TypeError(f"cannot reduce values of dtype {name}: the dtypes are {known}")
     return carried
+
+
+def check_scattered(op: ReduceOp) -> None:
+    """Raises UnsupportedOperationError, whatever the dtype, when results of this operation cannot be scattered."""
+    if op is ReduceOp.ADASUM:
+        raise UnsupportedOperationError(
+            "cannot reducescatter with Adasum, which weighs whole tensors: use allreduce, or another op"
+        )
 
 
 def engine_op(names: Iterable[str], op: ReduceOp) -> ReduceOp:

@@ -55,7 +55,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
             if cause is ReadyCause.INTERNAL_ERROR:
                 process.context.abort(detail)
                 state.restore()
-            process.reset(cause, commits=state.commits, detail=detail)
+            process.reset(cause, commits=state._commits, detail=detail)
             again = True
 
     return cast(Callable[Concatenate[S, P], R], wrapper)
@@ -68,7 +68,7 @@ def _enter(process: Runtime, state: State) -> None:
         on_disc.enter(state, process)
     if process.context.assignment.sync:
         state.sync()
-    process.report_running(state.commits)
+    process.report_running(state._commits)
 
 
 def _finish(process: Runtime, state: State) -> None:

@@ -51,7 +51,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.tether import tie_this_process
 from elastic_driver.worker import canary, leaving
 from elastic_driver.worker import process_sets as sets
-from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
+from elastic_driver.worker.context import Context, Limits, RoundClient, TimelineSettings, usable_backends
 from elastic_driver.worker.watch import poll_s
 
 _log = logging.getLogger("elastic_driver.worker")
@@ -114,6 +114,7 @@ class Runtime:
         self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._left_by_exception = False
         self._environ = os.environ
+        self._timeline = TimelineSettings()
 
     @property
     def context(self) -> Context:
@@ -163,6 +164,8 @@ class Runtime:
                 "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
                 "so; use --no-preload"
             )
+        # Now, not when a round is joined: programs set the variables for this call only.
+        self._timeline = TimelineSettings.from_environ(self._environ)
         _install_exit()
         if self._environ.get(ENV_RENDEZVOUS):
             tie_this_process()
@@ -314,7 +317,14 @@ class Runtime:
         # A client of its own: closing it ends what the round's threads wait for, and nothing else.
         client = None if self._worker is None else self._new_client()
         address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
-        return Context(assignment, worker=self._worker, address=address, limits=limits, client=client)
+        return Context(
+            assignment,
+            worker=self._worker,
+            address=address,
+            limits=limits,
+            client=client,
+            timeline=self._timeline,
+        )
 
     def _own_id(self) -> WorkerId:
         key = self._environ.get(ENV_WORKER)

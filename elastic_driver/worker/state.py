@@ -6,7 +6,7 @@ Owns the counting of commits and the agreement to leave a round. The PyTorch sta
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,22 +20,33 @@ from elastic_driver.worker.objects import broadcast_object
 from elastic_driver.worker.runtime import runtime
 
 
+class _HostMessages:
+    """What Horovod's elastic scripts ask for ``empty()`` while they wait for a change of hosts to be noticed."""
+
+    def empty(self) -> bool:
+        """Whether this process knows of no change for which it is to leave at its next commit."""
+        process = runtime()
+        return not (process.initialized and process.context.hosts_updated)
+
+
 class State:
     """Base of all states. A subclass gives save, restore and sync; reset too where it needs one.
 
-    Attributes:
-        commits: commits of the state so far, the same on all ranks after a sync. The rank with the most is the one
-            whose state the next round goes on from.
+    All names that are not Horovod's begin with an underscore: the others are the attributes' of the training.
+
+    Args:
+        bcast_object: for Horovod's interface.
+        get_rank: for Horovod's interface.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, bcast_object: Callable[[Any], Any] | None = None, get_rank: Callable[[], int] | None = None
+    ) -> None:
+        # Of this state so far, as of the restore point; the same on all ranks after a sync. The rank with the most is
+        # the one whose state the next round goes on from.
         self._commits = 0
         self._reset_callbacks: list[Callable[[], None]] = []
-
-    @property
-    def commits(self) -> int:
-        """Commits of this state so far; as of the restore point."""
-        return self._commits
+        self._host_messages = _HostMessages()
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
         """Has functions called after each reset, when ranks and size are the new ones, before the state is synced.
@@ -102,23 +113,34 @@ class State:
         """Makes the state that of rank 0, on all ranks, and that the restore point. Counts no commit."""
         raise NotImplementedError
 
-    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+    def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """The restore point, by attribute, for durable commits.
 
         Args:
             lend: whether another thread will read it: then later saves leave it as it is, until the next is lent.
         """
         raise DurableError(
-            f"cannot write a {type(self).__name__} to disc: it has no durable_values and load_durable; use ObjectState "
-            "or TorchState, or leave --durable-dir away"
+            f"cannot write a {type(self).__name__} to disc: it has no _durable_values and _load_durable; use "
+            "ObjectState or TorchState, or leave --durable-dir away"
         )
 
-    def load_durable(self, values: dict[str, Any], commits: int) -> None:
-        """Makes the state, and the restore point, what ``durable_values`` was at that commit."""
+    def _load_durable(self, values: dict[str, Any], commits: int) -> None:
+        """Makes the state, and the restore point, what ``_durable_values`` was at that commit."""
         raise NotImplementedError
 
     def reset(self) -> None:
         """Adapts to other ranks and another size. Called in the new round, before sync."""
+
+
+# What no attribute of a training can be called, besides names with an underscore first.
+_RESERVED = frozenset(name for name in dir(State) if not name.startswith("_"))
+
+
+def check_attributes(names: Iterable[str]) -> None:
+    """Raises ValueError when a state cannot have attributes of these names."""
+    taken = sorted(name for name in names if name in _RESERVED or name.startswith("_"))
+    if taken:
+        raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state has these names itself")
 
 
 class ObjectState(State):
@@ -139,9 +161,7 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        taken = sorted(name for name in kwargs if hasattr(type(self), name) or name.startswith("_"))
-        if taken:
-            raise ValueError(f"cannot keep attributes named {', '.join(taken)}: a state has these names itself")
+        check_attributes(kwargs)
         self._bcast_object = bcast_object or broadcast_object
         self._names = list(kwargs)
         self._saved: dict[str, Any] = {}
@@ -176,11 +196,11 @@ class ObjectState(State):
         self.save()
         self._commits = commits
 
-    def durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+    def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State. The saved values are never changed, only replaced."""
         return self._saved
 
-    def load_durable(self, values: dict[str, Any], commits: int) -> None:
+    def _load_durable(self, values: dict[str, Any], commits: int) -> None:
         """See State."""
         check_names(values, self._names)
         self._take(values)

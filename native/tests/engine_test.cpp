@@ -1,7 +1,8 @@
-// Engines with threads as ranks, for the sanitizers: the same operations from several threads, aborts at any moment, and
-// rubbish for messages.
+// Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that comes
+// and goes, aborts at any moment, and rubbish for messages.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,15 @@ void operations(bool direct) {
   EngineOptions options;
   options.direct_reads = direct;
   World world(3, options);
+  std::atomic<bool> done{false};
+  std::thread tracer([&] {
+    elastic::Timeline& timeline = world.engines[0]->timeline();
+    while (!done) {
+      timeline.start("/dev/null", 0, true);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      timeline.stop();
+    }
+  });
   world.each([](Engine& engine, int rank) {
     std::mt19937 random(static_cast<unsigned>(rank));
     for (int step = 0; step < 5; ++step) {
@@ -123,6 +133,8 @@ void operations(bool direct) {
     // Nobody leaves while others look for this one.
     finish(engine, engine.submit("end", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
   });
+  done = true;
+  tracer.join();
 }
 
 }  // namespace

@@ -46,14 +46,17 @@ def train(state):
             optimizer.step()
             state.batch = index
             state.sampler.record_batch(index, 8)
+            state.commits += 1
             state.commit()
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
+        state.commits += 1
         state.commit()
+    assert state._host_messages.empty()  # what Horovod's own elastic script waits on
 
 
 assert issubclass(HorovodInternalError, RuntimeError)
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, commits=0)
 state.register_reset_callbacks([on_state_reset])
 train(state)
-print(f"rank {hvd.rank()} of {hvd.size()} epochs {state.epoch} resets {len(seen)}", flush=True)
+print(f"rank {hvd.rank()} of {hvd.size()} epochs {state.epoch} resets {len(seen)} commits {state.commits}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,9 +59,14 @@ def test_mnist_like() -> None:
     assert "rank 1 of 2 accuracy" in said
 
 
-def test_synthetic_benchmark() -> None:
-    code, said = elasticrun("-np", "2", sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--fp16-allreduce")
+def test_synthetic_benchmark(tmp_path: Path) -> None:
+    code, said = elasticrun(
+        *("-np", "2", "--timeline-filename", str(tmp_path / "trace.json"), "--timeline-mark-cycles"),
+        *(sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--fp16-allreduce"),
+    )
     assert code == 0, said
+    events = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())}
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST", "CYCLE_START"} <= events
     assert "Total on 2 workers: done" in said
     assert said.count("Img/sec") == 1
 
@@ -73,7 +79,8 @@ def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
     )
     assert code == 0, said
     assert (tmp_path / "killed").exists()
-    assert "rank 0 of 1 epochs 3 resets 1" in said
+    # Its own count: 8 + 1 of two ranks in the first epoch, and 2; then of one the 12 + 1 that are left, and 16 + 1.
+    assert "rank 0 of 1 epochs 3 resets 1 commits 41" in said
 
 
 def test_names_are_the_same_objects() -> None:

@@ -156,7 +156,7 @@ def train(steps: str, commit_each: str = "1", pause_s: str = "0.01") -> None:
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
-        say(entered=state.step, commits=state.commits, rank=hvd.rank(), size=hvd.size(), weights=digest(state.weights))
+        say(entered=state.step, commits=state._commits, rank=hvd.rank(), size=hvd.size(), weights=digest(state.weights))
         while state.step < int(steps):
             hold(state.step)
             time.sleep(float(pause_s))  # stands for the computing
@@ -276,7 +276,7 @@ def torch_train(
 
     @thvd.elastic.run
     def loop(state: Any) -> None:
-        say(entered=state.step, rank=thvd.rank(), size=thvd.size(), state=fingerprint(), commits=state.commits)
+        say(entered=state.step, rank=thvd.rank(), size=thvd.size(), state=fingerprint(), commits=state._commits)
         while state.step < int(steps) and state.epoch < int(epochs):
             for index, (x, y, which) in enumerate(loader):
                 hold(state.step)

@@ -83,7 +83,7 @@ def main() -> None:
                     "size": hvd.size(),
                     "step": state.step,
                     "epoch": state.epoch,
-                    "commits": state.commits,
+                    "commits": state._commits,
                     "samples": samples,
                     "weights": digest(p.detach().numpy() for p in model.parameters()),
                 }

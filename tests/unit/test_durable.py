@@ -134,12 +134,12 @@ def test_object_state_goes_on_from_the_last_commits(on_disc: Durable, capfd: pyt
     assert [commits for commits, _ in commit_files(on_disc.folder)] == [4, 5]
     fresh = ObjectState(step=0, weights=np.ones(3))
     again(on_disc.folder, fresh)
-    assert (fresh.step, fresh.commits, fresh.weights.tobytes()) == (5, 5, state.weights.tobytes())
+    assert (fresh.step, fresh._commits, fresh.weights.tobytes()) == (5, 5, state.weights.tobytes())
     newest = commit_files(on_disc.folder)[-1][1]
     newest.write_bytes(newest.read_bytes()[:-1])
     older = ObjectState(step=0, weights=np.ones(3))
     again(on_disc.folder, older)
-    assert (older.step, older.commits) == (4, 4)
+    assert (older.step, older._commits) == (4, 4)
     assert "going back to the one before" in capfd.readouterr().err
     with pytest.raises(DurableError, match="not in the state: weights"):
         again(on_disc.folder, ObjectState(step=0))
@@ -147,6 +147,16 @@ def test_object_state_goes_on_from_the_last_commits(on_disc: Durable, capfd: pyt
         path.write_bytes(b"")
     with pytest.raises(DurableError, match="none of the 2 commits"):
         again(on_disc.folder, ObjectState(step=0, weights=np.ones(3)))
+
+
+def test_attributes_called_as_parts_of_the_file(on_disc: Durable) -> None:
+    values = {"commits": 41, "values": [1], "state": "s", "job": 2, "step": 3}
+    ObjectState(**values).commit()
+    assert on_disc.wait()
+    fresh = ObjectState(**dict.fromkeys(values, 0))
+    again(on_disc.folder, fresh)
+    assert {name: getattr(fresh, name) for name in values} == values
+    assert fresh._commits == 1
 
 
 def training(seed: int) -> tuple[TorchState, Any]:
@@ -176,7 +186,7 @@ def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
     fresh, fresh_step = training(2)
     again(on_disc.folder, fresh)
     fresh.sync()
-    assert (fresh.step, fresh.commits, fresh.sampler.processed_num) == (3, 3, 9)
+    assert (fresh.step, fresh._commits, fresh.sampler.processed_num) == (3, 3, 9)
     for _ in range(3):
         step()
         fresh_step()
@@ -384,7 +394,7 @@ def test_a_commit_that_vanishes_before_it_is_read_has_the_folder_looked_at_again
     monkeypatch.setattr(durable_format, "load", load)
     fresh = ObjectState(**values)
     again(on_disc.folder, fresh)
-    assert (fresh.step, fresh.commits) == (4, 4)
+    assert (fresh.step, fresh._commits) == (4, 4)
     assert "cannot be read: No such file" in capfd.readouterr().err
     commit_files(on_disc.folder)[-1][1].unlink()
     store(on_disc.folder, {"step": 3}, commits=3)
@@ -398,7 +408,7 @@ def test_a_commit_under_another_name_is_not_used(on_disc: Durable) -> None:
     store(on_disc.folder, {"step": 1}, commits=1)
     fresh = ObjectState(step=0)
     again(on_disc.folder, fresh)
-    assert (fresh.step, fresh.commits) == (1, 1)
+    assert (fresh.step, fresh._commits) == (1, 1)
 
 
 def test_what_others_put_into_the_folder_is_neither_followed_nor_cut(tmp_path: Path) -> None:

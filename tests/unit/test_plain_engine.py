@@ -1,18 +1,24 @@
-"""What the plain engine does about collectives that do not end."""
+"""What the plain engine does about collectives that do not end, and its timeline."""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import elastic_driver as hvd
+from elastic_driver.compat.common_util import env
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.collectives import Bytes, Exchange, Group, SoloCollectives
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
 from elastic_driver.worker.plain_engine import PlainEngine
+from elastic_driver.worker.trace import Trace
 
 pytestmark = pytest.mark.unit
 
@@ -72,3 +78,51 @@ def test_closing_gives_it_up_too() -> None:
     with pytest.raises(HorovodInternalError):
         handle.result()
     made[0].released.set()
+
+
+def test_timeline_of_a_job_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As set for init() alone, as Horovod's own test does; the file is whole at any time."""
+    path = tmp_path / "trace.json"
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    with env(HOROVOD_TIMELINE=str(path), HOROVOD_TIMELINE_MARK_CYCLES="1"):
+        hvd.init()
+    try:
+        assert [event["ph"] for event in json.loads(path.read_text())] == ["M"]
+        hvd.allreduce(np.ones(3), name="test_allreduce")
+        hvd.reducescatter(np.ones(3), name="reducescatter.one")
+        events = json.loads(path.read_text())
+    finally:
+        hvd.shutdown()
+    assert {event["name"] for event in events if event["ph"] == "X"} == {
+        *("QUEUE", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_REDUCESCATTER", "REDUCESCATTER")
+    }
+    assert {event["name"] for event in events if event["ph"] == "i"} == {"CYCLE_START"}
+    about, *rows = [event["args"] for event in events if event["ph"] == "M"]
+    assert about["start_time_since_epoch_in_micros"] > 1e15
+    assert [row["name"] for row in rows] == ["allreduce.test_allreduce", "reducescatter.one"]
+
+
+def test_a_timeline_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "nowhere" / "trace.json"))
+    hvd.init()
+    try:
+        assert "cannot write the timeline of HOROVOD_TIMELINE" in caplog.text
+        with pytest.raises(OSError, match="No space left"):
+            hvd.start_timeline("/dev/full")
+        hvd.allreduce(np.ones(3))
+    finally:
+        hvd.shutdown()
+
+
+def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = Trace(str(tmp_path / "trace.json"), 0)
+    assert trace._file is not None
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), trace._file.fileno())
+    for _ in range(2):
+        trace.operation("allreduce.a", "ALLREDUCE", 0.0, 0.0, 0.0)
+    trace.close()
+    assert caplog.text.count("cannot go on with the timeline") == 1

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import elastic_driver as hvd
-from elastic_driver.elastic import ObjectState, run
+from elastic_driver.elastic import ObjectState, State, run
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError
 from elastic_driver.worker.collectives import divide_inplace, scale_inplace
+from elastic_driver.worker.runtime import current
 
 torch = pytest.importorskip("torch")
 
-from elastic_driver.torch import DistributedOptimizer  # noqa: E402
-from elastic_driver.torch.elastic import TorchState  # noqa: E402
+from elastic_driver.torch import DistributedOptimizer, broadcast_optimizer_state  # noqa: E402
+from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E402
 from elastic_driver.torch.snapshot import HostCopy, flatten, unflatten  # noqa: E402
 
 pytestmark = pytest.mark.unit
@@ -43,21 +45,109 @@ def test_object_state_commits_and_restores() -> None:
     state.step, state.history = 5, [*state.history, 2]
     state.history.append(3)
     state.restore()
-    assert (state.step, state.history, state.commits) == (0, [1], 0)
+    assert (state.step, state.history, state._commits) == (0, [1], 0)
     state.history.append(9)
     state.commit()
     state.history.append(10)
     state.restore()
-    assert (state.history, state.commits) == ([1, 9], 1)
+    assert (state.history, state._commits) == ([1, 9], 1)
     state.history.append(11)
     state.sync()
     state.restore()
-    assert (state.history, state.commits) == ([1, 9, 11], 1)
+    assert (state.history, state._commits) == ([1, 9, 11], 1)
 
 
-def test_names_of_the_state_itself_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot keep attributes named commit"):
-        ObjectState(commit=1)
+# The public methods of Horovod's State, ObjectState and TorchState (0.28.1): its scripts can use no others.
+HOROVODS = (
+    *("check_host_updates", "commit", "on_hosts_updated", "on_reset", "register_reset_callbacks"),
+    *("reset", "restore", "save", "sync"),
+)
+# What a training may call its values, whatever a state needs itself.
+USUAL = (
+    *("commits", "names", "values", "saved", "handlers", "durable", "durable_values", "load_durable", "owner", "check"),
+    *("rank", "size", "local_rank", "round", "round_id", "rendezvous", "sync_id", "host_messages", "callbacks"),
+    *("step", "epoch", "batch", "name", "state", "copy", "value", "tree", "kwargs", "args", "self_", "cls", "type"),
+    *("state_dict", "load_state_dict", "items", "keys", "get", "update", "run", "init", "join", "set", "restored"),
+)
+
+
+@pytest.mark.parametrize("make", [ObjectState, TorchState])
+def test_only_horovods_names_are_taken(make: Any) -> None:
+    assert sorted(name for name in dir(make) if not name.startswith("_")) == sorted(
+        {*HOROVODS, *(("model", "optimizer") if make is TorchState else ())}
+    )
+    for name in (*HOROVODS, "_commits"):
+        with pytest.raises(ValueError, match=f"cannot keep attributes named {name}: a state has these names itself"):
+            make(**{name: 1})
+    with pytest.raises(ValueError, match="named save"):
+        TorchState(save=torch.nn.Linear(1, 1))
+
+
+@pytest.mark.usefixtures("job_of_one")
+@pytest.mark.parametrize("make", [ObjectState, TorchState])
+def test_a_training_may_call_its_values_what_it_likes(make: Any) -> None:
+    state = make(**dict.fromkeys(USUAL, 0))
+
+    def values() -> set[int]:
+        return {getattr(state, name) for name in USUAL}
+
+    for number in (1, 2):
+        for name in USUAL:
+            setattr(state, name, number)
+        if number == 1:
+            state.commit()
+    state.restore()
+    assert values() == {1}
+    for name in USUAL:
+        setattr(state, name, 3)
+    state.sync()
+    state.restore()
+    assert values() == {3}
+    calls: list[int] = []
+
+    @run
+    def train(state: Any) -> None:
+        for name in USUAL:
+            setattr(state, name, 4)
+        calls.append(1)
+        if len(calls) == 1:
+            state.commit()
+            raise HorovodInternalError("a peer is gone")
+
+    train(state)
+    assert values() == {4}
+    assert state._commits == 2
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_values_of_all_kinds_by_any_name() -> None:
+    model, optimizer = _training("sgd")
+    state = TorchState(commits=model, durable=optimizer, rank=ElasticSampler(range(4)))
+    assert (state.model, state.optimizer) == (None, None)
+    state.rank.record_batch(0, 2)
+    state.commit()
+    before = _bits(model, optimizer)
+    _step(model, optimizer, 1)
+    state.rank.record_batch(1, 2)
+    state.restore()
+    assert _bits(model, optimizer) == before
+    assert state.rank.processed_num == 2
+    with pytest.raises(TypeError, match="bcast_object"):
+        TorchState(bcast_object=1)
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_what_horovods_elastic_scripts_ask_of_a_state() -> None:
+    class Own(State):
+        def __init__(self) -> None:
+            super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+
+    state = Own()
+    assert state._host_messages.empty()
+    current().on_hosts_updated(leave=True, reason="host b added")
+    assert not state._host_messages.empty()
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
 
 
 @pytest.mark.usefixtures("job_of_one")
@@ -233,6 +323,59 @@ def test_distributed_optimizer_checks_its_arguments() -> None:
         DistributedOptimizer(optimizer, named_parameters=list(model.named_parameters())[:1])
     with pytest.raises(ValueError, match="at least 1"):
         DistributedOptimizer(optimizer, backward_passes_per_step=0)
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_the_distributed_optimizer_has_horovods_names() -> None:
+    model, optimizer = _training("sgd")
+    named = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    assert named._parameter_names == {param: name for name, param in model.named_parameters()}
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    groups = [{"params": first.parameters()}, {"params": second.parameters()}]
+    names = DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))._parameter_names
+    assert names[second.bias] == "allreduce.noname.1.1"
+    assert len(set(names.values())) == len(names) == 4
+
+
+@pytest.mark.usefixtures("job_of_one")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_broadcast_optimizer_state_leaves_gradients_of_zeros(wrapped: bool) -> None:
+    """As Horovod, whose tests read them; and only where the optimizer has no state."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    if wrapped:
+        optimizer = DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    before = [param.detach().clone() for param in model.parameters()]
+    broadcast_optimizer_state(optimizer, 0)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert model[0].weight.grad is None
+    trained = [param for param in model.parameters() if param.requires_grad]
+    assert [param.grad.tolist() for param in trained] == [torch.zeros_like(param).tolist() for param in trained]
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    grads = [param.grad.clone() for param in trained]
+    broadcast_optimizer_state(optimizer, 0)
+    assert all(torch.equal(param.grad, grad) for param, grad in zip(trained, grads, strict=True))
+
+
+@pytest.mark.usefixtures("job_of_one")
+@pytest.mark.parametrize("kind", ["sparse-adam", "sgd"])
+def test_gradients_of_zeros_are_sparse_where_the_next_ones_are(kind: str) -> None:
+    model = torch.nn.Embedding(10, 3, sparse=True)
+    optimizer: torch.optim.Optimizer
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        broadcast_optimizer_state(optimizer, 0, model)
+    else:
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.5)
+        broadcast_optimizer_state(optimizer, 0)
+    assert model.weight.grad.is_sparse
+    assert model.weight.grad.to_dense().abs().sum() == 0
+    model(torch.tensor([1, 4])).sum().backward()  # adds to them
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert (model.weight != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
 
 
 @pytest.mark.usefixtures("job_of_one")

@@ -1,0 +1,27 @@
+"""``horovod.runner.common.util.host_hash``: a name for what shares memory, a machine or a container on it."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from pathlib import Path
+
+__all__ = ["host_hash"]
+
+_NAMESPACES = Path("/proc/self/ns")
+
+
+def _hash(string: str) -> str:
+    return hashlib.md5(string.encode(), usedforsecurity=False).hexdigest()
+
+
+def host_hash(salt: object = None) -> str:
+    """``HOST-DIGEST``, the same for all processes that share a machine and its namespaces.
+
+    Args:
+        salt: makes it another, unless it is empty.
+    """
+    name = socket.gethostname()
+    namespaces = sorted(str(link.readlink()) for link in _NAMESPACES.iterdir()) if _NAMESPACES.is_dir() else []
+    parts = [name, *namespaces, *([str(salt)] if salt else [])]
+    return f"{name.partition('.')[0]}-{_hash(' '.join(parts))}"

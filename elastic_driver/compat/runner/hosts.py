@@ -1,0 +1,102 @@
+"""``horovod.runner.common.util.hosts``: hosts and slots as text, and who gets which rank on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_driver.assignment import assign_ranks
+from elastic_driver.hosts import WorkerId
+
+__all__ = [
+    "INVALID_SLOT_INFO",
+    "HostInfo",
+    "SlotInfo",
+    "get_host_assignments",
+    "parse_host_files",
+    "parse_hosts",
+    "parse_hosts_and_slots",
+]
+
+
+class HostInfo:
+    """A host and its slots."""
+
+    def __init__(self, hostname: str, slots: int) -> None:
+        self.hostname, self.slots = hostname, slots
+
+    @staticmethod
+    def from_string(host_string: str) -> HostInfo:
+        """Reads ``host:slots``. Raises ValueError."""
+        hostname, slots = host_string.strip().split(":")
+        return HostInfo(hostname, int(slots))
+
+
+@dataclass
+class SlotInfo:
+    """A process's place. In Horovod the host's name is a part of it, here it is not: elastic_driver.hosts.SlotInfo."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+
+    def to_response_string(self) -> str:
+        """As Horovod's driver tells it to its workers."""
+        order = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, order))
+
+
+INVALID_SLOT_INFO = SlotInfo("", *[-1] * 6)
+
+
+def parse_host_files(filename: str) -> str:
+    """``host:slots,host:slots`` from a file with lines of the form ``host slots=2``."""
+    lines = Path(filename).read_text().splitlines()
+    return ",".join(f"{line.split()[0]}:{line.split('=')[1].strip()}" for line in lines if line.strip())
+
+
+def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
+    """The names in ``host:slots,host:slots``, and the slots by name. Raises ValueError."""
+    texts = [text.strip() for text in hosts.split(",")]
+    if not all(re.fullmatch(r"[\w.-]+:[0-9]+", text) for text in texts):
+        raise ValueError(f"Invalid host input {hosts!r}: it is to be of the form worker-0:2,worker-1:2.")
+    infos = [HostInfo.from_string(text) for text in texts]
+    return [info.hostname for info in infos], {info.hostname: info.slots for info in infos}
+
+
+def parse_hosts(hosts_string: str) -> list[HostInfo]:
+    """Reads ``host:slots,host:slots``. Raises ValueError."""
+    return [HostInfo.from_string(text) for text in hosts_string.split(",")]
+
+
+def get_host_assignments(
+    hosts: Iterable[HostInfo], min_num_proc: int, max_num_proc: int | None = None
+) -> list[SlotInfo]:
+    """The places of processes on hosts, by rank: all slots, host by host, ``max_num_proc`` at most.
+
+    Raises:
+        ValueError: there are fewer slots than ``min_num_proc``.
+    """
+    hosts = list(hosts)
+    workers = [WorkerId(host.hostname, slot, 0) for host in hosts for slot in range(host.slots)][:max_num_proc]
+    if len(workers) < min_num_proc:
+        raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({len(workers)})")
+    placed = assign_ranks(workers, host_order=[host.hostname for host in hosts], root=None)
+    return [
+        SlotInfo(
+            hostname=one.worker.hostname,
+            rank=one.slot.rank,
+            local_rank=one.slot.local_rank,
+            cross_rank=one.slot.cross_rank,
+            size=one.slot.size,
+            local_size=one.slot.local_size,
+            cross_size=one.slot.cross_size,
+        )
+        for one in placed
+    ]
