@@ -54,7 +54,7 @@ from elastic_driver.events import (
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_files import JobFile
-from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of
+from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of, usable_slots
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.credentials import JobKey
@@ -444,7 +444,7 @@ class ElasticDriver:
             return future
         record = record_of(self._state, worker)
         if record is None or record.phase is WorkerPhase.LEAVING:
-            future.set_result(Removed(f"worker {worker} has no place in the job any more"))
+            future.set_result(Removed("it is being stopped" if record else "the job does not know it"))
             return future
         assignment = self._placed.get(worker)
         if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
@@ -529,11 +529,25 @@ class ElasticDriver:
         if name not in listed:
             return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
         if request.undo:
+            was_drained = any(hostname == name for hostname, _ in self._state.drained)
             self._undone[name] = self._undone.get(name, 0) + 1
             self._post(DrainRequested(name, None, "by elasticrun drain --undo", undo=True))
-            return f"host {name} may be used again"
+            return f"host {name} may be used again" if was_drained else f"host {name} was not drained"
+        already = "already " if (name, None) in self._state.drained else ""
         self._drain_place(name, None, "by elasticrun drain")
-        return f"host {name} is drained: its workers leave at their next commit"
+        living = any(record.worker.hostname == name for record in self._state.workers)
+        said = f"host {name} is {already}drained" + (": its workers leave at their next commit" if living else "")
+        return said + self._what_is_short()
+
+    def _what_is_short(self) -> str:
+        """For who drains a host: that the rest does not suffice, and what comes of it."""
+        slots, policy = usable_slots(self._state), self._state.policy
+        if slots >= policy.min_num_proc:
+            return ""
+        return (
+            f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
+            f"(--min-np): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
+        )
 
     def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
         self._post(DrainRequested(hostname, slot, why))
@@ -566,6 +580,7 @@ class ElasticDriver:
             "resets": state.resets,
             "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {
                     "worker": record.worker.key,

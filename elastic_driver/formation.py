@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
+from elastic_driver.explain import why_no_place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
@@ -97,7 +98,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     for record in ready:
         # Who stands by, and who had to make room for a handover, stays READY for a round after this.
         if record.worker not in by_worker and not in_target(record, places):
-            t.dismiss(record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}")
+            t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
 def _reset_times(t: Transition) -> tuple[float, ...]:

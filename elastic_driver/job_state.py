@@ -22,6 +22,10 @@ JOINERS_WINDOW_S = 5.0
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
 
+# A discovery script that fails is warned of at most as often as this; its next answer is told of after a failure that
+# lasted for some runs of it.
+DISCOVERY_TOLD_S = 60.0
+DISCOVERY_OUTAGE_S = 5.0
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
@@ -133,6 +137,7 @@ class State:
         discovered: whether discovery has answered at all.
         discovery_failing_since: when discovery began to fail; None while it answers.
         discovery_error: what it said when it failed last.
+        discovery_told_at: when its failing was last told of; None for never.
         blacklist: the failed hosts.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
@@ -163,6 +168,7 @@ class State:
     discovered: bool = False
     discovery_failing_since: float | None = None
     discovery_error: str = ""
+    discovery_told_at: float | None = None
     blacklist: Blacklist = field(default_factory=Blacklist)
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)

@@ -23,7 +23,7 @@ from elastic_driver.events import (
     WorkerNotStarted,
     WorkersReported,
 )
-from elastic_driver.explain import explain, names
+from elastic_driver.explain import explain, names, why_no_place
 from elastic_driver.formation import form_round, with_handover
 from elastic_driver.hosts import WorkerId
 from elastic_driver.intake import take
@@ -171,7 +171,7 @@ def _stop_misplaced(t: Transition) -> None:
         if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
             continue
         t.state = replace(t.state, registry=t.state.registry.without(record.worker))
-        reason = f"host {record.worker.hostname} has no slot {record.worker.slot} any more"
+        reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
         if record.phase is WorkerPhase.READY:
             t.dismiss(record, reason)
         else:
