@@ -6,16 +6,24 @@ Owns no decision and no I/O of its own; the console and the event log do that.
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic_driver.console import Console, RoundSummary
+from elastic_driver.console import Console, RoundSummary, Summary
 from elastic_driver.event_log import EventLog
-from elastic_driver.events import Event, PublishRound, Report, ReportResumed, SetNotice
+from elastic_driver.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
+from elastic_driver.explain import names
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_state import Failure
 from elastic_driver.launch import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.messages import NoticeKind
+
+# Rounds in the closing table. A job of weeks has hundreds.
+_FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
+# A wait is told of after so many seconds, and again after twice as many more each time; from the second bound on it is
+# a warning.
+_WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
 
 
 @dataclass(slots=True)
@@ -42,8 +50,15 @@ class Chronicle:
     def __init__(self, console: Console, event_log: EventLog) -> None:
         self._console = console
         self._log = event_log
-        self._rounds: list[_Round] = []
-        self._last_words: dict[WorkerId, Sequence[str]] = {}
+        self._first: list[_Round] = []
+        self._last: deque[_Round] = deque()
+        self._left_out = 0
+        self._left_out_s = 0.0
+        self._unknown = 0
+        self._open: _Round | None = None
+        self._last_words: dict[WorkerId, Sequence[str]] = {}  # of those that failed since the last round was formed
+        self._waiting_since: float | None = None
+        self._wait_step_s = self._told_after_s = _WAIT_S
 
     def started(self, url: str, job_id: str) -> None:
         """The rendezvous server listens."""
@@ -78,17 +93,28 @@ class Chronicle:
             "worker_exited", worker=worker.key, pid=process.pid, returncode=status.returncode, expected=expected
         )
         told = process.dying.done() and not process.dying.cancelled()
+        same = self._console.worker_ended(process.label)
+        how = f"{status}, with the same traceback as rank {same}" if same else str(status)
         if not expected and status.returncode:
             self._last_words[worker] = tuple(process.last_lines)
         if not expected and status.returncode and not told:
-            self._console.warning(f"worker {worker} (pid {process.pid}) {status}")
+            self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
         else:
-            self._console.detail(f"worker {worker} (pid {process.pid}) {status}")
+            self._console.detail(f"worker {worker} (pid {process.pid}) {how}")
 
     def worker_stopped(self, worker: WorkerId, reason: str) -> None:
         """A worker is being stopped."""
         self._log.write("worker_stopped", worker=worker.key, reason=reason)
         self._console.line(f"stopping worker {worker}: {reason}")
+
+    def workers_stopped(self, commands: Sequence[StopWorker]) -> None:
+        """Workers are being stopped, for one reason or several."""
+        reasons: dict[str, list[WorkerId]] = {}
+        for command in commands:
+            self._log.write("worker_stopped", worker=command.worker.key, reason=command.reason)
+            reasons.setdefault(command.reason, []).append(command.worker)
+        for reason, workers in reasons.items():
+            self._console.line(f"stopping {names(workers)}: {reason}")
 
     def worker_hung(self, worker: WorkerId, reason: str) -> None:
         """A worker is frozen or hangs, and is about to be killed."""
@@ -114,7 +140,9 @@ class Chronicle:
             pids: of its members.
             since_s: seconds from the change (or the start) until now.
         """
-        self._tell_open_round()
+        self._tell_open_round(broken=True)
+        self._console.training_began()
+        self._last_words.clear()
         size = len(command.placed)
         members = [
             {"rank": one.slot.rank, "worker": one.worker.key, "pid": pids.get(one.worker)} for one in command.placed
@@ -134,7 +162,10 @@ class Chronicle:
         workers = f"{size} worker{'' if size == 1 else 's'}"
         if command.old_size:
             line = f"round {command.round_id}: {command.old_size} -> {workers}, {command.cause}"
-            self._rounds.append(_Round(command.round_id, size, command.cause, command.commits, line))
+            self._begin(_Round(command.round_id, size, command.cause, command.commits, line))
+            # Whether and when these train, nobody may ever say.
+            if command.reinit:
+                self._tell_open_round(broken=False)
         else:
             counts: dict[str, int] = {}
             for one in command.placed:
@@ -144,26 +175,39 @@ class Chronicle:
             if command.cause != "start":
                 line += f" ({command.cause})"
             self._console.line(line)
-            self._rounds.append(_Round(command.round_id, size, command.cause, command.commits, line, told=True))
+            self._begin(_Round(command.round_id, size, command.cause, command.commits, line, told=True))
+
+    def _begin(self, new: _Round) -> None:
+        """Keeps a round for the summary: the first ones, the last ones, and sums of those between."""
+        self._open = new
+        if len(self._first) < _FIRST_ROUNDS:
+            self._first.append(new)
+            return
+        self._last.append(new)
+        if len(self._last) > _LAST_ROUNDS:
+            old = self._last.popleft()
+            self._left_out += 1
+            self._left_out_s += old.took_s or 0.0
+            self._unknown += old.took_s is None
 
     def round_resumed(self, command: ReportResumed) -> None:
         """All members of the round train."""
         self._log.write(
             "round_resumed", round_id=command.round_id, commits=command.commits, took_s=round(command.took_s, 4)
         )
-        if not self._rounds or self._rounds[-1].round_id != command.round_id:
+        last = self._open
+        if last is None or last.round_id != command.round_id:
             return
-        last = self._rounds[-1]
         last.took_s, last.commits = command.took_s, command.commits
         if not last.told:
             last.told = True
             self._console.line(f"{last.line}, resumed from commit {command.commits} in {command.took_s:.2f} s")
 
-    def _tell_open_round(self) -> None:
+    def _tell_open_round(self, *, broken: bool) -> None:
         """A round that never had all its members training is told without its time."""
-        if self._rounds and not self._rounds[-1].told:
-            self._rounds[-1].told = True
-            self._console.line(f"{self._rounds[-1].line}; it ended before all its workers had resumed")
+        if self._open is not None and not self._open.told:
+            self._open.told = True
+            self._console.line(self._open.line + ("; it ended before all its workers had resumed" if broken else ""))
 
     def report(self, command: Report) -> None:
         """The core has something to say."""
@@ -187,16 +231,50 @@ class Chronicle:
         """The present, for the live line."""
         self._console.status(text)
 
+    def look(self, now: float) -> bool:
+        """To be called about each second. Returns whether a job that waits is to be told of now."""
+        self._console.look()
+        since = self._waiting_since
+        return since is not None and not self._console.live and now - since >= self._told_after_s
+
+    def waits(self, now: float, *, waiting: bool) -> None:
+        """Whether the job stands still, or is about to end of something; of a wait that goes on is told at times."""
+        if not waiting:
+            self._waiting_since = None
+            self._wait_step_s = self._told_after_s = _WAIT_S
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    def still_waiting(self, text: str, now: float) -> None:
+        """Tells of a wait, and when to tell of it next."""
+        waited_s = 0.0 if self._waiting_since is None else now - self._waiting_since
+        self._wait_step_s = min(2 * self._wait_step_s, _LONGEST_WAIT_S)
+        self._told_after_s = waited_s + self._wait_step_s
+        (self.warning if waited_s >= _WORRY_S else self._line)(f"for {waited_s:.0f} s now: {text}")
+
+    def _line(self, text: str) -> None:
+        self._log.write("report", text=text, warning=False)
+        self._console.line(text)
+
     def first_failure(self, failure: Failure) -> None:
         """What the first worker that failed said last: the message that ends the job follows."""
         lines = self._last_words.get(failure.worker, ())
+        alike = [one for one, words in self._last_words.items() if words == lines and one != failure.worker]
         self._log.write(
-            "first_failure", worker=failure.worker.key, rank=failure.rank, how=failure.how, last_lines=list(lines)
+            "first_failure",
+            worker=failure.worker.key,
+            rank=failure.rank,
+            how=failure.how,
+            last_lines=list(lines),
+            alike=[one.key for one in alike],
         )
-        if lines:
-            self._console.error(f"last output of worker {failure.worker} ({failure.how}):")
-            for line in lines:
-                self._console.error(f"  {line}")
+        # What can still be seen is not printed again.
+        if not lines or self._console.shows(lines):
+            return
+        also = f", and of {names(alike)}" if alike else ""
+        self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
+        for line in lines:
+            self._console.error(f"  {line}")
 
     def internal_error(self, error: BaseException, history: Sequence[tuple[float, Event]]) -> None:
         """A bug: everything a report needs."""
@@ -210,13 +288,23 @@ class Chronicle:
 
     def ended(self, exit_code: int, message: str) -> None:
         """The job is over and nothing of it runs."""
-        self._tell_open_round()
+        self._tell_open_round(broken=exit_code != 0)
         self._log.write("job_ended", exit_code=exit_code, message=message)
-        self._console.summary(
-            [
-                RoundSummary(one.round_id, one.size, one.cause, one.took_s, one.commits if index else None)
-                for index, one in enumerate(self._rounds)
-            ],
-            exit_code=exit_code,
-            message=message,
+        self._console.summary(self._summary(), exit_code=exit_code, message=message)
+
+    def _summary(self) -> Summary:
+        first, last = (
+            [RoundSummary(one.round_id, one.size, one.cause, one.took_s, one.commits) for one in rounds]
+            for rounds in (self._first, self._last)
+        )
+        changes = [*first[1:], *last]
+        if first:
+            first[0] = replace(first[0], commit=None)
+        return Summary(
+            first,
+            self._left_out,
+            self._left_out_s,
+            last,
+            self._left_out_s + sum(one.took_s or 0.0 for one in changes),
+            self._unknown + sum(one.took_s is None for one in changes),
         )

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,6 +33,8 @@ _MAX_SAID = 1000
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
 _RESOLVE_S = 3.0
+# A script that runs for longer is told of while a job waits for it.
+_SLOW_S = 2.0
 # Tells the processes of one run of the script from all others, also those that left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
 
@@ -41,6 +44,9 @@ class HostDiscovery(Protocol):
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """All hosts now, in the user's order. Raises DiscoveryError when there is no answer."""
+
+    def remark(self) -> str:
+        """What there is to say of it while a job waits for hosts; "" for nothing."""
 
 
 class FixedHosts:
@@ -52,6 +58,10 @@ class FixedHosts:
     async def find_hosts(self) -> tuple[Host, ...]:
         """The list."""
         return self._hosts
+
+    def remark(self) -> str:
+        """Nothing: it does not change."""
+        return ""
 
 
 class ScriptDiscovery:
@@ -69,6 +79,20 @@ class ScriptDiscovery:
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
+        self._began: float | None = None  # the run under way
+        self._errors = b""  # the end of its standard error
+        self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
+
+    def remark(self) -> str:
+        """That it takes long, or lists no hosts, and what it says of that on its standard error."""
+        took_s = 0.0 if self._began is None else time.monotonic() - self._began
+        if took_s >= _SLOW_S:
+            what, said = f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)", _said(self._errors)
+        elif self._lists_none is not None:
+            what, said = "lists no hosts", self._lists_none
+        else:
+            return ""
+        return f"{self._what} {what}" + (f", and says on its standard error: {said}" if said else "")
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """Runs the script once.
@@ -79,7 +103,17 @@ class ScriptDiscovery:
         Raises:
             DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
         """
+        self._began = time.monotonic()
+        try:
+            hosts = await self._run()
+        finally:
+            self._began = None
+        self._lists_none = None if hosts else _said(self._errors)
+        return hosts
+
+    async def _run(self) -> tuple[Host, ...]:
         run = secrets.token_hex(8)
+        self._errors = b""
         try:
             # Shielded: a start that is cancelled halfway leaves a process that nobody knows of.
             starting = asyncio.ensure_future(
@@ -101,14 +135,16 @@ class ScriptDiscovery:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                stdout, stderr = await self._read_all(process)
+                stdout = await self._read_all(process)
                 await process.wait()
         except TimeoutError:
             # The shell may have ended while something that it started holds its output open.
             happened = "did not end" if process.returncode is None else "left a process that holds its output open"
             await _kill_tree(process, run)
+            said = _said(self._errors)
             raise DiscoveryError(
                 f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
+                f"{said and f': {said}'}"
             ) from None
         except BaseException:
             await _kill_tree(process, run)
@@ -116,10 +152,9 @@ class ScriptDiscovery:
         # What it left in the background would be one process more each second.
         _kill_group(process)
         if process.returncode:
-            said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
+            said = _said(self._errors)
             raise DiscoveryError(
-                f"{self._what} {_failed(process.returncode)}: "
-                f"{_cut(said) or 'it printed nothing on its standard error'}"
+                f"{self._what} {_failed(process.returncode)}: {said or 'it printed nothing on its standard error'}"
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
@@ -135,28 +170,31 @@ class ScriptDiscovery:
     def _what(self) -> str:
         return f"the host discovery script {self._script!r}"
 
-    async def _read_all(self, process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-        """Reads both streams to their ends: all of stdout, the tail of stderr."""
+    async def _read_all(self, process: asyncio.subprocess.Process) -> bytes:
+        """Reads both streams to their ends. Returns stdout; the tail of stderr is kept as it comes."""
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = asyncio.create_task(_read_tail(process.stderr))
+        errors = asyncio.create_task(self._read_errors(process.stderr))
         try:
             stdout = bytearray()
             while piece := await process.stdout.read(65536):
                 stdout += piece
                 if len(stdout) > _MAX_OUTPUT_BYTES:
                     raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes")
-            return bytes(stdout), await errors
+            await errors
+            return bytes(stdout)
         finally:
             errors.cancel()
             await asyncio.gather(errors, return_exceptions=True)
 
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
+        while piece := await stream.read(65536):
+            self._errors = (self._errors + piece)[-_STDERR_BYTES:]
 
-async def _read_tail(stream: asyncio.StreamReader) -> bytes:
-    tail = b""
-    while piece := await stream.read(65536):
-        tail = (tail + piece)[-_STDERR_BYTES:]
-    return tail
+
+def _said(errors: bytes) -> str:
+    """The last lines of a standard error, as one."""
+    return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:

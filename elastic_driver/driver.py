@@ -177,8 +177,7 @@ class ElasticDriver:
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
         discovering = loop.create_task(self._discover())
-        if self._chronicle.live:
-            self._spawn(self._tick())
+        self._spawn(self._tick())
         self._spawn(self._supervisor.watch_over())
         self._set_timer()
         try:
@@ -282,19 +281,40 @@ class ElasticDriver:
         before = self._state.phase
         try:
             self._state, commands = step(self._state, event, now)
+            self._chronicle.workers_stopped([one for one in commands if isinstance(one, StopWorker)])
             for command in commands:
                 self._carry_out(command)
         except Exception as error:
             self._crash(error)
             return
         self._set_timer()
-        if before is not self._state.phase or commands:
-            self._chronicle.status(explain(self._state, now))
+        self._note_wait(now)
+        if self._chronicle.live and (before is not self._state.phase or commands):
+            self._chronicle.status(self._explained(now))
+
+    def _note_wait(self, now: float) -> None:
+        """Whether there is something that a user who sees no status line wants to be told of again."""
+        trains = self._state.phase in (JobPhase.RUNNING, JobPhase.ENDED)
+        self._chronicle.waits(now, waiting=not trains or self._state.discovery_failing_since is not None)
+
+    def _explained(self, now: float) -> str:
+        """Why the job stands where it stands, and what discovery does if that is what it waits for."""
+        said = explain(self._state, now)
+        waits = self._state.phase in (JobPhase.WAITING, JobPhase.RESETTING)
+        return "; ".join(filter(None, (said, self._discovery.remark() if waits else "")))
 
     async def _tick(self) -> None:
-        """Keeps the clock and the countdowns of the status line going."""
+        """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
+        self._note_wait(self._clock())
         while self._ended is not None and not self._ended.done():
-            self._chronicle.status(explain(self._state, self._clock()))
+            now = self._clock()
+            due = self._chronicle.look(now)
+            if due or self._chronicle.live:
+                text = self._explained(now)
+                if due:
+                    self._chronicle.still_waiting(text, now)
+                else:
+                    self._chronicle.status(text)
             await asyncio.sleep(_TICK_S)
 
     def _set_timer(self) -> None:
@@ -336,6 +356,8 @@ class ElasticDriver:
                 self._chronicle.report(command)
             case EndJob():
                 if self._ended is not None and not self._ended.done():
+                    remark = self._discovery.remark() if command.exit_code == ExitCode.TOO_FEW_SLOTS else ""
+                    command = replace(command, message="; ".join(filter(None, (command.message, remark))))
                     self._supervisor.job_ends()
                     self._ended.set_result(command)
                     failure = self._state.first_failure
@@ -423,7 +445,6 @@ class ElasticDriver:
         await process.wait()
 
     def _stop(self, command: StopWorker) -> None:
-        self._chronicle.worker_stopped(command.worker, command.reason)
         process = self._processes.get(command.worker)
         if process is not None:
             self._spawn(self._stop_process(process))

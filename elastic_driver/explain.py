@@ -14,6 +14,7 @@ from elastic_driver.job_state import (
     in_target,
     is_drained,
     joiners_wait_until,
+    standby_places,
     standing_by,
     target_places,
 )
@@ -116,6 +117,16 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
     if places:
         text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
     return text
+
+
+def room_for_standbys(state: State, now: float) -> str:
+    """That there are fewer places for standbys than were asked for, and why."""
+    policy = state.policy
+    ranked = policy.max_num_proc or len(state.members)
+    return (
+        f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
+        f"{_count(ranked, 'worker')} (--max-np), {_slots(state, now)}"
+    )
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
-from elastic_driver.explain import why_no_place
+from elastic_driver.explain import names, why_no_place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
@@ -64,6 +64,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             backend=backend,
             cause=_cause(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
+            reinit=bool(state.reinits),
         )
     )
     t.state = replace(
@@ -79,6 +80,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         unplanned=False,
         crashes=(),
         lost="",
+        reinits=(),
         first_failure=None,
     )
     t.put_all(
@@ -126,6 +128,9 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
         elif name not in failed and old != now:
             word = "drained" if any(place[0] == name for place in state.drained) else "removed"
             parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} {word}")
+    if state.reinits:
+        who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
+        parts.append(f"{who} called shutdown() and init() again")
     return ", ".join(parts) or "hosts changed and changed back"
 
 

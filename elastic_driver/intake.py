@@ -163,6 +163,8 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         t.open_reset()
+        if event.cause is ReadyCause.REINIT:
+            t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
         if event.cause is ReadyCause.INTERNAL_ERROR:
             lost = f"worker {event.worker} lost its round" + (f" ({event.detail})" if event.detail else "")
             t.state = replace(t.state, unplanned=True, lost=t.state.lost or lost)

@@ -150,6 +150,7 @@ class State:
         unplanned: whether the reset under way is due to a failure.
         crashes: causes of the reset under way, in words, in order.
         lost: what the first member said whose collective failed; "" for none.
+        reinits: members that have called ``shutdown()`` and ``init()`` in the reset under way, in order of arrival.
         reset_began: when the reset under way (or the start) began.
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
@@ -157,6 +158,7 @@ class State:
         trained_from: the most commits that a round has begun to train from; counted for durable jobs only.
         fruitless: rounds since, after a failure, of which no member had any commits in memory; of these jobs, too.
         first_failure: the first failure since the last round was formed.
+        standby_room: the fewest places for standbys that were told of, too few; None for none yet.
         ever_ready: whether any worker has ever asked for a round.
     """
 
@@ -182,6 +184,7 @@ class State:
     unplanned: bool = False
     crashes: tuple[str, ...] = ()
     lost: str = ""
+    reinits: tuple[WorkerId, ...] = ()
     reset_began: float = 0.0
     slots_deadline: float | None = None
     resets: int = 0
@@ -189,6 +192,7 @@ class State:
     trained_from: int = 0
     fruitless: int = 0
     first_failure: Failure | None = None
+    standby_room: int | None = None
     ever_ready: bool = False
 
 

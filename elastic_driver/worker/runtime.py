@@ -298,7 +298,7 @@ class Runtime:
                 sets.enter_round(context)
                 break
             except HorovodInternalError as error:
-                _log.warning("elastic_driver: round %d: %s", assignment.round_id, error)
+                _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
                 context.abort(detail)
             except BaseException:
@@ -313,6 +313,9 @@ class Runtime:
         client = None if self._worker is None else self._new_client()
         address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
         return Context(assignment, worker=self._worker, address=address, limits=limits, client=client)
+
+    def _say(self, text: str) -> None:
+        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
 
     def _own_id(self) -> WorkerId:
         key = self._environ.get(ENV_WORKER)
@@ -353,15 +356,16 @@ class Runtime:
         try:
             reply = self._client.next_round(request, poll_s=poll_s(self._environ))
         except RendezvousClosedError as error:
+            self._say(f"ends: {error}")
             reply = JobOver(str(error))
         match reply:
             case RoundAssignment():
                 return reply
             case Removed():
-                text = f"has no place in the next round ({reply.reason}); it ends with exit code 0"
+                self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
             case JobOver():
-                text = f"ends: the job is over ({reply.reason})"
-        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
+                # Why it is over the driver says itself, once for all workers.
+                _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
         self.note_exception(raised=True)
         raise SystemExit(0)
 
