@@ -17,13 +17,31 @@ from elastic_driver.explain import names
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_state import Failure
 from elastic_driver.launch import ExitStatus, WorkerProcess
-from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.rendezvous.messages import DiscReport, NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
 # A wait is told of after so many seconds, and again after twice as many more each time; from the second bound on it is
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
+
+
+# Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
+_MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
+
+
+@dataclass(slots=True)
+class _Folder:
+    """Commits on disc, as the worker that writes them said last."""
+
+    report: DiscReport
+    troubled: int = 0  # reports of trouble without one of none between
+
+    def __str__(self) -> str:
+        one = self.report
+        newest = f"commit {one.written}" if one.written >= 0 else "no commit"
+        behind = f" of {one.commits}" if one.written < one.commits else ""
+        return f"{newest}{behind} in {one.where}" + (f" ({one.trouble})" if one.trouble else "")
 
 
 @dataclass(slots=True)
@@ -57,6 +75,7 @@ class Chronicle:
         self._unknown = 0
         self._open: _Round | None = None
         self._last_words: dict[WorkerId, Sequence[str]] = {}  # of those that failed since the last round was formed
+        self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
         self._wait_step_s = self._told_after_s = _WAIT_S
 
@@ -222,6 +241,37 @@ class Chronicle:
         self._log.write("report", text=text, warning=True)
         self._console.warning(text)
 
+    def on_disc(self, report: DiscReport) -> None:
+        """How far the commits in a folder are: for the summary, and a warning now and then while they do not get there.
+
+        What is wrong a worker says at once itself; a warning is for what stays wrong over several heartbeats.
+        """
+        known = self._folders.pop(report.folder, None) or _Folder(report)
+        # Another worker has become the folder's writer, and has written nothing yet.
+        known.report = replace(report, written=max(report.written, known.report.written))
+        known.troubled = known.troubled + 1 if report.trouble else 0
+        self._folders[report.folder] = known
+        if len(self._folders) > _MOST_FOLDERS:
+            del self._folders[next(iter(self._folders))]
+        if known.troubled >= 2 and known.troubled.bit_count() == 1:
+            self.warning(f"commits do not reach the disc: the newest is {known}")
+
+    def found_on_disc(self, where: str, newest: int) -> None:
+        """The newest commit in the driver's own folder, when nobody writes any more."""
+        if not self._folders:
+            self._folders[""] = _Folder(DiscReport("", where, newest, newest, "", drivers=True))
+        for known in self._folders.values():
+            one = known.report
+            if one.drivers:
+                known.report = replace(one, written=max(one.written, newest), commits=max(one.commits, newest))
+
+    def _disc_notes(self) -> list[tuple[str, bool]]:
+        """What the summary says of commits on disc, and which of it is a warning."""
+        folders = sorted(self._folders.values(), key=lambda one: -one.report.written)
+        notes = [(f"on disc: {one}", bool(one.report.trouble)) for one in folders[:_NAMED_FOLDERS]]
+        more = len(folders) - len(notes)
+        return notes + ([(f"on disc: {more} folders more, none of them further", False)] if more else [])
+
     @property
     def live(self) -> bool:
         """Whether anybody sees the status."""
@@ -307,4 +357,5 @@ class Chronicle:
             last,
             self._left_out_s + sum(one.took_s or 0.0 for one in changes),
             self._unknown + sum(one.took_s is None for one in changes),
+            self._disc_notes(),
         )

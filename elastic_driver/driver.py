@@ -20,7 +20,7 @@ from typing import Any
 from elastic_driver.assignment import members_by_host, members_by_local_rank
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.discovery import HostDiscovery
-from elastic_driver.durable_folder import durable_env
+from elastic_driver.durable_folder import durable_env, newest_commit
 from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
@@ -213,6 +213,10 @@ class ElasticDriver:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             else:
                 break
+        folder = self._settings.durable_dir
+        newest = newest_commit(folder)
+        if newest is not None:
+            self._chronicle.found_on_disc(str(folder), newest)
         self._chronicle.ended(end.exit_code, end.message)
 
     def _interrupted(self, number: int) -> None:
@@ -505,6 +509,8 @@ class ElasticDriver:
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
         self._supervisor.heard(request.worker, request.progress, waiting=request.waiting)
+        if request.disc is not None:
+            self._chronicle.on_disc(request.disc)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Notice] = loop.create_future()
         if request.leaving or request.exiting:

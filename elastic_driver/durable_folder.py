@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import threading
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings import Settings
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
+_COMMIT = re.compile(r"commit-(\d{12})\.state")  # as they name them
+_LOOK_S = 2.0
 
 
 class FolderLock:
@@ -55,6 +59,22 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+
+
+def newest_commit(folder: Path | None) -> int | None:
+    """The newest commit in a folder, going by the names; None when there is none, or no answer within seconds."""
+    found: list[int] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.extend(int(match[1]) for name in os.listdir(folder) if (match := _COMMIT.fullmatch(name)))
+
+    if folder is not None:
+        # A daemon, left alone when the disc hangs: the job has ended.
+        thread = threading.Thread(target=look, name="elasticrun-commits", daemon=True)
+        thread.start()
+        thread.join(_LOOK_S)
+    return max(found, default=None)
 
 
 def durable_env(settings: Settings) -> dict[str, str]:

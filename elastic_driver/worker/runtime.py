@@ -48,7 +48,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
-from elastic_driver.worker import canary, leaving
+from elastic_driver.worker import canary, leaving, on_disc
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, usable_backends
 from elastic_driver.worker.watch import poll_s
@@ -236,7 +236,8 @@ class Runtime:
                 # The process may go on for hours without the library, and exit handlers of others take their time,
                 # too: it must not be taken for a frozen one.
                 round_id = context.assignment.round_id
-                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting)
+                disc = on_disc.report()
+                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
                 with contextlib.suppress(RendezvousError):
                     self._client.say_goodbye(goodbye)
             self._client.close()

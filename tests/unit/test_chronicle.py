@@ -20,7 +20,7 @@ from elastic_driver.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.hosts import Host, SlotInfo, WorkerId
 from elastic_driver.job_state import Failure
 from elastic_driver.launch import ExitStatus, WorkerProcess
-from elastic_driver.rendezvous.messages import Backend
+from elastic_driver.rendezvous.messages import Backend, DiscReport
 from elastic_driver.settings import Settings
 
 pytestmark = [pytest.mark.unit]
@@ -196,3 +196,65 @@ def test_a_wait_is_told_of_within_seconds_and_then_less_and_less_often(story: St
     said = story.said()
     assert said[1] == "elasticrun: for 15 s now: waiting for 4 slots"
     assert said[2] == "elasticrun: warning: for 35 s now: waiting for 4 slots", "those who hear only warnings, too"
+
+
+def disc(folder: str, written: int, commits: int, trouble: str = "", *, drivers: bool = False) -> DiscReport:
+    return DiscReport(folder, f"/d on {folder}", written, commits, trouble, drivers)
+
+
+def test_a_disc_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_summary(story: Story) -> None:
+    for commits in range(10, 151, 10):
+        story.chronicle.on_disc(disc("a", 1, commits, "No space left on device"))
+        story.chronicle.on_disc(disc("b", commits, commits))
+    story.chronicle.ended(0, "done")
+    warned = [
+        f"elasticrun: warning: commits do not reach the disc: the newest is commit 1 of {commits} in /d on a "
+        "(No space left on device)"
+        for commits in (20, 40, 80)
+    ]
+    assert story.said() == [
+        *warned,
+        "elasticrun: on disc: commit 150 in /d on b",
+        "elasticrun: warning: on disc: commit 1 of 150 in /d on a (No space left on device)",
+        "elasticrun: job succeeded: done (exit code 0)",
+    ]
+
+
+def test_a_trouble_that_passes_is_not_counted_on(story: Story) -> None:
+    for trouble in ("full", "", "full", ""):
+        story.chronicle.on_disc(disc("a", 3, 9, trouble))
+    assert story.said() == []
+
+
+def test_another_writer_of_a_folder_does_not_take_back_what_is_there(story: Story) -> None:
+    story.chronicle.on_disc(disc("a", 40, 40))
+    story.chronicle.on_disc(disc("a", -1, 41))
+    story.chronicle.ended(130, "interrupted by SIGINT")
+    assert story.said()[0] == "elasticrun: on disc: commit 40 of 41 in /d on a"
+
+
+def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbeat(story: Story) -> None:
+    story.chronicle.on_disc(disc("a", 40, 41, drivers=True))
+    story.chronicle.on_disc(disc("b", 39, 41))
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(130, "interrupted by SIGINT")
+    assert story.said()[:2] == [
+        "elasticrun: on disc: commit 52 in /d on a",
+        "elasticrun: on disc: commit 39 of 41 in /d on b",
+    ]
+
+
+def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story) -> None:
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(1, "nothing works")
+    assert story.said()[0] == "elasticrun: on disc: commit 52 in /d"
+
+
+def test_many_folders_are_cut(story: Story) -> None:
+    for number in range(200):
+        story.chronicle.on_disc(disc(f"h{number}", number, number))
+    story.chronicle.ended(0, "done")
+    said = story.said()
+    assert said[0] == "elasticrun: on disc: commit 199 in /d on h199"
+    assert said[6] == "elasticrun: on disc: 58 folders more, none of them further", "the oldest are forgotten"
+    assert len(said) == 8
