@@ -77,6 +77,7 @@ class Chronicle:
         self._last_words: dict[WorkerId, Sequence[str]] = {}  # of those that failed since the last round was formed
         self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
+        self._waits_for = ""
         self._wait_step_s = self._told_after_s = _WAIT_S
 
     def started(self, url: str, job_id: str) -> None:
@@ -287,13 +288,18 @@ class Chronicle:
         since = self._waiting_since
         return since is not None and not self._console.live and now - since >= self._told_after_s
 
-    def waits(self, now: float, *, waiting: bool) -> None:
-        """Whether the job stands still, or is about to end of something; of a wait that goes on is told at times."""
-        if not waiting:
-            self._waiting_since = None
-            self._wait_step_s = self._told_after_s = _WAIT_S
-        elif self._waiting_since is None:
-            self._waiting_since = now
+    def waits(self, now: float, what: str, *, patience: float = 1.0) -> None:
+        """What the job waits for, or is about to end of; "" for nothing. Of a wait that goes on is told at times.
+
+        Args:
+            now: the present, seconds.
+            what: tells one wait from the next.
+            patience: how much longer than others this one usually takes.
+        """
+        if what != self._waits_for:
+            self._waits_for = what
+            self._waiting_since = now if what else None
+            self._wait_step_s = self._told_after_s = patience * _WAIT_S
 
     def still_waiting(self, text: str, now: float) -> None:
         """Tells of a wait, and when to tell of it next."""

@@ -79,6 +79,8 @@ from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
+# A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
+_START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
 
@@ -298,8 +300,18 @@ class ElasticDriver:
 
     def _note_wait(self, now: float) -> None:
         """Whether there is something that a user who sees no status line wants to be told of again."""
-        trains = self._state.phase in (JobPhase.RUNNING, JobPhase.ENDED)
-        self._chronicle.waits(now, waiting=not trains or self._state.discovery_failing_since is not None)
+        state = self._state
+        what, patience = "", 1.0
+        match state.phase:
+            case JobPhase.WAITING | JobPhase.RESETTING:
+                what = state.phase.value
+            case JobPhase.STARTING:
+                what, patience = state.phase.value, _START_PATIENCE
+            case JobPhase.RUNNING if state.discovery_failing_since is not None:
+                what = "discovery"
+            case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
+                what, patience = "commit", _COMMIT_PATIENCE
+        self._chronicle.waits(now, what, patience=patience)
 
     def _explained(self, now: float) -> str:
         """Why the job stands where it stands, and what discovery does if that is what it waits for."""

@@ -181,21 +181,22 @@ def test_workers_stopped_for_one_reason_are_one_line(story: Story) -> None:
 
 
 def test_a_wait_is_told_of_within_seconds_and_then_less_and_less_often(story: Story) -> None:
-    told = []
-    for second in range(1000):
-        story.chronicle.waits(100.0 + second, waiting=True)
-        if story.chronicle.look(100.0 + second):
-            story.chronicle.still_waiting("waiting for 4 slots", 100.0 + second)
-            told.append(second)
-    assert told == [5, 15, 35, 75, 155, 315, 615, 915]
-    story.chronicle.waits(1100.0, waiting=False)
-    assert not story.chronicle.look(2000.0)
-    story.chronicle.waits(2000.0, waiting=True)
-    assert not story.chronicle.look(2004.0)
-    assert story.chronicle.look(2005.0), "the next wait begins anew"
+    def told(what: str, begin: int, **values: float) -> list[int]:
+        seconds = []
+        for second in range(begin, begin + 1000):
+            story.chronicle.waits(second, what, **values)
+            if story.chronicle.look(second):
+                story.chronicle.still_waiting(f"waiting for {what}", second)
+                seconds.append(second - begin)
+        return seconds
+
+    assert told("slots", 0) == [5, 15, 35, 75, 155, 315, 615, 915]
+    assert told("", 1000) == []
+    assert told("a start", 2000, patience=3.0) == [15, 45, 105, 225, 465, 765]
+    assert told("slots", 3000)[:2] == [5, 15], "the next wait begins anew"
     said = story.said()
-    assert said[1] == "elasticrun: for 15 s now: waiting for 4 slots"
-    assert said[2] == "elasticrun: warning: for 35 s now: waiting for 4 slots", "those who hear only warnings, too"
+    assert said[1] == "elasticrun: for 15 s now: waiting for slots"
+    assert said[2] == "elasticrun: warning: for 35 s now: waiting for slots", "those who hear only warnings, too"
 
 
 def disc(folder: str, written: int, commits: int, trouble: str = "", *, drivers: bool = False) -> DiscReport:
