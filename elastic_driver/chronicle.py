@@ -24,8 +24,8 @@ _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
 # A wait is told of after so many seconds, and again after twice as many more each time; from the second bound on it is
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
-
-
+# Workers whose last words are kept, of those that failed since the last round was formed.
+_MOST_LAST_WORDS = 4096
 # Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
 
@@ -74,7 +74,7 @@ class Chronicle:
         self._left_out_s = 0.0
         self._unknown = 0
         self._open: _Round | None = None
-        self._last_words: dict[WorkerId, Sequence[str]] = {}  # of those that failed since the last round was formed
+        self._last_words: dict[WorkerId, Sequence[str]] = {}
         self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
         self._waits_for = ""
@@ -104,8 +104,13 @@ class Chronicle:
     def worker_dying(self, worker: WorkerId, process: WorkerProcess, how: str) -> None:
         """A process is about to end; it may take a while until the system has freed what it had."""
         self._log.write("worker_dying", worker=worker.key, pid=process.pid, how=how)
-        self._last_words[worker] = tuple(process.last_lines)
+        self._note_last_words(worker, process)
         self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
+
+    def _note_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
+        self._last_words[worker] = tuple(process.last_lines)
+        if len(self._last_words) > _MOST_LAST_WORDS:
+            del self._last_words[next(iter(self._last_words))]
 
     def worker_exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus, *, expected: bool) -> None:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
@@ -116,7 +121,7 @@ class Chronicle:
         same = self._console.worker_ended(process.label)
         how = f"{status}, with the same traceback as rank {same}" if same else str(status)
         if not expected and status.returncode:
-            self._last_words[worker] = tuple(process.last_lines)
+            self._note_last_words(worker, process)
         if not expected and status.returncode and not told:
             self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
         else:

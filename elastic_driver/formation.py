@@ -64,7 +64,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             backend=backend,
             cause=_cause(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
-            reinit=bool(state.reinits),
+            reinit=bool(state.reinits) and not state.unplanned,
         )
     )
     t.state = replace(

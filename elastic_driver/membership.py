@@ -121,8 +121,7 @@ def _stop_late_workers(t: Transition) -> None:
             t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
         elif record.worker not in t.state.registry.expected:
             how = f"did not call hvd.init() within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
-            t.stop(record, f"it {how}")
-            t.report(f"worker {record.worker} {how}; another is started in its place", warning=True)
+            t.stop(record, f"it {how}; another is started in its place")
 
 
 def _vote_out_the_silent(t: Transition) -> None:
