@@ -157,6 +157,9 @@ class ToldHosts:
         await self.go.wait()
         return self._hosts
 
+    def remark(self) -> str:
+        return ""
+
 
 def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> None:
     """The driver's process."""

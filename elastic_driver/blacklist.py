@@ -35,7 +35,8 @@ class Blacklist:
     cooldown_range_s: tuple[float, float] | None = None
     entries: tuple[BlacklistEntry, ...] = ()
 
-    def _entry(self, hostname: str) -> BlacklistEntry | None:
+    def entry_of(self, hostname: str) -> BlacklistEntry | None:
+        """What is known of a host; None when it has never failed."""
         return next((entry for entry in self.entries if entry.hostname == hostname), None)
 
     def _with(self, entry: BlacklistEntry) -> Blacklist:
@@ -56,7 +57,7 @@ class Blacklist:
             now: the present, seconds.
             draw: a random number from 0 to 1.
         """
-        old = self._entry(hostname)
+        old = self.entry_of(hostname)
         if old is not None and old.active:
             return self
         failures = (old.failures if old else 0) + 1
@@ -69,12 +70,12 @@ class Blacklist:
 
     def is_blacklisted(self, hostname: str) -> bool:
         """Whether the host gets no new workers, as of the last :meth:`expire`."""
-        entry = self._entry(hostname)
+        entry = self.entry_of(hostname)
         return entry is not None and entry.active
 
     def is_out_for_good(self, hostname: str) -> bool:
         """Whether the host is out and no time will bring it back."""
-        entry = self._entry(hostname)
+        entry = self.entry_of(hostname)
         return entry is not None and entry.active and entry.until is None
 
     def expire(self, now: float) -> Blacklist:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,13 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host, parse_host, parse_hosts
 from elastic_driver.printable import one_line
 from elastic_driver.safe_files import read_named
-from elastic_driver.settings import LOG_LEVELS, Settings
+from elastic_driver.settings import LOG_LEVELS, Settings, check_seconds
 
 _MB = 1 << 20
 # Room for 65,536 hosts with names as long as names can be.
 _HOSTFILE_BYTES = 20 << 20
+# Of the tuning flags. Workers read them as integers of 64 bits, bytes where a flag has MB.
+_MOST = 10**9
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,6 +41,22 @@ class _Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
         return parsed
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        # Python reads no integer of thousands of digits.
+        why = "has too many digits" if re.fullmatch(r"[+-]?[0-9]+", text) else "is not an integer"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} {why}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
 
 
 def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:
@@ -65,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "-np",
         "--num-proc",
-        type=int,
+        type=_integer,
         metavar="N",
         help="slots needed before the start; fixed jobs run this many workers",
     )
@@ -85,14 +103,16 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         "--min-np",
         "--min-num-proc",
         dest="min_np",
-        type=int,
+        type=_integer,
         metavar="N",
         help="fewest workers to go on with (default -np)",
     )
-    add("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="most workers (default: no bound)")
+    add(
+        "--max-np", "--max-num-proc", dest="max_np", type=_integer, metavar="N", help="most workers (default: no bound)"
+    )
     add(
         "--standby",
-        type=int,
+        type=_integer,
         metavar="N",
         help="keep N more workers booted and waiting in slots beyond --max-np (default then: -np), to take the place "
         "of a lost one at once (default 0)",
@@ -102,42 +122,52 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="prints a line 'host' or 'host:slots' for each host there is; run each second",
     )
-    add("--slots-per-host", type=int, metavar="N", help="slots of hosts that the script lists without any")
-    add("--slots", dest="slots_per_host", type=int, metavar="N", help="same as --slots-per-host")
-    add("--discovery-interval", type=float, metavar="S", help="seconds between two runs of the script (default 1)")
-    add("--discovery-timeout", type=float, metavar="S", help="seconds one run of the script may take (default 10)")
-    add("--elastic-timeout", type=float, metavar="S", help="seconds to wait when there are too few slots (default 600)")
+    add("--slots-per-host", type=_integer, metavar="N", help="slots of hosts that the script lists without any")
+    add("--slots", dest="slots_per_host", type=_integer, metavar="N", help="same as --slots-per-host")
+    add("--discovery-interval", type=_number, metavar="S", help="seconds between two runs of the script (default 1)")
+    add("--discovery-timeout", type=_number, metavar="S", help="seconds one run of the script may take (default 10)")
+    add(
+        "--elastic-timeout",
+        type=_number,
+        metavar="S",
+        help="seconds to wait when there are too few slots (default 600)",
+    )
     add(
         "--start-timeout",
-        type=float,
+        type=_number,
         metavar="S",
         help="seconds a worker may take from its start to hvd.init(), and from the break of a round to asking for the "
         "next (default 300; Horovod's bounds its network probe, 30)",
     )
     add(
         "--heartbeat-timeout",
-        type=float,
+        type=_number,
         metavar="S",
         help="end a worker that is frozen: silent for this long while it trains (default 60; 0 never)",
     )
     add(
         "--hang-timeout",
-        type=float,
+        type=_number,
         metavar="S",
         help="end a worker that finishes no collective operation for this long and waits in none (default 0: never)",
     )
-    add("--reset-limit", type=int, metavar="N", help="end the job after this many unplanned resets (default: no limit)")
-    add("--reset-window", type=float, metavar="S", help="count only resets of the last S seconds (default: all)")
+    add(
+        "--reset-limit",
+        type=_integer,
+        metavar="N",
+        help="end the job after this many unplanned resets (default: no limit)",
+    )
+    add("--reset-window", type=_number, metavar="S", help="count only resets of the last S seconds (default: all)")
     add(
         "--drain-timeout",
-        type=float,
+        type=_number,
         metavar="S",
         help="seconds a worker that is drained (elasticrun drain HOST, or SIGTERM or SIGUSR1 to it) may take to reach "
         "a commit (default 300)",
     )
     add(
         "--blacklist-cooldown-range",
-        type=float,
+        type=_number,
         nargs=2,
         metavar=("LOW", "HIGH"),
         help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
@@ -147,10 +177,10 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="also put commits on disc there, in the background; a job started again goes on from the last one",
     )
-    add("--durable-every", type=int, metavar="N", help="not each commit, but every N (default 1)")
-    add("--durable-interval", type=float, metavar="S", help="a commit when S seconds have passed since the last")
-    add("--durable-keep", type=int, metavar="K", help="keep the last K commits on disc (default 2)")
-    add("--rendezvous-port", type=int, metavar="PORT", help="port of the driver's HTTP server (default 0: any)")
+    add("--durable-every", type=_integer, metavar="N", help="not each commit, but every N (default 1)")
+    add("--durable-interval", type=_number, metavar="S", help="a commit when S seconds have passed since the last")
+    add("--durable-keep", type=_integer, metavar="K", help="keep the last K commits on disc (default 2)")
+    add("--rendezvous-port", type=_integer, metavar="PORT", help="port of the driver's HTTP server (default 0: any)")
     add(
         "--horovod-shim",
         choices=MODES,
@@ -166,7 +196,7 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("--no-preload", dest="warm_starts", action="store_const", const=False, help="start every worker afresh")
     add(
         "--grace-time",
-        type=float,
+        type=_number,
         metavar="S",
         help="seconds between TERM and KILL when a worker is stopped (default 5)",
     )
@@ -178,7 +208,7 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
     hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
     add = group.add_argument
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="for remote hosts, which are not yet supported")
+    add("-p", "--ssh-port", type=_integer, metavar="PORT", help="for remote hosts, which are not yet supported")
     add("-i", "--ssh-identity-file", metavar="FILE", help="for remote hosts, which are not yet supported")
     add("--network-interfaces", metavar="NAME,...", help="accepted and kept; local workers use the loopback interface")
     add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
@@ -221,27 +251,27 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
 def _tuning_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tuning (exported to the workers)")
     add = group.add_argument
-    add("--gloo-timeout-seconds", type=int, metavar="S", help="for workers to connect to each other (default 30)")
-    add("--fusion-threshold-mb", type=int, metavar="MB", help="most bytes of tensors that are sent as one")
-    add("--cycle-time-ms", type=float, metavar="MS", help="between two looks for tensors to send")
-    add("--cache-capacity", type=int, metavar="N", help="tensors whose negotiation is remembered")
+    add("--gloo-timeout-seconds", type=_integer, metavar="S", help="for workers to connect to each other (default 30)")
+    add("--fusion-threshold-mb", type=_integer, metavar="MB", help="most bytes of tensors that are sent as one")
+    add("--cycle-time-ms", type=_number, metavar="MS", help="between two looks for tensors to send")
+    add("--cache-capacity", type=_integer, metavar="N", help="tensors whose negotiation is remembered")
     for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
         _flag(group, f"--{name}", f"use {name.replace('-', ' ')}", off=(f"--no-{name}", "do not"))
     _flag(group, "--autotune", "let the library tune itself", off=("--no-autotune", "do not"))
     add("--autotune-log-file", metavar="FILE", help="log of the tuning")
-    add("--autotune-warmup-samples", type=int, metavar="N", help="samples thrown away first")
-    add("--autotune-steps-per-sample", type=int, metavar="N", help="steps of a sample")
-    add("--autotune-bayes-opt-max-samples", type=int, metavar="N", help="most samples")
-    add("--autotune-gaussian-process-noise", type=float, metavar="X", help="0 to 1")
+    add("--autotune-warmup-samples", type=_integer, metavar="N", help="samples thrown away first")
+    add("--autotune-steps-per-sample", type=_integer, metavar="N", help="steps of a sample")
+    add("--autotune-bayes-opt-max-samples", type=_integer, metavar="N", help="most samples")
+    add("--autotune-gaussian-process-noise", type=_number, metavar="X", help="0 to 1")
     add("--timeline-filename", metavar="FILE", help="Chrome trace of the collectives")
     _flag(group, "--timeline-mark-cycles", "with its cycles", off=("--no-timeline-mark-cycles", "without"))
     _flag(group, "--stall-check", "warn of stalled collectives (default)", off=("--no-stall-check", "do not"))
-    add("--stall-check-warning-time-seconds", type=int, metavar="S", help="before the warning")
-    add("--stall-check-shutdown-time-seconds", type=int, metavar="S", help="before the job fails; 0 never")
+    add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="before the warning")
+    add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
     _flag(group, "--mpi-threads-disable", "no MPI threads", off=("--no-mpi-threads-disable", "MPI threads"))
     add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
-    add("--num-nccl-streams", type=int, metavar="N", help="NCCL streams")
-    add("--thread-affinity", type=int, metavar="N", help="core of the first worker's background thread")
+    add("--num-nccl-streams", type=_integer, metavar="N", help="NCCL streams")
+    add("--thread-affinity", type=_integer, metavar="N", help="core of the first worker's background thread")
 
 
 def settings_from(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -331,9 +361,11 @@ def _seconds(flag: float | None, environ: Mapping[str, str], name: str, default:
     if not text:
         return default
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise SettingsError(f"the variable {name} is {text!r}, not a number of seconds") from None
+    check_seconds(f"the variable {name}:", value)
+    return value
 
 
 def _fixed_hosts(arguments: argparse.Namespace) -> tuple[Host, ...] | None:
@@ -408,7 +440,7 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
     """The variables that tuning and logging flags set for the workers.
 
     Raises:
-        SettingsError: a number is below 0.
+        SettingsError: a number is below 0, or too large.
     """
     env: dict[str, str] = {}
 
@@ -419,8 +451,12 @@ def exported(values: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, bool):
             env[variable] = "1" if value else "0"
             return
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise SettingsError(f"--{name.replace('_', '-')} {value} is not a number, 0 or above")
+        if isinstance(value, int | float):
+            flag = f"--{name.replace('_', '-')} {value}"
+            if not value >= 0:  # nor is NaN
+                raise SettingsError(f"{flag} is not a number, 0 or above")
+            if value > _MOST:
+                raise SettingsError(f"{flag} is above {_MOST}, the most it may be")
         env[variable] = str(value)
 
     for name, variable in _VARIABLES.items():

@@ -23,6 +23,7 @@ from typing import Literal, Self
 
 from elastic_driver.printable import one_line, without_c1
 from elastic_driver.settings import Settings
+from elastic_driver.tracebacks import Tracebacks
 
 Stream = Literal["stdout", "stderr"]
 
@@ -32,6 +33,8 @@ _STATUS_PERIOD_S = 0.25
 _BACKLOG_BYTES = 64 << 20
 # How long the end of the job waits for a reader that is slow.
 _FLUSH_S = 5.0
+# What a reader can be thought to see still, when the job ends.
+_IN_VIEW_LINES, _IN_VIEW_BYTES = 60, 16384
 _ERASE_LINE = b"\r\x1b[2K"
 _LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
 
@@ -53,6 +56,34 @@ class RoundSummary:
     cause: str
     took_s: float | None
     commit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the closing table tells.
+
+    Attributes:
+        first: the first rounds.
+        left_out: how many between them and the last are not in the table.
+        left_out_s: time lost in these, seconds.
+        last: the last rounds.
+        lost_s: time lost in all.
+        unknown: changes of which nobody knows what they cost.
+        notes: what else is to be said, and whether each is a warning.
+    """
+
+    first: Sequence[RoundSummary] = ()
+    left_out: int = 0
+    left_out_s: float = 0.0
+    last: Sequence[RoundSummary] = ()
+    lost_s: float = 0.0
+    unknown: int = 0
+    notes: Sequence[tuple[str, bool]] = ()
+
+
+def _cells(one: RoundSummary) -> tuple[str, ...]:
+    lost = "-" if one.commit is None else "unknown" if one.took_s is None else f"{one.took_s:.2f} s"
+    return str(one.round_id), str(one.size), lost, "-" if one.commit is None else str(one.commit), one.cause
 
 
 class Console:
@@ -77,6 +108,10 @@ class Console:
         self._shown = ""
         self._shown_at = 0.0
         self._began = time.monotonic()
+        self._event_log = settings.event_log
+        # While the job has no round; None then.
+        self._tracebacks: Tracebacks | None = Tracebacks()
+        self._tail = b""  # of standard error: what can still be seen there
         self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
         self._backlog = 0  # bytes queued; written by both threads, under _lock
         self._dropped = 0
@@ -120,6 +155,12 @@ class Console:
 
     def write(self, stream: Stream, data: bytes) -> None:
         """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
+        if stream == "stderr" and self._tracebacks is not None:
+            data = self._tracebacks.take(data, time.monotonic())
+        if data:
+            self._write(stream, data)
+
+    def _write(self, stream: Stream, data: bytes) -> None:
         if self._shown_on_terminal[stream]:
             data = without_c1(data)
         if self._live and (stream == "stderr" or self._stdout_shown):
@@ -128,6 +169,30 @@ class Console:
             self._put_status_back()
         else:
             self._put(stream, data)
+
+    def look(self) -> None:
+        """To be called now and then: passes on what has been held for a moment."""
+        if self._tracebacks is not None and (late := self._tracebacks.overdue(time.monotonic())):
+            self._write("stderr", late)
+
+    def training_began(self) -> None:
+        """From here on all output is passed on as it comes."""
+        if self._tracebacks is not None:
+            rest, self._tracebacks = self._tracebacks.rest(), None
+            if rest:
+                self._write("stderr", rest)
+
+    def worker_ended(self, label: str) -> str:
+        """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again."""
+        shown, same = self._tracebacks.ended(label) if self._tracebacks is not None else (b"", "")
+        if shown:
+            self._write("stderr", shown)
+        return same
+
+    def shows(self, lines: Sequence[str]) -> bool:
+        """Whether these lines stand among the last ones of standard error."""
+        seen = self._tail.decode(errors="replace").splitlines()[-_IN_VIEW_LINES:]
+        return all(any(one.endswith(line) for one in seen) for line in lines)
 
     @property
     def live(self) -> bool:
@@ -144,28 +209,44 @@ class Console:
             self._take_status_away()
             self._put_status_back()
 
-    def summary(self, rounds: Sequence[RoundSummary], *, exit_code: int, message: str) -> None:
-        """The closing table: what each round cost, then the exit code and why."""
+    def summary(self, summary: Summary, *, exit_code: int, message: str) -> None:
+        """The closing table: what each change cost, if there was any; then the exit code and why."""
         self._take_status_away()
         self._status = ""
-        if self._level <= 1 and rounds:
-            rows = [("round", "workers", "time lost", "from commit", "cause")]
-            for one in rounds:
-                lost = "-" if one.commit is None else "unknown" if one.took_s is None else f"{one.took_s:.2f} s"
-                commit = "-" if one.commit is None else str(one.commit)
-                rows.append((str(one.round_id), str(one.size), lost, commit, one.cause))
-            widths = [max(len(row[column]) for row in rows) for column in range(4)]
-            for row in rows:
-                cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
-                self._say(f"  {'  '.join(cells)}  {row[4]}", "")
-            losses = [one.took_s for one in rounds if one.commit is not None and one.took_s is not None]
-            if losses:
-                changes = len(rounds) - 1
-                self._say(f"{changes} change{'s' if changes > 1 else ''}, {sum(losses):.2f} s lost in all", "")
-        if exit_code:
+        self.training_began()
+        changes = len(summary.first) + summary.left_out + len(summary.last) - 1
+        if self._level <= 1 and changes > 0:
+            self._say_table(summary)
+            lost = f"{summary.lost_s:.2f} s lost in all" if summary.unknown < changes else ""
+            if lost and summary.unknown:
+                lost = f"at least {lost}"
+            self._say(f"{changes} change{'s' if changes > 1 else ''}{', ' if lost else ''}{lost}", "")
+        for text, warning in summary.notes:
+            (self.warning if warning else self.line)(text)
+        if exit_code > 128:
+            self._say(f"job ended: {message} (exit code {exit_code})", "33")
+        elif exit_code:
             self._say(f"job failed: {message} (exit code {exit_code})", "31")
         elif self._level <= 1:
             self._say(f"job succeeded: {message} (exit code 0)", "32")
+
+    def _say_table(self, summary: Summary) -> None:
+        header = ("round", "workers", "time lost", "from commit", "cause")
+        first, last = [_cells(one) for one in summary.first], [_cells(one) for one in summary.last]
+        widths = [max(len(row[column]) for row in (header, *first, *last)) for column in range(4)]
+
+        def say(row: tuple[str, ...]) -> None:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+            self._say(f"  {'  '.join(cells)}  {row[4]}", "")
+
+        for row in (header, *first):
+            say(row)
+        if summary.left_out:
+            where = self._event_log or "written with --event-log FILE"
+            text = f"{summary.left_out} rounds more; the whole list is {'in ' if self._event_log else ''}{where}"
+            say(("...", "", f"{summary.left_out_s:.2f} s", "", text))
+        for row in last:
+            say(row)
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -196,6 +277,8 @@ class Console:
         self._shown_at = time.monotonic()
 
     def _put(self, stream: Stream, data: bytes) -> None:
+        if stream == "stderr":
+            self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
         with self._lock:
             if self._backlog > _BACKLOG_BYTES:
                 self._dropped += len(data)

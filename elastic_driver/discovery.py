@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -34,6 +35,8 @@ _MAX_SAID = 1000
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
 _RESOLVE_S = 3.0
+# A script that runs for longer is told of while a job waits for it.
+_SLOW_S = 2.0
 # Tells the processes of one run of the script from all others, also those that left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
 
@@ -43,6 +46,9 @@ class HostDiscovery(Protocol):
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """All hosts now, in the user's order. Raises DiscoveryError when there is no answer."""
+
+    def remark(self) -> str:
+        """What there is to say of it while a job waits for hosts; "" for nothing."""
 
 
 class FixedHosts:
@@ -54,6 +60,10 @@ class FixedHosts:
     async def find_hosts(self) -> tuple[Host, ...]:
         """The list."""
         return self._hosts
+
+    def remark(self) -> str:
+        """Nothing: it does not change."""
+        return ""
 
 
 class ScriptDiscovery:
@@ -71,6 +81,20 @@ class ScriptDiscovery:
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
+        self._began: float | None = None  # when the run under way began
+        self._run: _Run | None = None  # the last
+        self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
+
+    def remark(self) -> str:
+        """That it takes long, or lists no hosts, and what it says of that on its standard error."""
+        took_s = 0.0 if self._began is None else time.monotonic() - self._began
+        if took_s >= _SLOW_S:
+            what, said = f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)", self._said()
+        elif self._lists_none is not None:
+            what, said = "lists no hosts", self._lists_none
+        else:
+            return ""
+        return f"{self._what} {what}" + (f", and says on its standard error: {said}" if said else "")
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """Runs the script once.
@@ -81,20 +105,32 @@ class ScriptDiscovery:
         Raises:
             DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
         """
+        self._began = time.monotonic()
         try:
-            run = _Run(self._script, self._job_id)
+            hosts = await self._find_hosts()
+        finally:
+            self._began = None
+        self._lists_none = None if hosts else self._said()
+        return hosts
+
+    async def _find_hosts(self) -> tuple[Host, ...]:
+        self._run = None
+        try:
+            self._run = run = _Run(self._script, self._job_id)
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                stdout, stderr = await run.output()
+                stdout = await run.output()
                 await asyncio.shield(run.ended)
         except TimeoutError:
             # The shell may have ended while something that it started holds its output open.
             happened = "left a process that holds its output open" if run.ended.done() else "did not end"
             await run.kill_tree()
+            said = self._said()
             raise DiscoveryError(
                 f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
+                f"{said and f': {said}'}"
             ) from None
         except _TooMuchError:
             await run.kill_tree()
@@ -104,9 +140,9 @@ class ScriptDiscovery:
             raise
         returncode = run.bury()
         if returncode:
-            said = " | ".join(stderr.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
+            said = self._said()
             raise DiscoveryError(
-                f"{self._what} {_failed(returncode)}: {_cut(said) or 'it printed nothing on its standard error'}"
+                f"{self._what} {_failed(returncode)}: {said or 'it printed nothing on its standard error'}"
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
@@ -122,6 +158,11 @@ class ScriptDiscovery:
     def _what(self) -> str:
         return f"the host discovery script {self._script!r}"
 
+    def _said(self) -> str:
+        """The last lines of the last run's standard error, as one."""
+        errors = b"" if self._run is None else self._run.errors
+        return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
+
 
 class _TooMuchError(Exception):
     """The script prints without end."""
@@ -134,6 +175,7 @@ class _Run:
 
     Attributes:
         ended: done when the shell is dead.
+        errors: the end of its standard error, as it comes.
     """
 
     def __init__(self, script: str, job_id: str) -> None:
@@ -148,6 +190,7 @@ class _Run:
             start_new_session=True,
             env={**os.environ, ENV_JOB: job_id, _ENV_RUN: self._mark},
         )
+        self.errors = b""
         self._transports: list[asyncio.ReadTransport] = []
         self._unread = [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,17 +200,18 @@ class _Run:
             self.bury()
             raise
 
-    async def output(self) -> tuple[bytes, bytes]:
-        """Reads both streams to their ends: all of stdout, the tail of stderr. Raises _TooMuchError."""
+    async def output(self) -> bytes:
+        """Reads both streams to their ends. Returns all of stdout. Raises _TooMuchError."""
         out, err = await self._reader(), await self._reader()
-        errors = asyncio.create_task(_read_tail(err))
+        errors = asyncio.create_task(self._read_errors(err))
         try:
             stdout = bytearray()
             while piece := await out.read(65536):
                 stdout += piece
                 if len(stdout) > _MAX_OUTPUT_BYTES:
                     raise _TooMuchError
-            return bytes(stdout), await errors
+            await errors
+            return bytes(stdout)
         finally:
             errors.cancel()
             await asyncio.gather(errors, return_exceptions=True)
@@ -216,12 +260,9 @@ class _Run:
         del self._unread[0]
         return reader
 
-
-async def _read_tail(stream: asyncio.StreamReader) -> bytes:
-    tail = b""
-    while piece := await stream.read(65536):
-        tail = (tail + piece)[-_STDERR_BYTES:]
-    return tail
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
+        while piece := await stream.read(65536):
+            self.errors = (self.errors + piece)[-_STDERR_BYTES:]
 
 
 def _kill_run(run: str) -> None:

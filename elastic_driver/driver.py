@@ -20,7 +20,7 @@ from typing import Any
 from elastic_driver.assignment import members_by_host, members_by_local_rank
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.discovery import HostDiscovery
-from elastic_driver.durable_folder import durable_env
+from elastic_driver.durable_folder import durable_env, newest_commit
 from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
@@ -54,7 +54,7 @@ from elastic_driver.events import (
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_files import JobFile
-from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of
+from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of, usable_slots
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
 from elastic_driver.rendezvous.credentials import JobKey
@@ -79,6 +79,8 @@ from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
+# A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
+_START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -179,8 +181,7 @@ class ElasticDriver:
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
         discovering = loop.create_task(self._discover())
-        if self._chronicle.live:
-            self._spawn(self._tick())
+        self._spawn(self._tick())
         self._spawn(self._supervisor.watch_over())
         self._set_timer()
         try:
@@ -216,6 +217,10 @@ class ElasticDriver:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             else:
                 break
+        folder = self._settings.durable_dir
+        newest = newest_commit(folder)
+        if newest is not None:
+            self._chronicle.found_on_disc(str(folder), newest)
         self._chronicle.ended(end.exit_code, end.message)
 
     def _interrupted(self, number: int) -> None:
@@ -284,19 +289,50 @@ class ElasticDriver:
         before = self._state.phase
         try:
             self._state, commands = step(self._state, event, now)
+            self._chronicle.workers_stopped([one for one in commands if isinstance(one, StopWorker)])
             for command in commands:
                 self._carry_out(command)
         except Exception as error:
             self._crash(error)
             return
         self._set_timer()
-        if before is not self._state.phase or commands:
-            self._chronicle.status(explain(self._state, now))
+        self._note_wait(now)
+        if self._chronicle.live and (before is not self._state.phase or commands):
+            self._chronicle.status(self._explained(now))
+
+    def _note_wait(self, now: float) -> None:
+        """Whether there is something that a user who sees no status line wants to be told of again."""
+        state = self._state
+        what, patience = "", 1.0
+        match state.phase:
+            case JobPhase.WAITING | JobPhase.RESETTING:
+                what = state.phase.value
+            case JobPhase.STARTING:
+                what, patience = state.phase.value, _START_PATIENCE
+            case JobPhase.RUNNING if state.discovery_failing_since is not None:
+                what = "discovery"
+            case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
+                what, patience = "commit", _COMMIT_PATIENCE
+        self._chronicle.waits(now, what, patience=patience)
+
+    def _explained(self, now: float) -> str:
+        """Why the job stands where it stands, and what discovery does if that is what it waits for."""
+        said = explain(self._state, now)
+        waits = self._state.phase in (JobPhase.WAITING, JobPhase.RESETTING)
+        return "; ".join(filter(None, (said, self._discovery.remark() if waits else "")))
 
     async def _tick(self) -> None:
-        """Keeps the clock and the countdowns of the status line going."""
+        """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
+        self._note_wait(self._clock())
         while self._ended is not None and not self._ended.done():
-            self._chronicle.status(explain(self._state, self._clock()))
+            now = self._clock()
+            due = self._chronicle.look(now)
+            if due or self._chronicle.live:
+                text = self._explained(now)
+                if due:
+                    self._chronicle.still_waiting(text, now)
+                else:
+                    self._chronicle.status(text)
             await asyncio.sleep(_TICK_S)
 
     def _set_timer(self) -> None:
@@ -338,6 +374,8 @@ class ElasticDriver:
                 self._chronicle.report(command)
             case EndJob():
                 if self._ended is not None and not self._ended.done():
+                    remark = self._discovery.remark() if command.exit_code == ExitCode.TOO_FEW_SLOTS else ""
+                    command = replace(command, message="; ".join(filter(None, (command.message, remark))))
                     self._supervisor.job_ends()
                     self._ended.set_result(command)
                     failure = self._state.first_failure
@@ -425,7 +463,6 @@ class ElasticDriver:
         await process.wait()
 
     def _stop(self, command: StopWorker) -> None:
-        self._chronicle.worker_stopped(command.worker, command.reason)
         process = self._processes.get(command.worker)
         if process is not None:
             self._spawn(self._stop_process(process))
@@ -446,7 +483,7 @@ class ElasticDriver:
             return future
         record = record_of(self._state, worker)
         if record is None or record.phase is WorkerPhase.LEAVING:
-            future.set_result(Removed(f"worker {worker} has no place in the job any more"))
+            future.set_result(Removed("it is being stopped" if record else "the job does not know it"))
             return future
         assignment = self._placed.get(worker)
         if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
@@ -486,6 +523,8 @@ class ElasticDriver:
         if record_of(self._state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
         self._supervisor.heard(request.worker, request.progress, waiting=request.waiting)
+        if request.disc is not None:
+            self._chronicle.on_disc(request.disc)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Notice] = loop.create_future()
         if request.leaving or request.exiting:
@@ -531,11 +570,25 @@ class ElasticDriver:
         if name not in listed:
             return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
         if request.undo:
+            was_drained = any(hostname == name for hostname, _ in self._state.drained)
             self._undone[name] = self._undone.get(name, 0) + 1
             self._post(DrainRequested(name, None, "by elasticrun drain --undo", undo=True))
-            return f"host {name} may be used again"
+            return f"host {name} may be used again" if was_drained else f"host {name} was not drained"
+        already = "already " if (name, None) in self._state.drained else ""
         self._drain_place(name, None, "by elasticrun drain")
-        return f"host {name} is drained: its workers leave at their next commit"
+        living = any(record.worker.hostname == name for record in self._state.workers)
+        said = f"host {name} is {already}drained" + (": its workers leave at their next commit" if living else "")
+        return said + self._what_is_short()
+
+    def _what_is_short(self) -> str:
+        """For who drains a host: that the rest does not suffice, and what comes of it."""
+        slots, policy = usable_slots(self._state), self._state.policy
+        if slots >= policy.min_num_proc:
+            return ""
+        return (
+            f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
+            f"(--min-np): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
+        )
 
     def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
         self._post(DrainRequested(hostname, slot, why))
@@ -568,6 +621,7 @@ class ElasticDriver:
             "resets": state.resets,
             "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {
                     "worker": record.worker.key,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import threading
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
@@ -12,6 +14,8 @@ from elastic_driver.safe_files import make_folder, open_inside
 from elastic_driver.settings import Settings
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
+_COMMIT = re.compile(r"commit-(\d{12})\.state")  # as they name them
+_LOOK_S = 2.0
 
 
 class FolderLock:
@@ -57,6 +61,22 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+
+
+def newest_commit(folder: Path | None) -> int | None:
+    """The newest commit in a folder, going by the names; None when there is none, or no answer within seconds."""
+    found: list[int] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.extend(int(match[1]) for name in os.listdir(folder) if (match := _COMMIT.fullmatch(name)))
+
+    if folder is not None:
+        # A daemon, left alone when the disc hangs: the job has ended.
+        thread = threading.Thread(target=look, name="elasticrun-commits", daemon=True)
+        thread.start()
+        thread.join(_LOOK_S)
+    return max(found, default=None)
 
 
 def durable_env(settings: Settings) -> dict[str, str]:

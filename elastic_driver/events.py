@@ -202,6 +202,7 @@ class PublishRound:
         backend: what carries its collectives.
         cause: what made it, in words.
         old_size: members of the round before (0 for the first round).
+        reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
     """
 
     round_id: int
@@ -211,6 +212,7 @@ class PublishRound:
     backend: Backend
     cause: str
     old_size: int
+    reinit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
+from elastic_driver.explain import names, why_no_place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
@@ -63,6 +64,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             backend=backend,
             cause=_cause(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
+            reinit=bool(state.reinits) and not state.unplanned,
         )
     )
     t.state = replace(
@@ -78,6 +80,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         unplanned=False,
         crashes=(),
         lost="",
+        reinits=(),
         first_failure=None,
     )
     t.put_all(
@@ -97,7 +100,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     for record in ready:
         # Who stands by, and who had to make room for a handover, stays READY for a round after this.
         if record.worker not in by_worker and not in_target(record, places):
-            t.dismiss(record, f"host {record.worker.hostname} has no slot {record.worker.slot} in round {round_id}")
+            t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
 def _reset_times(t: Transition) -> tuple[float, ...]:
@@ -125,6 +128,9 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
         elif name not in failed and old != now:
             word = "drained" if any(place[0] == name for place in state.drained) else "removed"
             parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} {word}")
+    if state.reinits:
+        who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
+        parts.append(f"{who} called shutdown() and init() again")
     return ", ".join(parts) or "hosts changed and changed back"
 
 

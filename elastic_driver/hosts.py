@@ -17,6 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 # More than any machine has cores for. A list with a slip in it must not start workers until the machine is down.
 MAX_SLOTS_PER_HOST = 4096
+_INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
+_MAX_DIGITS = 18
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 
@@ -132,13 +134,15 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
                 f"cannot tell how many slots host {name!r} has: write {name}:SLOTS, or give --slots-per-host"
             )
         return Host(name, default_slots)
-    if not re.fullmatch(r"-?[0-9]{1,9}", slots_text):
+    digits = _INTEGER.fullmatch(slots_text)
+    if digits is None:
         raise SettingsError(f"cannot read {text!r} as a host: slots {slots_text!r} is not an integer")
-    slots = int(slots_text)
-    if slots < 1:
-        raise SettingsError(f"cannot use host {text!r}: slots must be at least 1, not {slots}")
+    # Python reads no integer of thousands of digits; that it is too many is seen without.
+    slots = MAX_SLOTS_PER_HOST + 1 if len(digits["number"]) > _MAX_DIGITS else int(digits["number"])
+    if digits["sign"] or slots < 1:
+        raise SettingsError(f"cannot use host {text!r}: slots must be at least 1, not {slots_text}")
     if slots > MAX_SLOTS_PER_HOST:
-        raise SettingsError(f"cannot use host {text!r}: slots must be at most {MAX_SLOTS_PER_HOST}, not {slots}")
+        raise SettingsError(f"cannot use host {text!r}: slots must be at most {MAX_SLOTS_PER_HOST}, not {slots_text}")
     return Host(name, slots)
 
 

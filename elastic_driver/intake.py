@@ -27,6 +27,8 @@ from elastic_driver.events import (
 )
 from elastic_driver.hosts import Host
 from elastic_driver.job_state import (
+    DISCOVERY_OUTAGE_S,
+    DISCOVERY_TOLD_S,
     JobPhase,
     WorkerPhase,
     WorkerRecord,
@@ -62,6 +64,9 @@ def take(t: Transition, event: Event) -> None:
 
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
+    since = t.state.discovery_failing_since
+    if since is not None and t.now - since >= DISCOVERY_OUTAGE_S:
+        t.report(f"host discovery answers again, after {t.now - since:.0f} s")
     ordered = order_hosts(t.state.host_order, hosts)
     listed = [host.name for host in ordered]
     living = [record.worker.hostname for record in t.state.workers]
@@ -100,9 +105,12 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     since = t.state.discovery_failing_since
     if since is None:
         since = t.now
-        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
-    t.state = replace(t.state, discovery_failing_since=since)
-    t.state = replace(t.state, discovery_error=event.message)
+        told = t.state.discovery_told_at
+        # A script that fails every now and then is not told of each time.
+        if told is None or t.now - told >= DISCOVERY_TOLD_S:
+            t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+            t.state = replace(t.state, discovery_told_at=t.now)
+    t.state = replace(t.state, discovery_failing_since=since, discovery_error=event.message)
 
 
 def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]) -> None:
@@ -155,6 +163,8 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         t.open_reset()
+        if event.cause is ReadyCause.REINIT:
+            t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
         if event.cause is ReadyCause.INTERNAL_ERROR:
             lost = f"worker {event.worker} lost its round" + (f" ({event.detail})" if event.detail else "")
             t.state = replace(t.state, unplanned=True, lost=t.state.lost or lost)

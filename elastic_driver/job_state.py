@@ -22,6 +22,10 @@ JOINERS_WINDOW_S = 5.0
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
 
+# A discovery script that fails is warned of at most as often as this; its next answer is told of after a failure that
+# lasted for some runs of it.
+DISCOVERY_TOLD_S = 60.0
+DISCOVERY_OUTAGE_S = 5.0
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
@@ -133,6 +137,7 @@ class State:
         discovered: whether discovery has answered at all.
         discovery_failing_since: when discovery began to fail; None while it answers.
         discovery_error: what it said when it failed last.
+        discovery_told_at: when its failing was last told of; None for never.
         blacklist: the failed hosts.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
@@ -145,6 +150,7 @@ class State:
         unplanned: whether the reset under way is due to a failure.
         crashes: causes of the reset under way, in words, in order.
         lost: what the first member said whose collective failed; "" for none.
+        reinits: members that have called ``shutdown()`` and ``init()`` in the reset under way, in order of arrival.
         reset_began: when the reset under way (or the start) began.
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
@@ -152,6 +158,7 @@ class State:
         trained_from: the most commits that a round has begun to train from; counted for durable jobs only.
         fruitless: rounds since, after a failure, of which no member had any commits in memory; of these jobs, too.
         first_failure: the first failure since the last round was formed.
+        standby_room: the fewest places for standbys that were told of, too few; None for none yet.
         ever_ready: whether any worker has ever asked for a round.
     """
 
@@ -163,6 +170,7 @@ class State:
     discovered: bool = False
     discovery_failing_since: float | None = None
     discovery_error: str = ""
+    discovery_told_at: float | None = None
     blacklist: Blacklist = field(default_factory=Blacklist)
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
@@ -176,6 +184,7 @@ class State:
     unplanned: bool = False
     crashes: tuple[str, ...] = ()
     lost: str = ""
+    reinits: tuple[WorkerId, ...] = ()
     reset_began: float = 0.0
     slots_deadline: float | None = None
     resets: int = 0
@@ -183,6 +192,7 @@ class State:
     trained_from: int = 0
     fruitless: int = 0
     first_failure: Failure | None = None
+    standby_room: int | None = None
     ever_ready: bool = False
 
 

@@ -23,7 +23,7 @@ from elastic_driver.events import (
     WorkerNotStarted,
     WorkersReported,
 )
-from elastic_driver.explain import explain, names
+from elastic_driver.explain import explain, names, room_for_standbys, why_no_place
 from elastic_driver.formation import form_round, with_handover
 from elastic_driver.hosts import WorkerId
 from elastic_driver.intake import take
@@ -86,7 +86,7 @@ def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
     # The second filling is for the standbys of a round that was formed just now.
-    for decide in (_vote_out, _place_workers, _close_or_tell, _fill_places, _check_deadlines):
+    for decide in (_vote_out, _place_workers, _close_or_tell, _fill_places, _check_deadlines, _tell_of_standbys):
         if t.state.phase is JobPhase.ENDED:
             return
         decide(t)
@@ -121,8 +121,7 @@ def _stop_late_workers(t: Transition) -> None:
             t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
         elif record.worker not in t.state.registry.expected:
             how = f"did not call hvd.init() within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
-            t.stop(record, f"it {how}")
-            t.report(f"worker {record.worker} {how}; another is started in its place", warning=True)
+            t.stop(record, f"it {how}; another is started in its place")
 
 
 def _vote_out_the_silent(t: Transition) -> None:
@@ -171,7 +170,7 @@ def _stop_misplaced(t: Transition) -> None:
         if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
             continue
         t.state = replace(t.state, registry=t.state.registry.without(record.worker))
-        reason = f"host {record.worker.hostname} has no slot {record.worker.slot} any more"
+        reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
         if record.phase is WorkerPhase.READY:
             t.dismiss(record, reason)
         else:
@@ -345,6 +344,16 @@ def _check_deadlines(t: Transition) -> None:
         and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
     ):
         t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
+
+
+def _tell_of_standbys(t: Transition) -> None:
+    """Says that there is no room for all standbys; again only when there is less than ever before."""
+    if not t.state.policy.num_standby or t.state.phase is not JobPhase.RUNNING or finishing(t.state):
+        return
+    room, told = len(standby_places(t.state)), t.state.standby_room
+    if room < (t.state.policy.num_standby if told is None else told):
+        t.report(room_for_standbys(t.state, t.now))
+        t.state = replace(t.state, standby_room=room)
 
 
 def _resets_that_count(t: Transition) -> int:

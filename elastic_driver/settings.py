@@ -25,6 +25,10 @@ _MAX_NUM_PROC = 65536
 # A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 
+# Over 30 years. Some of the system's clocks and timers cannot count much further.
+MAX_SECONDS = 1e9
+_MOST_GLOO_S = 1e7  # the workers' own bound
+
 # Horovod's bounds for the cooldown range, seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
@@ -135,13 +139,17 @@ class Settings:
         if self.num_standby and self.max_num_proc is None:
             raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
         if self.num_standby > _MAX_NUM_PROC:
-            raise SettingsError(f"--standby {self.num_standby} is above {_MAX_NUM_PROC}")
+            raise SettingsError(
+                f"--standby {self.num_standby} is above {_MAX_NUM_PROC}, the most workers a job may have"
+            )
         if self.num_proc > _MAX_NUM_PROC:
             raise SettingsError(f"-np {self.num_proc} is above {_MAX_NUM_PROC}, the most workers a job may have")
         if self.slots_per_host is not None:
             _at_least("--slots-per-host", self.slots_per_host, 1)
             if self.slots_per_host > MAX_SLOTS_PER_HOST:
-                raise SettingsError(f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}")
+                raise SettingsError(
+                    f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}, the most a host may have"
+                )
         if self.reset_limit is not None:
             _at_least("--reset-limit", self.reset_limit, 0)
         for flag, value in (
@@ -149,19 +157,18 @@ class Settings:
             ("--start-timeout", self.start_timeout_s),
             ("--discovery-interval", self.discovery_interval_s),
             ("--discovery-timeout", self.discovery_timeout_s),
-            ("--gloo-timeout-seconds", self.gloo_timeout_s),
             ("--drain-timeout", self.drain_timeout_s),
             ("--reset-window", 1.0 if self.reset_window_s is None else self.reset_window_s),
         ):
-            if not 0 < value < 1e9:
-                raise SettingsError(f"{flag} {value:g} is not a number of seconds above 0")
+            check_seconds(flag, value)
+        check_seconds("--gloo-timeout-seconds", self.gloo_timeout_s, most=_MOST_GLOO_S)
         for flag, value in (
             ("--grace-time", self.grace_s),
             ("--heartbeat-timeout", self.heartbeat_timeout_s),
             ("--hang-timeout", self.hang_timeout_s),
         ):
-            if not 0 <= value < 1e9:
-                raise SettingsError(f"{flag} {value:g} is not a number of seconds, 0 or above")
+            if value:
+                check_seconds(flag, value, zero=", 0 or above")
         if not 0 <= self.rendezvous_port <= 65535:
             raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
@@ -218,8 +225,8 @@ class Settings:
             _at_least("--durable-every", self.durable_every, 1)
         if self.durable_keep is not None:
             _at_least("--durable-keep", self.durable_keep, 1)
-        if self.durable_interval_s is not None and not 0 < self.durable_interval_s < 1e9:
-            raise SettingsError(f"--durable-interval {self.durable_interval_s:g} is not a number of seconds above 0")
+        if self.durable_interval_s is not None:
+            check_seconds("--durable-interval", self.durable_interval_s)
 
     def _check_files(self) -> None:
         if self.output_filename is not None:
@@ -255,6 +262,14 @@ class Settings:
 def _at_least(flag: str, value: int, least: int) -> None:
     if value < least:
         raise SettingsError(f"{flag} {value} is below {least}")
+
+
+def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: float = MAX_SECONDS) -> None:
+    """Raises SettingsError unless this can be a duration; ``zero`` says whether it may be 0, too."""
+    if not value > 0:  # nor is NaN
+        raise SettingsError(f"{flag} {value:g} is not a number of seconds{zero}")
+    if value > most:
+        raise SettingsError(f"{flag} {value:g} is above {most:g}, the most seconds it may be")
 
 
 def _check_script(script: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -260,6 +260,49 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscReport:
+    """What a worker that writes commits to disc says of its folder, with its heartbeats.
+
+    Attributes:
+        folder: the same for all workers that see the same folder.
+        where: its name, for messages.
+        written: the newest commit that the worker has put there; -1 for none yet.
+        commits: commits of its state.
+        trouble: why the newest are not there; "" when there is nothing wrong.
+        drivers: whether it is the folder that the job's driver has locked.
+    """
+
+    folder: str
+    where: str
+    written: int
+    commits: int
+    trouble: str
+    drivers: bool
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Self | None:
+        """From the fields' values; None for no values. Raises RendezvousProtocolError."""
+        if not values:
+            return None
+        names = [one.name for one in fields(cls)]
+        if len(values) != len(names):
+            raise RendezvousProtocolError(f"cannot read message: {len(values)} values of a folder's {len(names)}")
+        data = dict(zip(names, values, strict=True))
+
+        def text(name: str) -> str:
+            return str(_get(data, name, str)[:2000].encode("utf-8", "replace").decode())
+
+        return cls(
+            text("folder"),
+            text("where"),
+            _get(data, "written", int),
+            _get(data, "commits", int),
+            text("trouble"),
+            _get(data, "drivers", bool),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WatchRequest:
     """``POST /v1/watch``: long poll of a member for the next notice newer than ``version``; its heartbeat, too.
 
@@ -271,6 +314,7 @@ class WatchRequest:
         waiting: whether it waits for other members in one.
         leaving: the last of this round, since the process has called shutdown(): silence is no news from here on.
         exiting: likewise, since it runs its exit handlers: its end is to come.
+        disc: of its commits on disc; None when it writes none.
     """
 
     worker: WorkerId
@@ -280,6 +324,7 @@ class WatchRequest:
     waiting: bool = False
     leaving: bool = False
     exiting: bool = False
+    disc: DiscReport | None = None
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -292,6 +337,7 @@ class WatchRequest:
                 "waiting": self.waiting,
                 "leaving": self.leaving,
                 "exiting": self.exiting,
+                "disc": [] if self.disc is None else astuple(self.disc),
             }
         ).encode()
 
@@ -307,6 +353,7 @@ class WatchRequest:
             _get(data, "waiting", bool),
             _get(data, "leaving", bool),
             _get(data, "exiting", bool),
+            DiscReport.read(_get(data, "disc", list)),
         )
 
 

@@ -37,6 +37,7 @@ _log = logging.getLogger("elastic_driver.worker")
 on_updates: list[Callable[[], None]] = []
 """Called by the watch thread when members are to leave the round at their next commit."""
 
+_MOST_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 DEFAULT_BUILD_TIMEOUT_S = 30.0  # Horovod's HOROVOD_GLOO_TIMEOUT_SECONDS
 DEFAULT_COLLECTIVE_TIMEOUT_S = 1800.0  # torch.distributed's default for a process group
 
@@ -79,8 +80,10 @@ class Limits:
                 value = float(text)
             except ValueError:
                 value = 0.0
-            if not 0 < value < 1e7:
-                raise SettingsError(f"cannot use {name}={text!r}: it must be a number of seconds above 0")
+            if not 0 < value <= _MOST_S:
+                raise SettingsError(
+                    f"cannot use {name}={text!r}: it must be a number of seconds above 0, at most {_MOST_S:g}"
+                )
             return value
 
         return cls(

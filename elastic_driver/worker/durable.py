@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.messages import ENV_JOB
-from elastic_driver.worker import durable_format
+from elastic_driver.rendezvous.messages import ENV_JOB, DiscReport
+from elastic_driver.worker import durable_format, on_disc
 from elastic_driver.worker.durable_files import Marks, commit_files, prune, write_file
 from elastic_driver.worker.durable_restore import View, find_and_load
 from elastic_driver.worker.objects import allgather_object
@@ -35,6 +35,8 @@ ENV_EVERY = "ELASTIC_DRIVER_DURABLE_EVERY"
 ENV_INTERVAL = "ELASTIC_DRIVER_DURABLE_INTERVAL"
 ENV_KEEP = "ELASTIC_DRIVER_DURABLE_KEEP"
 
+# A commit that is on its way for longer is told of: the disc hangs, or is too slow for the state.
+SLOW_S = 30.0
 # How long a process that ends waits for its last commit to reach the disc.
 FLUSH_S = 60.0
 
@@ -75,6 +77,9 @@ class Durable:
         self._last_commits: int | None = None
         self._last_at = 0.0
         self._complaint = ""
+        self._folder_id = ""
+        self._where = str(folder)
+        self._offered = -1  # commits of the state, as of the last that this process might have written
         self._wake = threading.Condition()
         self._work: tuple[int, durable_format.Encoded] | None = None
         self._thread: threading.Thread | None = None
@@ -133,9 +138,20 @@ class Durable:
                 with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
                     self._marks.begin()
             self._checked = True
-        if not self.is_writer(rank) or self.busy or not self._due(state._commits):
+        if not self.is_writer(rank):
             return
-        self._hand_over(state)
+        self._offered = state._commits
+        if not self.busy and self._due(state._commits):
+            self._hand_over(state)
+
+    def report(self) -> DiscReport | None:
+        """What the driver is to know of the folder; None when this process does not write to it. From any thread."""
+        if self._offered < 0 or self._writes is False:
+            return None
+        trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
+        if work is not None and on_its_way_s >= SLOW_S:
+            trouble = f"commit {work[0]} has been on its way for {on_its_way_s:.0f} s"
+        return DiscReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
 
     def _due(self, commits: int) -> bool:
         if self._last_commits is None:
@@ -203,6 +219,7 @@ class Durable:
         """At the end of training: puts the last commit on disc, due or not."""
         if not self.is_writer(rank) or not self.owns(state) or not state._commits or not self.wait():
             return
+        self._offered = state._commits
         if self.written != state._commits:
             self._hand_over(state)
             self.wait()
@@ -223,6 +240,8 @@ class Durable:
         folders = [view.folder for view in views]
         rank = context.slot.rank
         self._writes = folders.index(folders[rank]) == rank
+        shared = len(set(folders)) == 1
+        self._folder_id, self._where = folders[rank], str(self.folder) if shared else views[rank].where
         if context.assignment.sync and not context.assignment.commits and not views[0].state_commits:
             find_and_load(state, context, lambda: self._look(state, process, listing=True), say)
         self._entered = True
@@ -256,4 +275,6 @@ def durable() -> Durable | None:
     global _durable, _read
     if not _read:
         _durable, _read = Durable.from_environ(os.environ), True
+        if _durable is not None:
+            on_disc.tell(_durable.report)
     return _durable

@@ -28,6 +28,7 @@ ENGINE_SCOPE = "engine"
 # Horovod's default (HOROVOD_FUSION_THRESHOLD).
 _FUSION_BYTES = 64 << 20
 _STALL_WARN_S = 60.0
+_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
 _LANE_END_S = 5.0
 _LENGTH = struct.Struct("<H")
 
@@ -69,8 +70,8 @@ class EngineSettings:
                 value = float(text) if text else default
             except ValueError:
                 value = -1.0
-            if not 0 <= value < 1e15:
-                raise SettingsError(f"cannot use {name}={text!r}: it must be a number, 0 or above")
+            if not 0 <= value <= _MOST:
+                raise SettingsError(f"cannot use {name}={text!r}: it must be a number from 0 to {_MOST:g}")
             return value
 
         sharing = environ.get("ELASTIC_DRIVER_SHARED_MEMORY", "on")

@@ -47,7 +47,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 process.note_exception(raised=False)
                 return result
             except HorovodInternalError as error:
-                _log.warning("elastic_driver: round %d: %s", process.context.assignment.round_id, error)
+                # The driver tells the user what happened, once; each rank's own view is for who looks closer.
+                _log.info("elastic_driver: round %d: %s", process.context.assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
             except HostsUpdatedInterrupt as interrupt:
                 cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason

@@ -49,7 +49,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.tether import tie_this_process
-from elastic_driver.worker import canary, leaving
+from elastic_driver.worker import canary, leaving, on_disc
 from elastic_driver.worker import process_sets as sets
 from elastic_driver.worker.context import Context, Limits, RoundClient, TimelineSettings, usable_backends
 from elastic_driver.worker.watch import poll_s
@@ -241,7 +241,8 @@ class Runtime:
                 # The process may go on for hours without the library, and exit handlers of others take their time,
                 # too: it must not be taken for a frozen one.
                 round_id = context.assignment.round_id
-                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting)
+                disc = on_disc.report()
+                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
                 with contextlib.suppress(RendezvousError):
                     self._client.say_goodbye(goodbye)
             self._client.close()
@@ -303,7 +304,7 @@ class Runtime:
                 sets.enter_round(context)
                 break
             except HorovodInternalError as error:
-                _log.warning("elastic_driver: round %d: %s", assignment.round_id, error)
+                _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
                 context.abort(detail)
             except BaseException:
@@ -325,6 +326,9 @@ class Runtime:
             client=client,
             timeline=self._timeline,
         )
+
+    def _say(self, text: str) -> None:
+        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
 
     def _own_id(self) -> WorkerId:
         key = self._environ.get(ENV_WORKER)
@@ -365,15 +369,16 @@ class Runtime:
         try:
             reply = self._client.next_round(request, poll_s=poll_s(self._environ))
         except RendezvousClosedError as error:
+            self._say(f"ends: {error}")
             reply = JobOver(str(error))
         match reply:
             case RoundAssignment():
                 return reply
             case Removed():
-                text = f"has no place in the next round ({reply.reason}); it ends with exit code 0"
+                self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
             case JobOver():
-                text = f"ends: the job is over ({reply.reason})"
-        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
+                # Why it is over the driver says itself, once for all workers.
+                _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
         self.note_exception(raised=True)
         raise SystemExit(0)
 

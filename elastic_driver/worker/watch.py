@@ -15,6 +15,7 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import ENV_HEARTBEAT, Notice, NoticeKind, WatchRequest
+from elastic_driver.worker import on_disc
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -91,7 +92,8 @@ class Watch:
         while not self._stopped.is_set():
             try:
                 progress, waiting = self._listener.progress()
-                request = WatchRequest(self._worker, self._round_id, version, progress, waiting)
+                disc = on_disc.report()
+                request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)
                 notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:
                 if not self._stopped.is_set():

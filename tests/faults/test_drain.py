@@ -74,6 +74,8 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         assert "step_program.py" in said.stdout
         job.wait_for_steps(2, after=at)
         assert "4 -> 2 workers, host 127.0.0.1 drained" in job.said()
+        assert drain("127.0.0.1").stdout.startswith("host 127.0.0.1 is already drained (job ")
+        assert drain("--undo", "localhost").stdout.startswith("host localhost was not drained (job ")
         at = time.time()
         assert drain("--undo", "127.0.0.1").stdout.startswith("host 127.0.0.1 may be used again (job ")
         job.wait_for_steps(4, after=at)
@@ -82,6 +84,24 @@ def test_drain_and_undo_from_the_command_line(tmp_path: Path) -> None:
         assert len(files) == 1
         assert files[0].stat().st_mode & 0o777 == 0o600
     assert not list((runtime / "elasticrun").glob("*.json"))
+
+
+def test_who_drains_the_last_host_is_told_what_comes_of_it(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    env = {"XDG_RUNTIME_DIR": str(runtime)}
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--elastic-timeout", "77", env=env) as job:
+        job.wait_for_steps(2)
+        command = [sys.executable, "-m", "elastic_driver", "drain", "localhost"]
+        said = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30).stdout
+        assert said.startswith(
+            "host localhost is drained: its workers leave at their next commit; that leaves 0 slots of the 2 that the "
+            "job needs (--min-np): it waits for others, and ends after 77 s (--elastic-timeout) (job "
+        )
+        job.wait_for(
+            "why the job stands still",
+            lambda: "slots: 0, drained: localhost (undo: elasticrun drain --undo HOST); 77 s left" in job.said(),
+        )
 
 
 def test_a_drained_worker_that_does_not_reach_a_commit_is_ended(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_a_disc_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         assert job.wait() == 0, job.said()
         assert job.said().count("training goes on") == 1
         assert "are on disc in" in job.said()
+        assert f"elasticrun: on disc: commit 150 in {folder}\n" in job.said()
     assert newest(folder) == 150
     check_agreement(job.steps())
 
@@ -196,6 +197,8 @@ def test_discs_of_machines_one_of_which_is_lost(tmp_path: Path) -> None:
         assert job.wait() == 0, job.said()
         lines = job.steps()
         assert f"going on from commit {kept} in {discs}/127.0.0.1 on 127.0.0.1" in job.said()
+        for host in ("localhost", "127.0.0.1"):
+            assert f"elasticrun: on disc: commit {kept + 8} in {discs}/{host} on {host}\n" in job.said()
     assert min(line["step"] for line in lines) == kept + 1
     check_agreement(lines)
     assert all(line["weights"] == weights[line["step"]] for line in lines if line["step"] in weights)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -285,6 +288,62 @@ def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path, mark
         hang.unlink()
         job.wait_for_steps(3)
     assert gone(mark)
+
+
+QUICK = """
+import sys
+from elastic_driver import chronicle, cli, discovery
+chronicle._WAIT_S, chronicle._WORRY_S, discovery._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "code", "complaint", "end_says"),
+    [
+        (
+            "echo connecting >&2; sleep 1000",
+            ["--discovery-timeout", "2"],
+            2,
+            r"waiting for host discovery to answer; the host discovery script '.*' has run for \d s of 2 "
+            r"\(--discovery-timeout\), and says on its standard error: connecting",
+            "was killed: connecting",
+        ),
+        (
+            "echo no pods >&2",
+            ["--elastic-timeout", "2"],
+            3,
+            r"waiting for 2 slots \(-np\), slots: 0, no host is listed; \d s left; the host discovery script '.*' "
+            "lists no hosts, and says on its standard error: no pods",
+            "lists no hosts, and says on its standard error: no pods",
+        ),
+        (
+            "echo localhost:1",
+            ["--elastic-timeout", "2"],
+            3,
+            r"waiting for 2 slots \(-np\), slots: 1 \(localhost:1\); \d s left",
+            "gave up after 2 s (--elastic-timeout)",
+        ),
+    ],
+    ids=["hangs", "lists nobody", "too few"],
+)
+def test_what_a_job_waits_for_is_told_where_no_status_line_is(
+    tmp_path: Path, body: str, flags: list[str], code: int, complaint: str, end_says: str
+) -> None:
+    command = script(tmp_path, body)
+    ran = subprocess.run(
+        [sys.executable, "-c", QUICK, "-np", "2", "--host-discovery-script", command, *flags, "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    *told, end = ran.stderr.splitlines()
+    assert ran.returncode == code
+    assert re.fullmatch(rf"elasticrun: (warning: )?for \d s now: {complaint}", told[0]), ran.stderr
+    assert 1 <= len(told) <= 6, "again, but less and less often"
+    assert told[-1].startswith("elasticrun: warning: "), "those who hear only warnings are told too"
+    assert end.endswith(f"{end_says} (exit code {code})"), "those who saw a status line are told in the end, too"
 
 
 def test_an_empty_answer_is_waited_on_until_the_elastic_timeout(tmp_path: Path) -> None:

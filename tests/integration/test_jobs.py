@@ -204,6 +204,41 @@ def test_uneven_slots(tmp_path: Path) -> None:
         assert places == {(0, 0, 1, 0, 2), (1, 0, 2, 1, 2), (2, 1, 2, 0, 1)}
 
 
+def test_a_mistake_at_the_scripts_top_is_shown_once(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("raise ImportError('no data set')\n")
+    with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 1
+        assert job.said().count("Traceback (most recent call last):") == 1
+        assert job.said().count("ImportError: no data set") == 1
+        assert job.said().count(" exited with code 1, with the same traceback as rank ") == 2
+        assert "last output of" not in job.said(), "it can still be seen"
+
+
+def test_workers_that_leave_and_come_back_by_themselves_are_told_of_as_that(tmp_path: Path) -> None:
+    program = tmp_path / "again.py"
+    program.write_text("import elastic_driver as hvd\nfor _ in range(3):\n    hvd.init()\n    hvd.shutdown()\n")
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        for number in (2, 3):
+            line = f"elasticrun: round {number}: 2 -> 2 workers, all workers called shutdown() and init() again\n"
+            assert line in job.said()
+        assert "had resumed" not in job.said()
+        assert "elastic_driver: round" not in job.said()
+
+
+def test_a_lost_host_is_told_of_by_the_driver_and_not_by_each_rank(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2") as job:
+        before = job.wait_for_steps(4)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        job.wait_for("the next round", lambda: "4 -> 2 workers, host 127.0.0.1 lost" in job.said())
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130
+        ranks = [line for line in job.said().splitlines() if "]<stderr>:" in line and "it is being stopped" not in line]
+        assert ranks == [], "the survivors have nothing to add, nor has anybody to the end"
+        assert job.said().splitlines()[-1] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with Job(tmp_path, None, "-np", "2") as job:

@@ -182,7 +182,11 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 1 --", "no command to run"),
         ("-np 0 true", "-np 0 is below 1"),
         ("-np -2 true", "-np -2 is below 1"),
-        ("-np two true", "invalid int value: 'two'"),
+        ("-np two true", "argument -np/--num-proc: 'two' is not an integer"),
+        (
+            f"-np {'1' * 5000} true",
+            "argument -np/--num-proc: '1111111111111111111111111111111111111111' has too many digits",
+        ),
         ("-np", "expected one argument"),
         ("-np 99999 true", "-np 99999 is above 65536"),
         ("-np 5000 true", "host 'localhost' would have 5000 slots"),
@@ -204,13 +208,16 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 2 --hostfile / true", "cannot read the hostfile /: Is a directory"),
         ("-np 2 -prefix-timestamp --log-with-timestamp true", "not allowed with argument"),
         ("-np 2 --log-level loud true", "invalid choice"),
-        ("-np 2 --blacklist-cooldown-range 1 true", "invalid float value: 'true'"),
+        ("-np 2 --blacklist-cooldown-range 1 true", "--blacklist-cooldown-range: 'true' is not a number"),
         ("-np 2 --blacklist-cooldown-range 9 3 true", "lower bound first"),
         ("-np 2 --cycle-time-ms nan true", "--cycle-time-ms nan is not a number"),
-        ("-np 2 --cycle-time-ms inf true", "--cycle-time-ms inf is not a number"),
+        ("-np 2 --cycle-time-ms inf true", "--cycle-time-ms inf is above 1000000000, the most it may be"),
+        ("-np 2 --fusion-threshold-mb 99999999999 true", "--fusion-threshold-mb 99999999999 is above 1000000000"),
+        ("-np 2 --gloo-timeout-seconds 20000000 true", "--gloo-timeout-seconds 2e+07 is above 1e+07"),
         ("-np 2 --cache-capacity -1 true", "--cache-capacity -1 is not a number, 0 or above"),
         ("-np 2 --autotune --autotune-gaussian-process-noise 2 true", "is not within 0 to 1"),
-        ("-np 2 --elastic-timeout soon true", "invalid float value: 'soon'"),
+        ("-np 2 --elastic-timeout soon true", "argument --elastic-timeout: 'soon' is not a number"),
+        ("-np 2 -H localhost:1000000000 true", "slots must be at most 4096, not 1000000000"),
     ],
 )
 def test_bad_usage(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +241,8 @@ def test_odd_words_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_variable_that_is_no_number(name: str) -> None:
     with pytest.raises(SettingsError, match=f"the variable {name} is 'soon', not a number of seconds"):
         settings("-np", "1", "true", env={name: "soon"})
+    with pytest.raises(SettingsError, match=f"the variable {name}: -4 is not a number of seconds above 0"):
+        settings("-np", "1", "true", env={name: "-4"})
 
 
 def test_version_help_and_build(capsys: pytest.CaptureFixture[str]) -> None:

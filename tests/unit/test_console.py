@@ -10,14 +10,16 @@ import re
 import struct
 import termios
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic_driver import console as console_module
-from elastic_driver.console import Console, RoundSummary
+from elastic_driver.console import Console, RoundSummary, Summary
 from elastic_driver.hosts import Host
 from elastic_driver.settings import Settings
+from elastic_driver.tracebacks import Tracebacks
 
 pytestmark = [pytest.mark.unit]
 
@@ -121,7 +123,7 @@ def test_levels(values: dict[str, Any], heard: str) -> None:
     screen = Screen(**values)
     for kind in ("detail", "line", "warning", "error"):
         getattr(screen.console, kind)(kind)
-    screen.console.summary([], exit_code=0, message="fine")
+    screen.console.summary(Summary(), exit_code=0, message="fine")
     said = [line.split()[-1] for line in screen.end()[1].splitlines() if "job succeeded" not in line]
     assert said == heard.split()
 
@@ -150,7 +152,7 @@ def test_control_characters_stay_out_of_the_status_line() -> None:
 
 def test_a_failed_job_is_told_at_every_level() -> None:
     screen = Screen(log_level="FATAL")
-    screen.console.summary([RoundSummary(1, 2, "start", 1.0, None)], exit_code=3, message="too few slots")
+    screen.console.summary(Summary([RoundSummary(1, 2, "start", 1.0, None)]), exit_code=3, message="too few slots")
     assert screen.end()[1] == "elasticrun: job failed: too few slots (exit code 3)\n"
 
 
@@ -161,15 +163,91 @@ def test_the_summary() -> None:
         RoundSummary(13, 10, "host c added", None, 7),
     ]
     screen = Screen()
-    screen.console.summary(rounds, exit_code=0, message="done")
+    screen.console.summary(Summary(rounds, lost_s=0.081, unknown=1), exit_code=0, message="done")
     assert screen.end()[1] == (
         "elasticrun:   round  workers  time lost  from commit  cause\n"
         "elasticrun:       1        4          -            -  start\n"
         "elasticrun:       2        2     0.08 s          120  host b lost\n"
         "elasticrun:      13       10    unknown            7  host c added\n"
-        "elasticrun: 2 changes, 0.08 s lost in all\n"
+        "elasticrun: 2 changes, at least 0.08 s lost in all\n"
         "elasticrun: job succeeded: done (exit code 0)\n"
     )
+
+
+def test_a_summary_without_changes_has_no_table() -> None:
+    screen = Screen()
+    screen.console.summary(Summary([RoundSummary(1, 2, "start", 1.0, None)]), exit_code=0, message="done")
+    assert screen.end()[1] == "elasticrun: job succeeded: done (exit code 0)\n"
+
+
+def test_an_interruption_is_no_failure() -> None:
+    screen = Screen()
+    screen.console.summary(Summary(), exit_code=130, message="interrupted by SIGINT")
+    assert screen.end()[1] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)\n"
+
+
+@pytest.mark.parametrize("log", [None, Path("/dev/null")])
+def test_a_long_summary_is_cut_in_its_middle(log: Path | None) -> None:
+    first = [RoundSummary(1, 4, "start", 3.0, None), RoundSummary(2, 4, "host b lost", 0.5, 3)]
+    summary = Summary(first, 281, 12.25, [RoundSummary(284, 4, "host b lost", 0.5, 9)], lost_s=13.25)
+    screen = Screen(event_log=log)
+    screen.console.summary(summary, exit_code=0, message="done")
+    where = "in /dev/null" if log else "written with --event-log FILE"
+    assert screen.end()[1] == (
+        "elasticrun:   round  workers  time lost  from commit  cause\n"
+        "elasticrun:       1        4          -            -  start\n"
+        "elasticrun:       2        4     0.50 s            3  host b lost\n"
+        f"elasticrun:     ...             12.25 s               281 rounds more; the whole list is {where}\n"
+        "elasticrun:     284        4     0.50 s            9  host b lost\n"
+        "elasticrun: 283 changes, 13.25 s lost in all\n"
+        "elasticrun: job succeeded: done (exit code 0)\n"
+    )
+
+
+def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() -> None:
+    def traceback(label: int, error: str) -> bytes:
+        prefix = f"[{label}]<stderr>:"
+        lines = ("warming up", "Traceback (most recent call last):", '  File "t.py", line 1', error)
+        return "".join(f"{prefix}{line}\n" for line in lines).encode()
+
+    screen = Screen()
+    for label in range(3):
+        screen.console.write("stderr", traceback(label, "ImportError: no" if label < 2 else "OSError: else"))
+    assert [screen.console.worker_ended(str(label)) for label in range(4)] == ["", "0", "", ""]
+    assert screen.console.shows(["Traceback (most recent call last):", "ImportError: no"])
+    screen.console.write("stderr", traceback(3, "ImportError: no"))
+    screen.console.training_began()
+    screen.console.write("stderr", b"[1]<stderr>:Traceback (most recent call last):\n")
+    warm = "".join(f"[{label}]<stderr>:warming up\n" for label in range(3))
+    assert screen.end()[1] == (
+        f"{warm}{traceback(0, 'ImportError: no').decode().partition(chr(10))[2]}"
+        f"{traceback(2, 'OSError: else').decode().partition(chr(10))[2]}"
+        f"{traceback(3, 'ImportError: no').decode()}[1]<stderr>:Traceback (most recent call last):\n"
+    )
+
+
+def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None:
+    held = Tracebacks()
+    first, more = b"[0]<stderr>:Traceback (most recent call last):\n", b"[0]<stderr>:going on\n"
+    assert held.take(b"[0]<stderr>:one\n" + first, 10.0) == b"[0]<stderr>:one\n"
+    assert held.take(more, 10.4) == b""
+    assert held.take(b"[1]<stderr>:another worker\n", 10.4) == b"[1]<stderr>:another worker\n"
+    assert held.overdue(10.5) == b""
+    assert held.overdue(11.5) == first + more
+    assert held.take(more, 11.6) == more
+    assert held.ended("0") == (b"", "")
+    assert held.take(first, 12.0) == b""
+    flood = b"[0]<stderr>:" + b"x" * 70000 + b"\n"
+    assert held.take(flood, 12.1) == first + flood, "what is held is bounded"
+    assert (held.take(first, 13.0), held.rest(), held.rest()) == (b"", first, b"")
+
+
+def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
+    held = Tracebacks()
+    for second, label in enumerate(("0", "1")):
+        line = f"Sat Nov 21 20:00:0{second} 2026[{label}]<stderr>:Traceback (most recent call last):\n".encode()
+        assert held.take(line, 1.0) == b""
+        assert held.ended(label) == ((line, "") if label == "0" else (b"", "0"))
 
 
 def test_the_status_line_makes_room_and_comes_back() -> None:
@@ -180,7 +258,7 @@ def test_the_status_line_makes_room_and_comes_back() -> None:
     screen.console.line("hello")
     screen.console.write("stderr", b"[0]<stderr>:oops\n")
     screen.console.write("stdout", b"[0]<stdout>:fine\n")
-    screen.console.summary([], exit_code=0, message="done")
+    screen.console.summary(Summary(), exit_code=0, message="done")
     out, err = screen.end()
     assert out == "[0]<stdout>:fine\n"
     assert err == (

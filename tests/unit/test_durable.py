@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import elastic_driver as hvd
-from elastic_driver.durable_folder import FolderLock
+from elastic_driver.durable_folder import FolderLock, newest_commit
 from elastic_driver.elastic import ObjectState
 from elastic_driver.errors import DurableError, SettingsError
 from elastic_driver.worker import durable as module
@@ -214,6 +214,13 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
                 param.fill_(step)
         state.commit()
         assert entered.wait(20)
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (-1, 7, ""), "a moment is no trouble"
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    told = on_disc.report()
+    assert told is not None
+    assert re.fullmatch(r"commit 1 has been on its way for \d+ s", told.trouble)
     go.set()
     assert on_disc.wait()
     assert [commits for commits, _ in commit_files(on_disc.folder)] == [1]
@@ -239,9 +246,23 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
             assert on_disc.wait()
     assert capfd.readouterr().err.count(os.strerror(number)) == 1
     assert not list(on_disc.folder.glob(".commit*")), "no temporary file is left"
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (-1, 3, os.strerror(number))
     state.commit()
     assert on_disc.wait()
     assert [commits for commits, _ in commit_files(on_disc.folder)] == [4]
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (4, 4, "")
+
+
+def test_who_writes_nothing_tells_nothing(on_disc: Durable) -> None:
+    assert on_disc.report() is None, "no commit yet"
+    state = ObjectState(step=0)
+    on_disc._writes = False
+    state.commit()
+    assert on_disc.report() is None, "another rank writes into this folder"
 
 
 def test_due_by_number_and_by_time(tmp_path: Path) -> None:
@@ -459,3 +480,14 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, link: Callable[[Path, 
     with pytest.raises(SettingsError, match=r"job\.lock: it is a (symbolic|hard) link"):
         FolderLock.take(folder, "mine")
     assert victim.read_text() == "precious"
+
+
+def test_the_driver_finds_the_newest_commit(tmp_path: Path) -> None:
+    assert newest_commit(None) is None
+    assert newest_commit(tmp_path / "absent") is None
+    for name in ("begun", ".commit-000000000009.state.tmp", "commit-9.state"):
+        (tmp_path / name).touch()
+    assert newest_commit(tmp_path) is None
+    for commits in (3, 12):
+        write_file(tmp_path, commits, durable_format.encode({}, commits=commits, state="ObjectState", job=""))
+    assert newest_commit(tmp_path) == 12

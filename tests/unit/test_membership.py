@@ -172,7 +172,7 @@ def test_the_hung_before_their_first_round_are_replaced_and_their_hosts_stay() -
     job = Job(start_timeout_s=30.0)
     job.train("a:1")
     job.hosts("a:1", "b:1", at=5.0)
-    assert kinds(job.timer()) == ["StopWorker", "Report"]
+    assert kinds(job.timer()) == ["StopWorker"]
     assert (job.now, job.state.blacklist.entries) == (35.0, ())
     assert kinds(job.exit("b[0]", -9)) == ["StartWorker"]
     assert job.state.phase is JobPhase.RUNNING
@@ -612,3 +612,30 @@ def test_of_reports_that_come_together_the_first_opens_the_reset() -> None:
     commands = job.feed(WorkersReported(tuple(lost)))
     assert kinds(commands)[:2] == ["SetNotice", "PublishRound"]
     assert published(job).cause == "worker a[0] lost its round (a peer is gone)"
+
+
+@pytest.mark.parametrize(
+    ("causes", "dead", "told", "reinit"),
+    [
+        ({"a[0]": ReadyCause.REINIT, "b[0]": ReadyCause.REINIT, "c[0]": ReadyCause.REINIT}, "", "all workers", True),
+        ({"a[0]": ReadyCause.HOSTS_UPDATED, "b[0]": ReadyCause.REINIT, "c[0]": ReadyCause.REINIT}, "", "workers", True),
+        ({"a[0]": ReadyCause.INTERNAL_ERROR, "b[0]": ReadyCause.REINIT}, "c[0]", "worker b[0]", False),
+    ],
+)
+def test_who_calls_shutdown_and_init_is_told_of_as_that(
+    causes: dict[str, ReadyCause], dead: str, told: str, reinit: bool
+) -> None:
+    job = Job(num_proc=3, min_num_proc=1)
+    job.train("a:1", "b:1", "c:1")
+    if dead:
+        job.exit(dead, -9)
+    for worker, cause in causes.items():
+        job.ready(worker, commits=1, cause=cause)
+    round_ = job.last(PublishRound)
+    assert isinstance(round_, PublishRound)
+    assert f"{told} " in round_.cause
+    assert round_.cause.endswith(" called shutdown() and init() again")
+    assert round_.reinit is reinit
+    assert "changed back" not in round_.cause
+    assert ("host c lost" in round_.cause) is bool(dead)
+    assert job.state.reinits == ()

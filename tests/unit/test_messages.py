@@ -14,6 +14,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import (
     Backend,
+    DiscReport,
     JobOver,
     NextRoundRequest,
     Notice,
@@ -38,6 +39,7 @@ ASSIGNMENT = RoundAssignment(
 REQUESTS: list[tuple[Any, Any]] = [
     (NextRoundRequest.from_json, READY),
     (WatchRequest.from_json, WatchRequest(WORKER, 8, 3)),
+    (WatchRequest.from_json, WatchRequest(WORKER, 8, 3, disc=DiscReport("id", "/d on a", -1, 7, "full", drivers=True))),
     (RunningReport.from_json, RunningReport(WORKER, 8, 120)),
     (Notice.from_json, Notice(4, 8, NoticeKind.ABORT, "worker b[0] is gone")),
     (parse_next_round_reply, ASSIGNMENT),
@@ -149,3 +151,10 @@ def test_any_bytes_are_entries_or_refused(body: bytes) -> None:
 def test_a_count_without_entries_costs_nothing() -> None:
     with pytest.raises(RendezvousProtocolError):
         unpack_entries(struct.pack("<I", 0xFFFFFFFF))
+
+
+@pytest.mark.parametrize("disc", [["id"], ["id", "/d", "3", 7, "", True], [1, "/d", 3, 7, "", True], [None], [[]]])
+def test_a_report_of_a_disc_that_is_none(disc: list[object]) -> None:
+    data = json.loads(WatchRequest(WORKER, 8, 3).to_json())
+    with pytest.raises(RendezvousProtocolError):
+        WatchRequest.from_json(json.dumps(data | {"disc": disc}).encode())

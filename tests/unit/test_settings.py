@@ -33,6 +33,8 @@ def make(**values: Any) -> Settings:
         ({"slots_per_host": 5000}, "--slots-per-host 5000 is above 4096"),
         ({"reset_limit": -1}, "--reset-limit -1 is below 0"),
         ({"elastic_timeout_s": 0.0}, "--elastic-timeout 0 is not a number of seconds above 0"),
+        ({"elastic_timeout_s": 1e12}, "--elastic-timeout 1e+12 is above 1e+09, the most seconds it may be"),
+        ({"grace_s": 1e10}, "--grace-time 1e+10 is above 1e+09, the most seconds it may be"),
         ({"start_timeout_s": float("nan")}, "--start-timeout nan"),
         ({"discovery_interval_s": -1.0}, "--discovery-interval -1"),
         ({"discovery_timeout_s": float("inf")}, "--discovery-timeout inf"),
