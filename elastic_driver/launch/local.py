@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -457,6 +458,9 @@ class LocalLauncher:
             )
         except BaseException:
             process.kill()
+            for descriptor in spawned.pipes.values():
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
             raise
         return process
 
