@@ -37,8 +37,8 @@ def name_of_this_process() -> str:
 
 def _place() -> str:
     """The boot of this machine, and in it the namespace that process ids belong to."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        boot = file.read().strip().decode()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
