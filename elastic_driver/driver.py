@@ -194,11 +194,6 @@ class ElasticDriver:
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._ended is not None
-        address = self._settings.rendezvous_address
-        port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
-        host = f"[{address}]" if ":" in address else address
-        self._job = replace(self._job, url=f"http://{host}:{port}")
-        self._chronicle.started(self._job.url, self._job.job_id)
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -207,6 +202,11 @@ class ElasticDriver:
             way_out.push_async_callback(self._server.close)
             way_out.push_async_callback(self._close_launcher)
             way_out.push_async_callback(self._end_tasks)
+            address = self._settings.rendezvous_address
+            port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
+            host = f"[{address}]" if ":" in address else address
+            self._job = replace(self._job, url=f"http://{host}:{port}")
+            self._chronicle.started(self._job.url, self._job.job_id)
             leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
             way_out.callback(leaflet.remove)
             self._spawn(self._clock.keep(self._stood_still))
