@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import marshal
 import os
-import select
 import shutil
 import signal
 import socket
@@ -262,10 +261,6 @@ class WarmStarts:
             self._on_ready(warmed.popen.pid, time.monotonic() - warmed.began)
 
     def _too_slow(self, warmed: _Warmed) -> None:
-        control = select.poll()
-        control.register(warmed.control, select.POLLIN)
-        if control.poll(0):
-            return  # it has answered: it was this process that was slow, or stopped
         warmed.wanted = False
         self._give_up(f"importing {', '.join(warmed.plan.preload)} has not ended after {WARM_UP_S:g} s")
         self._kill_soon(warmed)
