@@ -283,13 +283,20 @@ def test_discovery_that_fails_for_long_ends_a_job_that_lacks_slots(tmp_path: Pat
 
 
 def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None:
-    command = script(tmp_path, "sleep 0.2; echo localhost:1")
+    done = tmp_path / "done"
+    command = script(tmp_path, f"sleep 0.2; echo localhost:1; touch {done}")
+
+    def stand_still() -> None:
+        """As long as the driver is stopped: until the script has ended, and its time is over."""
+        while not done.exists():
+            time.sleep(0.01)
+        time.sleep(1.0)
 
     async def main() -> None:
         clock = JobClock(most_s=0.05)
         loop = asyncio.get_running_loop()
         keeping = loop.create_task(clock.keep(lambda stood_s: None))
-        loop.call_later(0.1, time.sleep, 1.0)  # as long as that it is stopped
+        loop.call_later(0.1, stand_still)
         discovery = ScriptDiscovery(command, None, 0.9, call_later=clock.call_later)
         assert await discovery.find_hosts() == (Host("localhost", 1),)
         keeping.cancel()
