@@ -16,13 +16,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.job_clock import CallLater
 from elastic_driver.launch.death import set_once, watch_child
 from elastic_driver.rendezvous.messages import ENV_JOB
 
@@ -74,13 +75,23 @@ class ScriptDiscovery:
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
         job_id: marks its processes, so that they end with a driver that is killed.
+        call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
     """
 
-    def __init__(self, script: str, default_slots: int | None, timeout_s: float, *, job_id: str = "") -> None:
+    def __init__(
+        self,
+        script: str,
+        default_slots: int | None,
+        timeout_s: float,
+        *,
+        job_id: str = "",
+        call_later: CallLater | None = None,
+    ) -> None:
         self._script = script
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
+        self._call_later = call_later
         self._began: float | None = None  # when the run under way began
         self._run: _Run | None = None  # the last
         self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
@@ -120,7 +131,7 @@ class ScriptDiscovery:
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._time_limit():
                 stdout = await run.output()
                 await asyncio.shield(run.ended)
         except TimeoutError:
@@ -153,6 +164,16 @@ class ScriptDiscovery:
             raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
         await asyncio.to_thread(check_local, hosts)
         return hosts
+
+    @contextlib.asynccontextmanager
+    async def _time_limit(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            timer = (self._call_later or loop.call_later)(self._timeout_s, lambda: limit.reschedule(loop.time()))
+            try:
+                yield
+            finally:
+                timer.cancel()
 
     @property
     def _what(self) -> str:

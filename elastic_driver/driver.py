@@ -2,16 +2,22 @@
 
 Discovery, processes, HTTP requests, signals and timers become events of the membership core; its commands become I/O.
 Everything here runs on one asyncio loop; nobody else touches the state, so there are no locks. It decides nothing.
+
+An error that nobody expected ends the job, wherever on the loop it comes up: in a task, a timer, a callback. Then
+nothing is decided any more, and what runs is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
 import signal
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -25,7 +31,9 @@ from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
     RendezvousClosedError,
+    SettingsError,
     StaleRoundError,
+    shortage,
 )
 from elastic_driver.events import (
     Command,
@@ -53,6 +61,7 @@ from elastic_driver.events import (
 )
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.job_clock import JobClock
 from elastic_driver.job_files import JobFile
 from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of, usable_slots
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
@@ -75,6 +84,8 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.server import RendezvousServer
 from elastic_driver.settings import Settings
 from elastic_driver.supervision import Supervisor
+from elastic_driver.tasks import start_task
+from elastic_driver.worker.owner import name_of_this_process
 from elastic_driver.worker_env import JobAddress, inheritable, worker_env
 
 # How many events are kept for the report of an internal error.
@@ -84,6 +95,9 @@ _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
+# kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
+_END_S = 30.0
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -111,7 +125,7 @@ class ElasticDriver:
         launcher: starts processes.
         chronicle: tells the user, and the event log, what happens.
         environ: what workers inherit.
-        clock: seconds that never go back.
+        clock: the job's time.
         on_round: called whenever a round has formed.
     """
 
@@ -124,7 +138,7 @@ class ElasticDriver:
         chronicle: Chronicle,
         environ: Mapping[str, str],
         job_id: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
@@ -132,21 +146,23 @@ class ElasticDriver:
         self._launcher = launcher
         self._chronicle = chronicle
         self._environ = inheritable(environ)
-        self._clock = clock
+        self._clock = clock or JobClock()
         self._on_round = on_round
-        self._state = new_state(policy_of(settings), clock())
+        self._state = new_state(policy_of(settings), self._clock())
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         token = secrets.token_hex(32)
-        self._server = RendezvousServer(self, token=token, on_error=self._crash)
-        self._job = JobAddress("", token, JobKey.new().of_ranks(), job_id, settings.rendezvous_address)
+        self._server = RendezvousServer(self, token=token, on_error=self._crash, call_later=self._clock.call_later)
+        self._job = JobAddress(
+            "", token, JobKey.new().of_ranks(), job_id, settings.rendezvous_address, name_of_this_process()
+        )
         self._processes: dict[WorkerId, WorkerProcess] = {}
-        self._starting: set[WorkerId] = set()
+        self._starting: dict[WorkerId, asyncio.Task[None]] = {}
         self._stop_when_started: set[WorkerId] = set()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
-        heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s, now=clock())
-        self._supervisor = Supervisor(heartbeats, chronicle, self._processes, clock)
+        heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
+        self._supervisor = Supervisor(heartbeats, chronicle, self._processes, self._clock)
         self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
         self._undone: dict[str, int] = {}  # how often a host's drain was undone: the limit is that of the last drain
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
@@ -170,38 +186,62 @@ class ElasticDriver:
         """
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        address = self._settings.rendezvous_address
-        port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
-        host = f"[{address}]" if ":" in address else address
-        self._job = replace(self._job, url=f"http://{host}:{port}")
-        self._chronicle.started(self._job.url, self._job.job_id)
-        leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
-        # What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
-        handled = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in handled:
-            loop.add_signal_handler(number, self._interrupted, number)
-        discovering = loop.create_task(self._discover())
-        self._spawn(self._tick())
-        self._spawn(self._supervisor.watch_over())
-        self._set_timer()
+        loop.set_exception_handler(self._failed_on_loop)
         try:
+            await self._run(loop)
+        except SettingsError:
+            raise
+        except Exception as error:
+            self._crash(error)
+        return self._ended.result().exit_code
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._ended is not None
+        # One step of the way out that fails does not keep the others from being done.
+        async with contextlib.AsyncExitStack() as way_out:
+            # What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
+            for number in [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]:
+                loop.add_signal_handler(number, self._interrupted, number)
+                way_out.callback(loop.remove_signal_handler, number)
+            way_out.push_async_callback(self._server.close)
+            way_out.push_async_callback(self._close_launcher)
+            way_out.push_async_callback(self._end_tasks)
+            address = self._settings.rendezvous_address
+            port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
+            host = f"[{address}]" if ":" in address else address
+            self._job = replace(self._job, url=f"http://{host}:{port}")
+            self._chronicle.started(self._job.url, self._job.job_id)
+            leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
+            way_out.callback(leaflet.remove)
+            self._spawn(self._clock.keep(self._stood_still))
+            discovering = self._spawn(self._discover())
+            self._spawn(self._tick())
+            self._spawn(self._supervisor.watch_over())
+            self._set_timer()
             end = await self._ended
             discovering.cancel()
             await self._finish(end)
-            return end.exit_code
-        finally:
-            leaflet.remove()
-            discovering.cancel()
-            for timer in (self._timer, self._reporting):
-                if timer is not None:
-                    timer.cancel()
-            for task in tuple(self._tasks):
-                task.cancel()
-            await asyncio.gather(discovering, *self._tasks, return_exceptions=True)
-            await self._launcher.close()
-            await self._server.close()
-            for number in handled:
-                loop.remove_signal_handler(number)
+
+    async def _end_tasks(self) -> None:
+        for timer in (self._timer, self._reporting):
+            if timer is not None:
+                timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _close_launcher(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.grace_s + _END_S):
+                await self._launcher.close()
+        except TimeoutError:
+            self._chronicle.warning("cannot see that all processes of the job have ended; they are left to the guard")
+
+    def _stood_still(self, stood_s: float) -> None:
+        self._chronicle.warning(
+            f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
+            "no time limit ran meanwhile"
+        )
 
     async def _finish(self, end: EndJob) -> None:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
@@ -210,13 +250,11 @@ class ElasticDriver:
         for future in self._parked.values():
             if not future.done():
                 future.set_result(JobOver(end.message))
-        while self._starting or self._processes:
-            stops = [process.stop(self._settings.grace_s) for process in self._processes.values()]
-            await asyncio.gather(*stops, return_exceptions=True)
-            if self._starting:
-                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                break
+        # Who is being started is stopped by its task, as soon as its process is there.
+        work = [self._spawn(self._stop_process(process)) for process in self._processes.values()]
+        work += self._starting.values()
+        if work:
+            await asyncio.wait(work, timeout=self._settings.grace_s + _END_S)
         folder = self._settings.durable_dir
         newest = newest_commit(folder)
         if newest is not None:
@@ -225,7 +263,7 @@ class ElasticDriver:
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._state.phase is JobPhase.ENDED:
+        if self._is_over:
             self._chronicle.warning(f"{name} again: killing all workers now")
             self._launcher.kill()
             return
@@ -241,8 +279,11 @@ class ElasticDriver:
                 last = None
                 self._post(DiscoveryFailed(str(error)))
             except Exception as error:
-                self._crash(error)
-                return
+                last = None
+                reason = shortage(error)
+                if not reason:
+                    raise
+                self._post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
             else:
                 if hosts != last:
                     self._chronicle.hosts(hosts)
@@ -284,21 +325,20 @@ class ElasticDriver:
 
     def _step(self, event: Event) -> None:
         """Feeds one event to the core and carries out what it says."""
-        now = self._clock()
-        self._history.append((now, event))
-        before = self._state.phase
         try:
+            now = self._clock()
+            self._history.append((now, event))
+            before = self._state.phase
             self._state, commands = step(self._state, event, now)
             self._chronicle.workers_stopped([one for one in commands if isinstance(one, StopWorker)])
             for command in commands:
                 self._carry_out(command)
+            self._set_timer()
+            self._note_wait(now)
+            if self._chronicle.live and (before is not self._state.phase or commands):
+                self._chronicle.status(self._explained(now))
         except Exception as error:
             self._crash(error)
-            return
-        self._set_timer()
-        self._note_wait(now)
-        if self._chronicle.live and (before is not self._state.phase or commands):
-            self._chronicle.status(self._explained(now))
 
     def _note_wait(self, now: float) -> None:
         """Whether there is something that a user who sees no status line wants to be told of again."""
@@ -345,17 +385,46 @@ class ElasticDriver:
             self._timer = asyncio.get_running_loop().call_later(delay, self._post, TimerExpired())
 
     def _crash(self, error: BaseException) -> None:
-        """An error of ours: the events that led to it are the bug report, and the job ends."""
-        if self._ended is None or self._ended.done():
-            return
-        self._chronicle.internal_error(error, list(self._history))
-        self._ended.set_result(EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}"))
+        """An error of ours: the events that led to it are the bug report, and the job ends.
+
+        For the core it is over at once: of what comes from now on nothing follows. One that comes up while the job ends
+        anyhow is told, and changes nothing.
+        """
+        assert self._ended is not None
+        self._state = replace(self._state, phase=JobPhase.ENDED)
+        self._supervisor.job_ends()
+        is_first = not self._ended.done()
+        if is_first:
+            self._ended.set_result(EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}"))
+        try:
+            if is_first:
+                self._chronicle.internal_error(error, list(self._history))
+            else:
+                self._chronicle.warning(f"internal error of the driver while the job ended: {error!r}")
+        except Exception:  # it may be the chronicle that fails
+            traceback.print_exception(error, file=sys.stderr)
+
+    def _failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler: the last net, for what timers, callbacks and tasks have raised."""
+        error = context.get("exception")
+        if error is None or "transport" in context or "protocol" in context or "socket" in context:
+            # Of one connection or pipe, which the loop closes: a peer must not be able to end the job.
+            try:
+                self._chronicle.warning(f"{context.get('message', 'error')}: {error!r}")
+                return
+            except Exception as failed:
+                error = failed
+        self._crash(error)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is decided any more."""
+        return self._state.phase is JobPhase.ENDED
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._starting.add(command.worker)
-                self._spawn(self._start(command))
+                self._starting[command.worker] = self._spawn(self._start(command))
             case StopWorker():
                 self._stop(command)
             case DismissWorker():
@@ -382,15 +451,37 @@ class ElasticDriver:
                     if command.exit_code and failure is not None:
                         self._chronicle.first_failure(failure)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that ends with the job. What it raises ends the job."""
+        task = start_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- processes -------------------------------------------------------------------------------------------------
 
     async def _start(self, command: StartWorker) -> None:
-        worker, planned = command.worker, command.planned
+        worker = command.worker
+        try:
+            if self._is_over:
+                return
+            process = await self._launch(command)
+        except LaunchError as error:
+            bad_command = isinstance(error, CommandNotFoundError)
+            self._post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+            return
+        finally:
+            del self._starting[worker]
+        self._processes[worker] = process
+        process.exited.add_done_callback(lambda future: self._exited(worker, future))
+        process.dying.add_done_callback(lambda future: self._dying(worker, future))
+        self._chronicle.worker_started(worker, process.pid)
+        if worker in self._stop_when_started or self._is_over:
+            self._stop_when_started.discard(worker)
+            await process.stop(self._settings.grace_s)
+
+    async def _launch(self, command: StartWorker) -> WorkerProcess:
+        """Starts the worker's process. Raises LaunchError when that cannot be done on its host."""
         env = worker_env(
             self._environ,
             job=self._job,
@@ -399,33 +490,19 @@ class ElasticDriver:
                 **durable_env(self._settings),
                 **self._settings.worker_env,
             },
-            worker=worker,
-            planned=planned,
+            worker=command.worker,
+            planned=command.planned,
             round_id=self._state.round_id,
             cores=len(os.sched_getaffinity(0)),
             horovod_shim=self._settings.horovod_shim,
         )
-        try:
-            process = await self._launcher.start(
-                worker,
-                self._settings.command,
-                env,
-                label="standby" if command.standby else str(planned.rank),
-                rank_at_launch=planned.rank,
-            )
-        except LaunchError as error:
-            self._starting.discard(worker)
-            bad_command = isinstance(error, CommandNotFoundError)
-            self._post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
-            return
-        self._starting.discard(worker)
-        self._processes[worker] = process
-        self._chronicle.worker_started(worker, process.pid)
-        process.exited.add_done_callback(lambda future: self._exited(worker, future))
-        process.dying.add_done_callback(lambda future: self._dying(worker, future))
-        if worker in self._stop_when_started or self._state.phase is JobPhase.ENDED:
-            self._stop_when_started.discard(worker)
-            await process.stop(self._settings.grace_s)
+        return await self._launcher.start(
+            command.worker,
+            self._settings.command,
+            env,
+            label="standby" if command.standby else str(command.planned.rank),
+            rank_at_launch=command.planned.rank,
+        )
 
     def _dying(self, worker: WorkerId, future: asyncio.Future[str]) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
@@ -433,7 +510,7 @@ class ElasticDriver:
             return
         record, process = record_of(self._state, worker), self._processes.get(worker)
         gone = record is None or process is None or record.phase is WorkerPhase.LEAVING
-        if gone or process is None or self._state.phase is JobPhase.ENDED:
+        if gone or process is None or self._is_over:
             return
         how = self._supervisor.why_killed(worker) or future.result()
         self._failing.add(worker)
@@ -446,7 +523,7 @@ class ElasticDriver:
         status = future.result()
         process = self._processes.pop(worker)
         record = record_of(self._state, worker)
-        expected = record is None or record.phase is WorkerPhase.LEAVING or self._state.phase is JobPhase.ENDED
+        expected = record is None or record.phase is WorkerPhase.LEAVING or self._is_over
         if worker in self._failing:
             self._failing.discard(worker)
             expected = False
@@ -478,7 +555,7 @@ class ElasticDriver:
         """A worker is READY: parks it until its round is formed, or answers at once what is known."""
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
-        if self._state.phase is JobPhase.ENDED:
+        if self._is_over:
             future.set_result(JobOver("the job has ended"))
             return future
         record = record_of(self._state, worker)
@@ -558,7 +635,7 @@ class ElasticDriver:
         """
         self._post_reports()
         record = record_of(self._state, request.worker)
-        if record is None or self._state.phase is JobPhase.ENDED or not self._state.round_id or record.stopped:
+        if record is None or self._is_over or not self._state.round_id or record.stopped:
             raise RendezvousClosedError(f"worker {request.worker} is to end at once")
         worker = request.worker
         self._drain_place(worker.hostname, worker.slot, f"it was sent {request.signal}")

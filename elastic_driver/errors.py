@@ -1,9 +1,14 @@
-"""Every exception class of the package, for the driver's side and for the worker's.
+"""Every exception class of the package, for the driver's side and for the worker's, and what errors of others mean.
 
 Messages start with "cannot …" or name what failed, and say host, slot, round, limit and what to do where there is one.
 """
 
 from __future__ import annotations
+
+import errno
+
+# What a machine, a container or a user's limits may run out of.
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS)
 
 
 class ElasticError(Exception):
@@ -118,3 +123,14 @@ class JobFailedError(ElasticError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def shortage(error: BaseException) -> str:
+    """What the machine lacks, in words, where an error says that; "" for all others."""
+    if isinstance(error, MemoryError):
+        return "no memory is left"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # all that Python says
+        return "no thread can be started; the limit of processes (ulimit -u) or of memory is reached"
+    if isinstance(error, OSError) and error.errno in _SHORT:
+        return error.strerror or str(error)
+    return ""

@@ -1,7 +1,8 @@
 """Which workers are frozen or hang: they are silent, or they stand still while others wait for them.
 
 Owns when each was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
-the time, and ends who is found.
+the time, and ends who is found. It is the time of :mod:`elastic_driver.job_clock`: nobody is blamed for a silence that
+the driver slept through.
 
 A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
 is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 
 from elastic_driver.hosts import WorkerId
 
-# A driver that was stopped itself, or that was starved, knows nothing of the time it slept through.
-_OVERSLEPT = 2.0
+
+def interval_s(timeout_s: float, hang_timeout_s: float) -> float:
+    """How often to look, and how often members are to be heard, with these limits: 0 for never."""
+    limits = [limit for limit in (timeout_s, hang_timeout_s) if limit]
+    return min(limits) / 4 if limits else 0.0
 
 
 @dataclass(slots=True)
@@ -37,17 +41,11 @@ class Heartbeats:
         now: the present, seconds.
     """
 
-    def __init__(self, timeout_s: float, hang_timeout_s: float, *, now: float) -> None:
+    def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._members: dict[WorkerId, _Member] = {}
-        self._looked_at = now
-
-    @property
-    def interval_s(self) -> float:
-        """How often to look, and how often members are to be heard: 0 for never."""
-        limits = [limit for limit in (self._timeout_s, self._hang_timeout_s) if limit]
-        return min(limits) / 4 if limits else 0.0
+        self.interval_s = interval_s(timeout_s, hang_timeout_s)
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, now: float) -> None:
         """A member has asked for notices, or a worker for its round."""
@@ -80,11 +78,6 @@ class Heartbeats:
 
     def find(self, now: float) -> list[tuple[WorkerId, str]]:
         """Who is to be ended, and why; each only once. To be called when ``look_in_s`` says."""
-        before, self._looked_at = self._looked_at, now
-        if now - before > _OVERSLEPT * self.interval_s:
-            for member in self._members.values():
-                member.heard_at = member.progress_at = now
-            return []
         found = []
         for worker, member in self._members.items():
             if self._timeout_s and now - member.heard_at >= self._timeout_s:

@@ -16,8 +16,10 @@ from elastic_driver.console import Console
 from elastic_driver.discovery import FixedHosts, HostDiscovery, ScriptDiscovery, check_local
 from elastic_driver.driver import ElasticDriver
 from elastic_driver.durable_folder import FolderLock
-from elastic_driver.errors import DiscoveryError, SettingsError
+from elastic_driver.errors import DiscoveryError, SettingsError, shortage
 from elastic_driver.event_log import EventLog
+from elastic_driver.heartbeats import interval_s
+from elastic_driver.job_clock import MOST_S, JobClock
 from elastic_driver.launch import LocalLauncher
 from elastic_driver.settings import Settings
 
@@ -29,8 +31,19 @@ def run_job(settings: Settings) -> int:
         The exit code of ``elasticrun``.
 
     Raises:
-        SettingsError: the port or the event log cannot be had, or a fixed host is not this machine.
+        SettingsError: the port or the event log cannot be had, a fixed host is not this machine, or the machine lacks
+            what a driver needs.
     """
+    try:
+        return _run_job(settings)
+    except (OSError, MemoryError, RuntimeError) as error:
+        reason = shortage(error)
+        if not reason:
+            raise
+        raise SettingsError(f"cannot start the driver: {reason}") from error
+
+
+def _run_job(settings: Settings) -> int:
     job_id = secrets.token_hex(8)
     if settings.hosts is not None:
         try:
@@ -46,6 +59,8 @@ def run_job(settings: Settings) -> int:
         for suspicion in settings.suspicions():
             console.warning(suspicion)
         chronicle = Chronicle(console, event_log)
+        heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
+        clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         launcher = LocalLauncher(
             console,
             output_dir=settings.output_filename,
@@ -58,7 +73,11 @@ def run_job(settings: Settings) -> int:
         )
         discovery: HostDiscovery = (
             ScriptDiscovery(
-                settings.discovery_script, settings.slots_per_host, settings.discovery_timeout_s, job_id=job_id
+                settings.discovery_script,
+                settings.slots_per_host,
+                settings.discovery_timeout_s,
+                job_id=job_id,
+                call_later=clock.call_later,
             )
             if settings.discovery_script is not None
             else FixedHosts(settings.hosts or ())
@@ -70,6 +89,7 @@ def run_job(settings: Settings) -> int:
             chronicle=chronicle,
             environ=os.environ,
             job_id=job_id,
+            clock=clock,
             on_round=launcher.warm_up if settings.elastic else None,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

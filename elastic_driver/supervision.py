@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
+from elastic_driver.job_clock import JobClock, Timer
 from elastic_driver.launch import WorkerProcess
+from elastic_driver.tasks import start_task
 
 # Between the signal that makes a hung worker print its stack and the one that ends it.
 _LAST_WORDS_S = 2.0
@@ -28,7 +30,7 @@ class Supervisor:
         heartbeats: when each was heard last.
         chronicle: is told who hangs.
         processes: the living processes; the driver's own mapping.
-        clock: seconds that never go back.
+        clock: the job's.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class Supervisor:
         heartbeats: Heartbeats,
         chronicle: Chronicle,
         processes: Mapping[WorkerId, WorkerProcess],
-        clock: Callable[[], float],
+        clock: JobClock,
     ) -> None:
         self._heartbeats = heartbeats
         self._chronicle = chronicle
@@ -44,7 +46,7 @@ class Supervisor:
         self._clock = clock
         self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
         self._reasons: dict[WorkerId, str] = {}
-        self._timers: dict[WorkerId, list[asyncio.TimerHandle]] = {}
+        self._timers: dict[WorkerId, list[Timer]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
     @property
@@ -134,11 +136,11 @@ class Supervisor:
                 self._chronicle.worker_stopped(worker, f"it {reason}")
                 process.kill()
 
-        self._timers.setdefault(worker, []).append(asyncio.get_running_loop().call_later(limit_s, end))
+        self._timers.setdefault(worker, []).append(self._clock.call_later(limit_s, end))
 
     def _end_hung(self, worker: WorkerId, process: WorkerProcess, reason: str) -> None:
         self._chronicle.worker_hung(worker, reason)
-        task = asyncio.get_running_loop().create_task(self._with_last_words(worker, process))
+        task = start_task(self._with_last_words(worker, process))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 

@@ -12,6 +12,7 @@ from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_JOB,
+    ENV_OWNER,
     ENV_RENDEZVOUS,
     ENV_ROUND,
     ENV_TOKEN,
@@ -21,7 +22,7 @@ from elastic_driver.rendezvous.messages import (
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|RANKS_KEY|WORKER|JOB|ROUND|ADDRESS|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|RANKS_KEY|WORKER|JOB|ROUND|ADDRESS|OWNER|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
@@ -49,6 +50,7 @@ class JobAddress:
         ranks_key: proves workers to each other.
         job_id: marks the job's processes.
         address: where workers listen for each other.
+        owner: the driver's process, as :mod:`elastic_driver.worker.owner` names it.
     """
 
     url: str
@@ -56,6 +58,7 @@ class JobAddress:
     ranks_key: bytes = field(repr=False)
     job_id: str
     address: str
+    owner: str = ""
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -115,5 +118,6 @@ def worker_env(
         ENV_JOB: job.job_id,
         ENV_ROUND: str(round_id),
         ENV_ADDRESS: job.address,
+        ENV_OWNER: job.owner,
     }
     return env

@@ -105,7 +105,7 @@ class GuardLink:
         try:
             os.set_blocking(process.stdin.fileno(), False)
             watch_child(process.pid, lambda: self._ended(process))
-        except OSError:
+        except BaseException:
             process.kill()
             process.wait()
             process.stdin.close()
@@ -142,5 +142,5 @@ class GuardLink:
         self._warn(f"the guard process {ExitStatus(code)}; starting another")
         try:
             self._start()
-        except OSError as error:
+        except (OSError, MemoryError, RuntimeError) as error:
             self._warn(f"cannot start another guard process, workers may outlive a killed driver: {error}")

@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
-from elastic_driver.errors import LaunchError
+from elastic_driver.errors import LaunchError, shortage
 from elastic_driver.file_writer import FileWriter
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.death import (
@@ -39,6 +41,7 @@ from elastic_driver.launch.process import ExitStatus, OutputSink
 from elastic_driver.launch.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm import WarmStarts
 from elastic_driver.rendezvous.messages import ENV_JOB, ENV_WORKER
+from elastic_driver.tasks import start_task
 from elastic_driver.tether import Tether
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ LEFTOVER_GRACE_S = 1.0
 _DRAIN_S = 1.0
 # A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
 _KILL_S = 5.0
+# Two threads for what blocks: a scan must not hold up the start of a replacement.
+_THREADS = 2
 # When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
 _LOOK_S = 0.001
 _LOOKS = 50
@@ -201,7 +206,7 @@ class LocalWorker:
             else:
                 self._kill_timer = self._loop.call_later(grace_s, self._no_more_grace)
         if self._ending is None:
-            self._ending = self._loop.create_task(self._end_tree())
+            self._ending = start_task(self._end_tree())
 
     def _no_more_grace(self) -> None:
         if not self._kill_now.done():
@@ -237,8 +242,8 @@ class LocalWorker:
     async def _find(self) -> list[psutil.Process]:
         try:
             return await self._scanner.find(self.worker.key)
-        except OSError as error:  # no descriptor is free to look into /proc
-            self._warn(f"cannot look for what worker {self.worker} started: {error}")
+        except (OSError, MemoryError) as error:  # no descriptor is free to look into /proc
+            self._warn(f"cannot look for what worker {self.worker} started: {shortage(error) or error}")
             return [] if self.exited.done() else [self._leader]
 
     def _died(self) -> None:
@@ -252,7 +257,7 @@ class LocalWorker:
         # When a stop is under way, what is left of the tree keeps that stop's grace.
         if self._ending is None:
             self._end_tree_within(LEFTOVER_GRACE_S)
-        self._finishing = self._loop.create_task(self._finish(status))
+        self._finishing = start_task(self._finish(status))
 
     def _abandon(self) -> None:
         if not self.exited.done():
@@ -270,8 +275,6 @@ class LocalWorker:
         try:
             if self._ending is not None:
                 await asyncio.wait((self._ending,))
-                if (error := self._ending.exception()) is not None:
-                    self._warn(f"cannot end what worker {self.worker} started: {error!r}")
             if self._output is not None:
                 await self._output.drained(_DRAIN_S)
         finally:
@@ -323,8 +326,8 @@ class LocalLauncher:
         self._job_id = job_id
         self._width = width
         self._warn = warn
-        # Two: a scan must not hold up the start of a replacement.
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="elastic-driver-launch")
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="elastic-driver-launch")
+        _start_threads(self._pool)
         self._scanner = _JobScanner(job_id, self._pool)
         self._guard: GuardLink | None = None
         self._tether: Tether | None = None
@@ -353,6 +356,18 @@ class LocalLauncher:
         """
         if self._closing is not None:
             raise LaunchError(f"cannot start worker {worker}: the job is ending")
+        try:
+            return await self._begin(worker, command, env, label=label, rank_at_launch=rank_at_launch)
+        except (OSError, MemoryError, RuntimeError) as error:
+            # Another host may have room. What no shortage explains is a bug, and not the host's.
+            reason = shortage(error) or (isinstance(error, OSError) and (error.strerror or str(error)))
+            if not reason:
+                raise
+            raise LaunchError(f"cannot start worker {worker}: {reason}") from error
+
+    async def _begin(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> LocalWorker:
         if self._guard is None:
             let_children_be_reaped()
             self._guard = GuardLink(self._job_id, self._warn)
@@ -418,8 +433,8 @@ class LocalLauncher:
             # What carries the job's mark and no worker's: a discovery script that hangs.
             try:
                 found = await self._scanner.find_all()
-            except OSError as error:
-                self._warn(f"cannot look for what is left of the job: {error}")
+            except (OSError, MemoryError) as error:
+                self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
             else:
                 for processes in found.values():
                     for left in processes:
@@ -446,21 +461,28 @@ class LocalLauncher:
         spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
-        except OSError as error:
+        except BaseException:
             spawned.undo()
-            raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
-        process.forward(
-            WorkerOutput(
-                spawned.pipes,
-                self._sink,
-                label=lambda: process.label,
-                prefix_timestamp=self._prefix_timestamp,
-                files=self._log_files(worker, process.pid, rank_at_launch),
-                warn=self._warn,
-            )
-        )
+            raise
         self._workers.add(process)
         process.finished.add_done_callback(lambda _: self._workers.discard(process))
+        try:
+            process.forward(
+                WorkerOutput(
+                    spawned.pipes,
+                    self._sink,
+                    label=lambda: process.label,
+                    prefix_timestamp=self._prefix_timestamp,
+                    files=self._log_files(worker, process.pid, rank_at_launch),
+                    warn=self._warn,
+                )
+            )
+        except BaseException:
+            process.kill()
+            for descriptor in spawned.pipes.values():
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+            raise
         return process
 
     def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
@@ -491,6 +513,18 @@ class LocalLauncher:
         if not self._disc_warned:
             self._disc_warned = True
             self._warn(f"{message}; the job goes on without")
+
+
+def _start_threads(pool: ThreadPoolExecutor) -> None:
+    """Starts the pool's threads now: one that cannot be started later is told to who asked, but the work is done."""
+    met = threading.Barrier(_THREADS)
+    try:
+        for _ in range(_THREADS):
+            pool.submit(met.wait)
+    except BaseException:
+        met.abort()
+        pool.shutdown(wait=False)
+        raise
 
 
 def _kill_unwanted(starting: asyncio.Task[LocalWorker]) -> None:

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from elastic_driver.errors import shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.death import exit_status, set_once, watch_child
 from elastic_driver.launch.guard_link import GuardLink
@@ -43,6 +44,7 @@ from elastic_driver.rendezvous.messages import (
     ENV_WARM,
     ENV_WORKER,
 )
+from elastic_driver.tasks import start_task
 from elastic_driver.tether import Tether
 
 HOOK = Path(__file__).with_name("warm_hook")
@@ -178,8 +180,9 @@ class WarmStarts:
             return
         try:
             self._current = self._start(self._wanted)
-        except OSError as error:
-            self._give_up(f"cannot start the process that they are to be forked from: {error.strerror or error}")
+        except (OSError, MemoryError, RuntimeError) as error:
+            reason = shortage(error) or str(error)
+            self._give_up(f"cannot start the process that they are to be forked from: {reason}")
 
     async def close(self) -> None:
         """Ends the warmed process. Blocks until it is gone."""
@@ -281,7 +284,7 @@ class WarmStarts:
         if warmed.heard:
             self._answered(warmed)  # it may have said why
         warmed.ready = False
-        burial = self._loop.create_task(self._bury(warmed))
+        burial = start_task(self._bury(warmed))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
         set_once(warmed.dead)
@@ -320,7 +323,7 @@ class WarmStarts:
         with self._lock:
             try:
                 plan = self._plan(tuple(command), env)
-            except OSError:
+            except (OSError, MemoryError):
                 return None
             warmed = self._current
             if plan is None or warmed is None or warmed.ended:
@@ -334,7 +337,7 @@ class WarmStarts:
                 return None
             try:
                 spawned = _fork(warmed.control, {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask}, self._tether)
-            except (OSError, EOFError, ValueError, psutil.Error) as error:
+            except (OSError, EOFError, ValueError, MemoryError, psutil.Error) as error:
                 warmed.reason = "did not fork in time" if isinstance(error, TimeoutError) else None
                 self._end(warmed)
                 return None

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from elastic_driver.errors import (
@@ -36,12 +36,14 @@ from elastic_driver.rendezvous.messages import (
     unpack_entries,
 )
 
-# A driver that is stopped or swapped out for less than this costs its workers nothing.
+# How long a driver is asked again of which nobody knows whether it lives: it may be restarted, or its network be.
 PATIENCE_S = 60.0
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
-# ... and everything else within its wait. A connection that is silent for so much longer is dead.
+# ... and everything else within its wait. A connection that is silent for so much longer is dead, or the driver stands
+# still; then that becomes longer from try to try, or those of a night would fill the driver's backlog.
 _SLACK_S = 15.0
+_MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
 _CONNECT_S = 10.0
@@ -68,6 +70,20 @@ class _Connection(http.client.HTTPConnection):
         raise error or OSError("the name has no address")
 
 
+class Owner(Protocol):
+    """What is known of the process that is asked, though it does not answer."""
+
+    def is_waited_for(self, since: float) -> bool:
+        """Whether to ask on, however long it takes. Asked after a try that failed, when the patience is used up.
+
+        Args:
+            since: when the request was made first, ``time.monotonic()``.
+        """
+
+    def has_answered(self) -> None:
+        """Told when it answers after that."""
+
+
 class RendezvousClient:
     """Talks to the driver. May be used by several threads at once, and after a fork in the child too.
 
@@ -77,12 +93,13 @@ class RendezvousClient:
         url: ``http://host:port`` of the driver.
         token: the job's token.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
+        owner: says whether it is to be waited for beyond that.
 
     Raises:
         RendezvousProtocolError: the URL is not of that form.
     """
 
-    def __init__(self, url: str, token: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, url: str, token: str, *, patience_s: float = PATIENCE_S, owner: Owner | None = None) -> None:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -93,6 +110,7 @@ class RendezvousClient:
         self._host, self._port = host, port
         self._headers = {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
+        self._owner = owner
         self._is_closed = False
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -267,31 +285,43 @@ class RendezvousClient:
             hurry: whether to try once only, and not for long.
 
         Raises:
-            RendezvousError: of the class that the answer stands for; or there was none for ``patience_s``.
+            RendezvousError: of the class that the answer stands for; or there was none for ``patience_s``, and the
+                owner is not waited for.
         """
         if os.getpid() != self._pid:
             self._begin_process()
         deadline = time.monotonic() + (wait_s or 0.0)
+        began = time.monotonic()
         failing_since: float | None = None
-        patience_s, slack_s = (0.0, _GOODBYE_S) if hurry else (self._patience_s, _SLACK_S)
+        owner = None if hurry else self._owner
+        patience_s, slack_s = (0.0, _GOODBYE_S) if hurry else (self._patience_s, min(_SLACK_S, self._patience_s))
         pause_s = _FIRST_PAUSE_S
+        has_waited = False
         while not self._closed.is_set():
             left_s = max(0.0, deadline - time.monotonic())
             parameters = (query or {}) | ({} if wait_s is None else {"wait_s": f"{left_s:.3f}"})
             target = f"{API}/{path}?{urlencode(parameters)}" if parameters else f"{API}/{path}"
             try:
                 status, answer = self._once(method, target, body, left_s + slack_s)
+                if has_waited and owner is not None:
+                    owner.has_answered()
                 if status in expected:
                     return status, answer
                 raise _error(status, answer)
             except (OSError, http.client.HTTPException) as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
+                if isinstance(error, TimeoutError):
+                    # It stood still, so it has not waited for anybody: there is as much left for that as before.
+                    deadline = now + pause_s + left_s
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
-                    raise RendezvousError(
-                        f"cannot reach the driver at {self._host} port {self._port} for {patience_s:g} s: "
-                        f"{str(error) or type(error).__name__}"
-                    ) from error
+                    if owner is None or not owner.is_waited_for(began):
+                        raise RendezvousError(
+                            f"cannot reach the driver at {self._host} port {self._port} for {patience_s:g} s: "
+                            f"{str(error) or type(error).__name__}"
+                        ) from error
+                    has_waited = True
+                    slack_s = min(2 * slack_s, _MOST_SLACK_S)
             self._closed.wait(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
         raise RendezvousClosedError("cannot ask the driver: this client is closed")

@@ -25,6 +25,10 @@ ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatev
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
 ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
+ENV_OWNER = (
+    "ELASTIC_DRIVER_OWNER"  # the driver's process, as worker/owner.py names it: while it lives, it is waited for
+)
+ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
 
 

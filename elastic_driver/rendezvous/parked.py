@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from elastic_driver.job_clock import CallLater, Timer
 from elastic_driver.rendezvous.connection import Connection, error_body
 from elastic_driver.rendezvous.store import RoundStore
 
@@ -32,14 +33,14 @@ class Waiter:
         self._connection = connection
         self._exchange = exchange
         self._waiters: Waiters | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
-    def park(self, waiters: Waiters, store: RoundStore, wait_s: float) -> None:
+    def park(self, waiters: Waiters, store: RoundStore, wait_s: float, call_later: CallLater) -> None:
         """Waits; :meth:`answer` or the time ends it."""
         self._waiters = waiters
         waiters.add(self)
         self._connection.park(self)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self.answer_too_late, store)
+        self._timer = call_later(wait_s, lambda: self.answer_too_late(store))
 
     def answer(self, status: int, body: bytes) -> None:
         """Ends the wait with an answer."""

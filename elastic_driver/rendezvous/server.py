@@ -22,6 +22,7 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
+from elastic_driver.job_clock import CallLater
 from elastic_driver.rendezvous.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.messages import (
     API,
@@ -81,6 +82,8 @@ class RendezvousServer:
         token: each request has to carry it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
+        call_later: measures how long requests wait for keys. The loop's, when not given; but that fires at once when
+            the process goes on after it was stopped, before it has read the keys that have come meanwhile.
 
     Attributes:
         store: the keys of the current round.
@@ -93,12 +96,14 @@ class RendezvousServer:
         token: str,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        call_later: CallLater | None = None,
     ) -> None:
         self.store = RoundStore()
         self.limits = limits or ServerLimits()
         self.expected_header = f"Bearer {token}".encode()
         self._handler = handler
         self._on_error = on_error
+        self._call_later = call_later
         self._server: asyncio.Server | None = None
         self._closing = False
         self._gone = asyncio.Event()  # set when closing and the last connection is lost
@@ -326,7 +331,8 @@ class RendezvousServer:
     def _park(self, connection: Connection, waiter: Waiter, wait_s: float) -> None:
         connection.park(waiter)
         if wait_s > 0:
-            waiter.park(self._waiters, self.store, wait_s)
+            call_later = self._call_later or asyncio.get_running_loop().call_later
+            waiter.park(self._waiters, self.store, wait_s, call_later)
         else:
             waiter.answer_too_late(self.store)
 

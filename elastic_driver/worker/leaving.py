@@ -1,35 +1,65 @@
 """SIGTERM and SIGUSR1 as a request to leave: at the next commit, with exit code 0, without any blame.
 
-Owns the signal handlers. Machines that are taken away (spot instances, evicted pods) say so by SIGTERM; whoever wants
-one worker gone may send either. Handlers that the program has set itself are left alone.
+Owns the signal handlers and the thread that asks the driver, which may take long to answer: the training goes on
+meanwhile. Machines that are taken away (spot instances, evicted pods) say so by SIGTERM; whoever wants one worker gone
+may send either. Handlers that the program has set itself are left alone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
+_log = logging.getLogger("elastic_driver.worker")
+
 
 def install(ask: Callable[[str], bool]) -> None:
     """Has the signals call ``ask`` with their names; where it returns False, they end the process as by default.
 
-    Only in the main thread, where alone Python sets handlers; elsewhere it does nothing.
+    ``ask`` is called in a thread of its own, once for each signal, one after the other. Only in the main thread, where
+    alone Python sets handlers; elsewhere this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    owner = os.getpid()
+    unhandled = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    if not unhandled:
+        return
+    process, main = os.getpid(), threading.get_ident()
+    sent: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put() may interrupt another one
+    refused: set[int] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        # In a forked child (a data loader) the signal is meant for the child alone.
-        if os.getpid() != owner or not ask(signal.Signals(number).name):
+        # In a forked child (a data loader) the signal is meant for the child alone. Where the interpreter ends, nobody
+        # asks any more.
+        if os.getpid() != process or number in refused or sys.is_finalizing():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        else:
+            sent.put(number)
 
-    for number in _SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, handle)
+    def ask_for_all() -> None:
+        while True:
+            number = sent.get()
+            try:
+                may_stay = ask(signal.Signals(number).name)
+            except Exception:
+                _log.exception("cannot ask the driver whether this worker may leave; it ends")
+                may_stay = False
+            if not may_stay:
+                # Only the main thread can take the handler away.
+                refused.add(number)
+                signal.pthread_kill(main, number)
+
+    # A daemon, because nothing ends it: a process that ends waits for no answer. The signals wake it. Started now,
+    # since a handler may interrupt the start of another thread.
+    threading.Thread(target=ask_for_all, name="elastic-leave", daemon=True).start()
+    for number in unhandled:
+        signal.signal(number, handle)

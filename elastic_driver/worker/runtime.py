@@ -91,15 +91,16 @@ class Resettable(Protocol):
 
 def _connect(url: str, token: str) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
+    from elastic_driver.worker.owner import owner, patience_s
 
-    return RendezvousClient(url, token)
+    return RendezvousClient(url, token, patience_s=patience_s(os.environ), owner=owner())
 
 
 make_client: Callable[[str, str], DriverClient] = _connect  # tests put their own here
 
 
 class Runtime:
-    """The process as a member of the job. All methods are called by the thread that trains."""
+    """The process as a member of the job. All methods but ask_to_leave() are called by the thread that trains."""
 
     def __init__(self) -> None:
         self._context: Context | None = None
@@ -204,6 +205,8 @@ class Runtime:
 
     def ask_to_leave(self, name: str) -> bool:
         """Has the driver take this process out of the job at the next commit, because of a signal of this name.
+
+        Called in a thread of its own: blocks until the driver has answered, which may have been stopped.
 
         Returns:
             False when the process is to end at once instead: it has left the job, there was no round yet, or the

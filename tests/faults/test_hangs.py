@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
@@ -60,6 +61,36 @@ def test_workers_ride_out_a_driver_that_is_stopped(tmp_path: Path) -> None:
         assert job.events("worker_hung") == []
         assert {line["size"] for line in job.steps()} == {4}
         check_agreement(job.steps())
+
+
+def test_survivors_wait_for_a_driver_that_is_stopped_while_one_dies(tmp_path: Path) -> None:
+    """With the patience of real jobs it takes more than a minute of silence."""
+    env = {"ELASTIC_DRIVER_PATIENCE_S": "0.5", "COMMIT_EVERY": "3"}
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--heartbeat-timeout", "2", env=env) as job:
+        before = job.wait_for_steps(4)
+        survivors = [line["pid"] for line in before if line["rank"] in (0, 1)]
+        os.kill(job.process.pid, signal.SIGSTOP)
+        try:
+            os.kill(next(line["pid"] for line in before if line["rank"] == 2), signal.SIGKILL)
+            until = time.time() + 4.0  # longer than the heartbeat timeout, and than they would try
+            while time.time() < until:
+                assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in survivors)
+                time.sleep(0.05)
+        finally:
+            os.kill(job.process.pid, signal.SIGCONT)
+        at = time.time()
+        job.wait_for_steps(2, after=at)
+        check_agreement(job.steps())
+        said = job.said().splitlines()
+        for rank in (0, 1):
+            lines = [line for line in said if line.startswith(f"[{rank}]<stderr>:elastic_driver: the driver")]
+            assert len(lines) == 2, said
+            assert "has not answered for " in lines[0]
+            assert "its process is alive (stopped); waiting for it" in lines[0]
+            assert "answers again after " in lines[1]
+        assert job.events("worker_hung") == []
+        assert [event["size"] for event in job.events("round_formed")] == [4, 2]
+        assert {event["worker"] for event in job.events("worker_exited")} <= {"127.0.0.1[0]#0", "127.0.0.1[1]#0"}
 
 
 def test_who_computes_on_after_an_abort_is_not_frozen(tmp_path: Path) -> None:

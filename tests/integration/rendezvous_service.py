@@ -17,6 +17,7 @@ import uvloop
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.job_clock import CallLater
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import (
     Backend,
@@ -76,11 +77,19 @@ class Handler:
 class Service:
     """A running server. Everything of it is touched in its loop only, through :meth:`call`."""
 
-    def __init__(self, *, limits: ServerLimits | None = None, port: int = 0, loop: str = "uvloop") -> None:
+    def __init__(
+        self,
+        *,
+        limits: ServerLimits | None = None,
+        port: int = 0,
+        loop: str = "uvloop",
+        call_later: CallLater | None = None,
+    ) -> None:
         self.handler = Handler()
         self.errors: list[BaseException] = []
         self.noise: list[dict[str, Any]] = []
         self.limits = limits
+        self.call_later = call_later
         self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
@@ -90,7 +99,9 @@ class Service:
         self.call(lambda: self.server.begin_round(1))
 
     def _make(self) -> RendezvousServer:
-        return RendezvousServer(self.handler, token=TOKEN, limits=self.limits, on_error=self.errors.append)
+        return RendezvousServer(
+            self.handler, token=TOKEN, limits=self.limits, on_error=self.errors.append, call_later=self.call_later
+        )
 
     @property
     def url(self) -> str:

@@ -474,3 +474,26 @@ def test_nothing_is_left_of_a_job_that_was_refused_late(tmp_path: Path) -> None:
         at = time.time()
         job.wait_for_steps(2, 10, after=at)
     assert job.process.returncode == 143
+
+
+# As root there is no limit, and another user may not be able to read this Python: so it is loaded before.
+NO_ROOM = """
+import os, resource, sys
+from elastic_driver import job
+from elastic_driver.cli import main
+os.chdir("/")
+resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main(["-np", "1", "/bin/true"]))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without other processes")
+def test_a_machine_without_room_for_a_driver_is_one_clear_line() -> None:
+    done = subprocess.run([PYTHON, "-c", NO_ROOM], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "elasticrun: error: cannot start the driver: no thread can be started; the limit of processes (ulimit -u) or "
+        "of memory is reached\n"
+    )

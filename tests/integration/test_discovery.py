@@ -18,6 +18,7 @@ from jobs import Job
 from elastic_driver.discovery import FixedHosts, ScriptDiscovery, check_local, is_local_host
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host
+from elastic_driver.job_clock import JobClock
 
 pytestmark = [pytest.mark.integration]
 
@@ -359,3 +360,37 @@ def test_discovery_that_fails_for_long_ends_a_job_that_lacks_slots(tmp_path: Pat
         job.set_hosts("rubbish rubbish\n")
         assert job.wait() == 3
         assert "rubbish rubbish" in job.said()
+
+
+def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    command = script(tmp_path, f"sleep 0.2; echo localhost:1; touch {done}")
+
+    def stand_still() -> None:
+        """As long as the driver is stopped: until the script has ended, and its time is over."""
+        while not done.exists():
+            time.sleep(0.01)
+        time.sleep(1.0)
+
+    async def main() -> None:
+        clock = JobClock(most_s=0.05)
+        loop = asyncio.get_running_loop()
+        keeping = loop.create_task(clock.keep(lambda stood_s: None))
+        loop.call_later(0.1, stand_still)
+        discovery = ScriptDiscovery(command, None, 0.9, call_later=clock.call_later)
+        assert await discovery.find_hosts() == (Host("localhost", 1),)
+        keeping.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_script_that_hangs_is_ended_by_the_jobs_clock_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = JobClock(most_s=0.05)
+        keeping = asyncio.get_running_loop().create_task(clock.keep(lambda stood_s: None))
+        discovery = ScriptDiscovery(script(tmp_path, "sleep 60"), None, 0.1, call_later=clock.call_later)
+        with pytest.raises(DiscoveryError, match=r"did not end within 0\.1 s"):
+            await discovery.find_hosts()
+        keeping.cancel()
+
+    asyncio.run(main())

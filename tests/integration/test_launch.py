@@ -20,7 +20,7 @@ from launching import LOOPS, WORKER, Job, job, run
 from elastic_driver import file_writer
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess, guard
+from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess, guard, local
 from elastic_driver.rendezvous import messages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -487,3 +487,89 @@ def test_close_during_starts_leaves_nothing() -> None:
             assert {str(await worker.wait()) for worker in workers} == {"killed by SIGKILL"}
 
     run("uvloop", main)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (RuntimeError("can't start new thread"), "no thread can be started"),
+        (MemoryError(), "no memory is left"),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable"),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "Input/output error"),
+    ],
+)
+@pytest.mark.parametrize("where", ["spawn", "WorkerOutput", "LocalWorker", "GuardLink"])
+def test_a_machine_without_room_for_a_worker_is_its_hosts_failure(
+    monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, what: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    async def main() -> None:
+        async with job() as one:
+            with monkeypatch.context() as patched:
+                patched.setattr(local, where, fail)
+                with pytest.raises(LaunchError, match=rf"^cannot start worker localhost\[0\]: {what}"):
+                    await one.start(["sleep", "60"])
+            process = await one.start(["true"])  # there is room again
+            assert await process.wait() == ExitStatus(0)
+
+    run("uvloop", main)
+
+
+def test_a_bug_in_a_start_is_no_hosts_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def main() -> None:
+        async with job() as one:
+            monkeypatch.setattr(local, "spawn", fail)
+            with pytest.raises(RuntimeError, match="a bug"):
+                await one.start(["true"])
+
+    run("uvloop", main)
+
+
+@pytest.mark.parametrize("which", ["_end_tree", "_finish"])
+def test_an_error_in_a_task_of_the_launcher_reaches_the_loop(
+    monkeypatch: pytest.MonkeyPatch, loop: str, which: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def main() -> None:
+        told = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
+        async with job() as one:
+            process = await one.start(["sleep", "60"])
+            with monkeypatch.context() as patched:
+                patched.setattr(local.LocalWorker, which, fail)
+                os.kill(process.pid, signal.SIGKILL)
+                await process.exited
+                assert isinstance(await asyncio.wait_for(told, 30), ZeroDivisionError)
+            if which == "_finish":  # by hand, what it had to do
+                await process._finish(ExitStatus(-9))
+
+    run(loop, main)
+
+
+def test_a_machine_without_room_for_the_launchers_threads_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def second_fails(thread: threading.Thread) -> None:
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", second_fails)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                async with job():
+                    pass
+        started[0].join(30)
+        assert not started[0].is_alive()
+
+    run("asyncio", main)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from rendezvous_service import ASSIGNMENT, PATIENCE_S, READY, WORKER, Calls, Service, descriptors, serving
+from rendezvous_service import ASSIGNMENT, PATIENCE_S, READY, TOKEN, WORKER, Calls, Service, descriptors, serving
 
 from elastic_driver.errors import (
     RendezvousClosedError,
@@ -310,6 +310,101 @@ def test_a_driver_that_is_gone_is_given_up_after_the_patience() -> None:
         client.status()
     assert 0.1 < time.monotonic() - began < 5
     client.close()
+
+
+class FakeOwner:
+    """See Owner of the client."""
+
+    def __init__(self, *, alive: bool) -> None:
+        self.alive = alive
+        self.waited = threading.Semaphore(0)
+        self.answers = 0
+
+    def is_waited_for(self, since: float) -> bool:
+        assert since <= time.monotonic()
+        self.waited.release()
+        return self.alive
+
+    def has_answered(self) -> None:
+        self.answers += 1
+
+
+@contextmanager
+def stopped(service: Service) -> Iterator[None]:
+    """The service stands still, as in a process that is stopped."""
+    standing, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        standing.set()
+        assert go_on.wait(PATIENCE_S)
+
+    service.loop.call_soon_threadsafe(stand)
+    assert standing.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def owned(service: Service, owner: FakeOwner) -> RendezvousClient:
+    return RendezvousClient(service.url, TOKEN, patience_s=0.1, owner=owner)
+
+
+def test_a_silent_driver_that_lives_is_waited_for(service: Service, calls: Calls) -> None:
+    owner = FakeOwner(alive=True)
+    client = owned(service, owner)
+    client.running(REPORT)
+    with stopped(service):
+        calls.start(lambda: client.running(REPORT))
+        for _ in range(3):  # far beyond the patience
+            assert owner.waited.acquire(timeout=PATIENCE_S)
+    assert calls.join() == [None]
+    assert owner.answers == 1
+    client.close()
+
+
+def test_a_silent_driver_that_is_dead_is_given_up(service: Service) -> None:
+    owner = FakeOwner(alive=False)
+    client = owned(service, owner)
+    with stopped(service), pytest.raises(RendezvousError, match=r"for 0\.1 s"):
+        client.running(REPORT)
+    assert owner.waited.acquire(blocking=False)
+    assert owner.answers == 0
+    client.close()
+
+
+def test_a_goodbye_waits_for_nobody(service: Service) -> None:
+    owner = FakeOwner(alive=True)
+    client = owned(service, owner)
+    with stopped(service), pytest.raises(RendezvousError):
+        client.say_goodbye(WATCH)
+    assert not owner.waited.acquire(blocking=False)
+    client.close()
+
+
+def test_close_ends_the_wait_for_a_driver_that_is_stopped(service: Service, calls: Calls) -> None:
+    owner = FakeOwner(alive=True)
+    client = owned(service, owner)
+    with stopped(service):
+        calls.start(lambda: client.next_round(READY, poll_s=0.01))
+        assert owner.waited.acquire(timeout=PATIENCE_S)
+        client.close()
+        assert isinstance(calls.join()[0], RendezvousClosedError)
+
+
+def test_a_meeting_has_its_time_when_the_driver_goes_on(service: Service, calls: Calls) -> None:
+    """The driver is stopped for longer than a member waits for the others, and one of them comes after that."""
+    owners = [FakeOwner(alive=True), FakeOwner(alive=True)]
+    clients = [owned(service, owner) for owner in owners]
+    with stopped(service):
+        calls.start(lambda: clients[0].exchange(1, "s", 0, 2, b"zero", timeout_s=0.5))
+        for _ in range(2):
+            assert owners[0].waited.acquire(timeout=PATIENCE_S)
+    service.until_parked(1)
+    assert clients[1].exchange(1, "s", 1, 2, b"one", timeout_s=0.5) == [b"zero", b"one"]
+    assert calls.join() == [[b"zero", b"one"]]
+    for client in clients:
+        client.close()
 
 
 def test_the_end_of_the_driver_is_told(service: Service, calls: Calls) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from rendezvous_service import (
     READY,
     TOKEN,
     WORKER,
+    Calls,
     Handler,
     Peer,
     Service,
@@ -22,6 +24,7 @@ from rendezvous_service import (
 )
 
 from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
+from elastic_driver.job_clock import JobClock
 from elastic_driver.rendezvous.messages import (
     Notice,
     NoticeKind,
@@ -159,6 +162,24 @@ def test_an_exchange_that_is_not_complete_in_time_says_what_is_missing(peer: Pee
 
 
 # --- rounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is_too_late(loop: str) -> None:
+    clock = JobClock(most_s=0.05)
+    with serving(call_later=clock.call_later, loop=loop) as service:
+        calls, client, second = Calls(), service.client(), service.client()
+        calls.start(lambda: client.exchange(1, "s", 0, 2, b"zero", timeout_s=0.3))
+        service.until_parked(1)
+
+        def stand_still() -> None:
+            calls.start(lambda: second.put(1, "s", "1", b"one"))  # over a new connection
+            time.sleep(0.5)  # what the test is about: longer than the wait
+
+        service.call(stand_still)
+        assert calls.join() == [[b"zero", b"one"], None]
+        client.close()
+        second.close()
 
 
 @pytest.mark.parametrize("round_id", [0, 1, 3])

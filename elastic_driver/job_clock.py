@@ -1,0 +1,89 @@
+"""The driver's own time, which stands still while the driver does.
+
+A driver that was stopped (Ctrl-Z, a suspended machine), starved, or blocked by a disc that hangs, has not heard what
+happened meanwhile: it lies in its sockets and pipes. Were its time limits over when it goes on, it would vote out
+workers that have long done what they had to do. So all limits of a job are of this clock, which takes no longer step
+than ``most_s`` from one look at it to the next, and is looked at more often than that for as long as the loop runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+# Longer than any one thing that the loop does; short beside what workers are given.
+MOST_S = 1.0
+# What it stood still beyond that is told from here on. A busy machine is no news.
+_TOLD_FROM_S = 5.0
+
+
+class Timer(Protocol):
+    """A call that is due."""
+
+    def cancel(self) -> None:
+        """It is not called any more."""
+
+
+CallLater = Callable[[float, Callable[[], object]], Timer]
+"""Calls a function on the running loop after so many seconds: a JobClock's, or a loop's own."""
+
+
+class JobClock:
+    """Seconds that never go back. Used by one thread.
+
+    Args:
+        source: the real time; ``time.monotonic`` by default.
+        most_s: its longest step. Well below all limits that are measured with it.
+    """
+
+    def __init__(self, source: Callable[[], float] = time.monotonic, *, most_s: float = MOST_S) -> None:
+        self._source = source
+        self._most_s = most_s
+        self._looked_at = source()
+        self.lost_s = 0.0  # how long it has stood still
+
+    def __call__(self) -> float:
+        """The present."""
+        now = self._source()
+        self.lost_s += max(0.0, now - self._looked_at - self._most_s)
+        self._looked_at = now
+        return now - self.lost_s
+
+    async def keep(self, on_standstill: Callable[[float], None]) -> None:
+        """Looks at it often enough. Runs until it is cancelled.
+
+        Args:
+            on_standstill: told of longer ones, seconds, when they are over.
+        """
+        told_s = self.lost_s
+        while True:
+            await asyncio.sleep(self._most_s / 2)
+            self()
+            if self.lost_s - told_s >= _TOLD_FROM_S:
+                on_standstill(self.lost_s - told_s + self._most_s)
+            told_s = self.lost_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Calls it on the running loop after this time."""
+        return _Timer(self, self() + delay_s, callback)
+
+
+class _Timer:
+    """See Timer."""
+
+    def __init__(self, clock: JobClock, due: float, callback: Callable[[], object]) -> None:
+        self._clock, self._due, self._callback = clock, due, callback
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(due - clock(), self._look)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _look(self) -> None:
+        left_s = self._due - self._clock()
+        if left_s > 0:
+            self._handle = self._loop.call_later(left_s, self._look)
+        else:
+            self._callback()

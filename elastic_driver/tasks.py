@@ -1,0 +1,25 @@
+"""Tasks that nobody awaits, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Starts what nobody awaits. An error of its goes to the loop's exception handler, as those of callbacks do.
+
+    By itself asyncio tells of it when the task is thrown away, which for one that somebody keeps is never.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_tell)
+    return task
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        task.get_loop().call_exception_handler(
+            {"message": f"task {task.get_name()} has failed", "exception": error, "task": task}
+        )
