@@ -13,9 +13,12 @@ from elastic_driver.console import Console, RoundSummary
 from elastic_driver.event_log import EventLog
 from elastic_driver.events import Event, PublishRound, Report, ReportResumed, SetNotice
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.job_state import Failure
 from elastic_driver.launch import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.setbacks import Failure
+
+# Workers whose last lines are kept.
+_MOST_LAST_WORDS = 1024
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Chronicle:
         self._console = console
         self._log = event_log
         self._rounds: list[_Round] = []
-        self._last_words: dict[WorkerId, Sequence[str]] = {}
+        self._last_words: dict[WorkerId, Sequence[str]] = {}  # of those that failed since the last round was formed
 
     def started(self, url: str, job_id: str) -> None:
         """The rendezvous server listens."""
@@ -69,7 +72,7 @@ class Chronicle:
     def worker_dying(self, worker: WorkerId, process: WorkerProcess, how: str) -> None:
         """A process is about to end; it may take a while until the system has freed what it had."""
         self._log.write("worker_dying", worker=worker.key, pid=process.pid, how=how)
-        self._last_words[worker] = tuple(process.last_lines)
+        self._note_last_words(worker, process)
         self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
 
     def worker_exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus, *, expected: bool) -> None:
@@ -79,11 +82,16 @@ class Chronicle:
         )
         told = process.dying.done() and not process.dying.cancelled()
         if not expected and status.returncode:
-            self._last_words[worker] = tuple(process.last_lines)
+            self._note_last_words(worker, process)
         if not expected and status.returncode and not told:
             self._console.warning(f"worker {worker} (pid {process.pid}) {status}")
         else:
             self._console.detail(f"worker {worker} (pid {process.pid}) {status}")
+
+    def _note_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
+        # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
+        if worker in self._last_words or len(self._last_words) < _MOST_LAST_WORDS:
+            self._last_words[worker] = tuple(process.last_lines)
 
     def worker_stopped(self, worker: WorkerId, reason: str) -> None:
         """A worker is being stopped."""
@@ -115,6 +123,7 @@ class Chronicle:
             since_s: seconds from the change (or the start) until now.
         """
         self._tell_open_round()
+        self._last_words.clear()
         size = len(command.placed)
         members = [
             {"rank": one.slot.rank, "worker": one.worker.key, "pid": pids.get(one.worker)} for one in command.placed

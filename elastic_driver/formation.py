@@ -11,7 +11,15 @@ from dataclasses import replace
 from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
 from elastic_driver.hosts import WorkerId
-from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
+from elastic_driver.job_state import (
+    JobPhase,
+    WorkerPhase,
+    WorkerRecord,
+    causes,
+    in_target,
+    most_advanced,
+    wanted_places,
+)
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import Backend, NoticeKind
 from elastic_driver.transition import Transition
@@ -20,23 +28,10 @@ from elastic_driver.transition import Transition
 _BACKENDS = (Backend.NATIVE, Backend.TORCH)
 
 
-def with_handover(
-    t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]
-) -> tuple[WorkerRecord, ...]:
-    """If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers."""
-    stateful = tuple(record for record in ready if record.has_state)
-    if not members or not stateful or any(record.has_state for record in members):
-        return members
-    limit = t.state.policy.max_num_proc
-    # With max-np 1 there is no other way to hand over than to be two for this one round.
-    kept = members if limit is None else members[: max(1, limit - 1)]
-    return (_state_root(stateful), *kept)
-
-
 def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
     state = t.state
     stateful = tuple(record for record in members if record.has_state)
-    root = _state_root(stateful) if stateful else None
+    root = most_advanced(stateful) if stateful else None
     backend = _common_backend(members)
     if backend is None:
         have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
@@ -74,10 +69,10 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),
         reset_times=_reset_times(t),
-        fruitless=state.fruitless + (1 if state.policy.durable and state.unplanned and not commits else 0),
+        setbacks=state.setbacks.next_round(),
         unplanned=False,
         crashes=(),
-        lost="",
+        more_crashes=0,
         first_failure=None,
     )
     t.put_all(
@@ -113,8 +108,8 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
     if not state.round_id:
-        return "; ".join(("start", *state.crashes))
-    parts = list(state.crashes) or ([state.lost] if state.lost else [])
+        return "; ".join(("start", *causes(state)))
+    parts = causes(state)
     failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
     before = Counter(worker.hostname for worker in state.members)
     after = Counter(worker.hostname for worker in new)
@@ -126,11 +121,6 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
             word = "drained" if any(place[0] == name for place in state.drained) else "removed"
             parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} {word}")
     return ", ".join(parts) or "hosts changed and changed back"
-
-
-def _state_root(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
-    return min(stateful, key=lambda record: (-record.commits, record.rank))
 
 
 def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:

@@ -14,6 +14,7 @@ from elastic_driver.events import (
     DismissWorker,
     EndJob,
     Event,
+    Fault,
     HostsDiscovered,
     PublishRound,
     Report,
@@ -140,6 +141,9 @@ class Job:
         cause: ReadyCause | None = None,
         detail: str = "",
         backends: tuple[Backend, ...] = BOTH,
+        steps: int = 0,
+        where: str = "",
+        raised: bool = False,
     ) -> list[Command]:
         """A worker asks for its next round; by default as a worker in its place would."""
         worker = worker_id(text)
@@ -156,6 +160,9 @@ class Job:
             cause,
             detail,
             backends,
+            steps,
+            where,
+            raised,
         )
         return self.feed(event, at=at)
 
@@ -164,10 +171,20 @@ class Job:
         told = self.round_commits if commits is None else commits
         return self.feed(WorkerRunning(worker_id(text), self.round_id, told), at=at)
 
-    def exit(self, text: str, returncode: int, *, at: float | None = None, draw: float = 0.0) -> list[Command]:
+    def exit(
+        self,
+        text: str,
+        returncode: int,
+        *,
+        at: float | None = None,
+        draw: float = 0.0,
+        fault: Fault | None = None,
+        error: str = "",
+        where: str = "",
+    ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        return self.feed(WorkerExited(worker_id(text), returncode, how, draw), at=at)
+        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, fault, error, where), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""

@@ -12,8 +12,8 @@ A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 0)
 pytestmark = pytest.mark.unit
 
 
-def names(found: list[tuple[WorkerId, str]]) -> list[WorkerId]:
-    return [worker for worker, _ in found]
+def names(found: list[tuple[WorkerId, str, bool]]) -> list[WorkerId]:
+    return [worker for worker, *_ in found]
 
 
 def watched(timeout_s: float = 8.0, hang_timeout_s: float = 0.0) -> Heartbeats:
@@ -29,7 +29,7 @@ def test_a_silent_member_is_found_once() -> None:
     for now in (2.0, 4.0, 6.0):
         beats.heard(B, 0, waiting=False, now=now)
         assert beats.find(now) == []
-    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s")]
+    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s", True)]
     assert beats.find(10.0) == []
 
 
