@@ -210,7 +210,7 @@ def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
 
 def finishing(state: State) -> bool:
     """Whether a member has ended with success: no growth, no planned change any more."""
-    return bool(state.registry.workers_in(WorkerState.SUCCESS))
+    return any(reported is WorkerState.SUCCESS for _, reported in state.registry.records)
 
 
 def usable_slots(state: State) -> int:
@@ -281,18 +281,21 @@ def wanted_places(state: State) -> Places:
 
 
 def _choose_places(state: State) -> tuple[Places, Places]:
-    closed = {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
+    closed = (
+        {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
+        if state.blacklist.entries
+        else set()
+    )
     kept = {
         (record.worker.hostname, record.worker.slot)
         for record in (state.workers if closed else ())
         if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
     }
-    places = [
-        place
-        for host in state.hosts
-        for place in ((host.name, slot) for slot in range(host.slots))
-        if (host.name not in closed or place in kept) and not (state.drained and is_drained(state, *place))
-    ]
+    places = [(host.name, slot) for host in state.hosts for slot in range(host.slots)]
+    if closed or state.drained:
+        places = [
+            place for place in places if (place[0] not in closed or place in kept) and not is_drained(state, *place)
+        ]
     limit = state.policy.max_num_proc
     if limit is None or len(places) <= limit:
         return dict.fromkeys(places), {}

@@ -90,8 +90,7 @@ def _after_the_end(state: State, event: Event) -> State:
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
-    # The second filling is for the standbys of a round that was formed just now.
-    for decide in (_vote_out, _place_workers, _close_or_tell, _fill_places, _check_deadlines):
+    for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines):
         if t.state.phase is JobPhase.ENDED:
             return
         decide(t)
@@ -113,7 +112,10 @@ def _close_or_tell(t: Transition) -> None:
     if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
         t.state.phase is JobPhase.RUNNING and t.state.registry.complete
     ):
+        round_id = t.state.round_id
         _close_registry(t)
+        if t.state.round_id != round_id:
+            _fill_places(t)  # the standbys of a round are started when it is formed
     if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
         _set_planned_notice(t)
 

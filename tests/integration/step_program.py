@@ -1,8 +1,8 @@
 """A training in numpy that says what it does: a JSON line a step. Run by the tests under elasticrun.
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds of work a step), COMMIT_EVERY, FAULT ("exception RANK
-STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), ONCE (a file that marks
-that it has happened; without it, it happens each time).
+STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), ONCE (a file
+that marks that it has happened; without it, it happens each time).
 """
 
 from __future__ import annotations

@@ -183,9 +183,9 @@ def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: 
         formed = job.events("round_formed")
     assert len(formed) == rounds, job.said()
     assert re.search(
-        r"job failed: the training failed 10 times in a row and came no further than commit 0( and \d+ operations)?; the "
-        r"same error each time: worker localhost\[1\] \(rank 1\) raised HorovodInternalError: a bad sample at [\d.]+ "
-        r"\(at step_program.py:\d+\) \(exit code 1\)",
+        r"job failed: the training failed 10 times in a row and came no further than commit 0( and \d+ operations)?; "
+        r"the same error each time: worker localhost\[1\] \(rank 1\) raised HorovodInternalError: "
+        r"a bad sample at [\d.]+ \(at step_program.py:\d+\) \(exit code 1\)",
         job.said(),
     ), job.said()
     assert ("operations" in job.said()) == bool(step)
