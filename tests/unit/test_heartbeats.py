@@ -44,7 +44,8 @@ def test_a_member_that_stands_still_while_others_wait() -> None:
     for now in (4.0, 5.0, 6.0):
         beats.heard(A, 7, waiting=False, now=now)
         beats.heard(B, 7, waiting=True, now=now)
-        assert names(beats.find(now)) == ([A] if now == 5.0 else [])
+        found = beats.find(now)
+        assert [(worker, silent) for worker, _, silent in found] == ([(A, False)] if now == 5.0 else [])
         if now == 5.0:
             break
 
