@@ -15,6 +15,7 @@ from elastic_driver.job_state import (
     JobPhase,
     WorkerPhase,
     WorkerRecord,
+    all_offered,
     causes,
     in_target,
     most_advanced,
@@ -65,6 +66,8 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         phase=JobPhase.RUNNING,
         round_id=round_id,
         members=tuple(one.worker for one in placed),
+        # The one who hands over comes first.
+        handing_over=None if all_offered(state, (members[0].worker,)) else members[0].worker,
         registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),

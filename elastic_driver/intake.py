@@ -160,7 +160,7 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
         if event.cause is ReadyCause.INTERNAL_ERROR:
             how = "raised HorovodInternalError" if event.raised else "lost its round"
-            failure = Failure(event.worker, record.rank, how, event.detail, event.where)
+            failure = Failure.said(event.worker, record.rank, how, event.detail, event.where)
             setbacks = setbacks.complained(failure, raised=event.raised)
             t.state = replace(t.state, unplanned=True)
             t.break_round(failure.told)
@@ -207,7 +207,7 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
-    return Failure(record.worker, record.rank if record.round_id else None, how, error, where)
+    return Failure.said(record.worker, record.rank if record.round_id else None, how, error, where)
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:

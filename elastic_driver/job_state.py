@@ -142,6 +142,7 @@ class State:
         attempts: how many processes each place has had.
         round_id: the current or last round; 0 before the first.
         members: its workers by rank (also those that have ended).
+        handing_over: the one whose place was gone already when the round was formed; None for no such member.
         registry: who has reported what in it.
         notice_kind, notice_version: what its members are told now.
         commits: the most commits any worker has had.
@@ -171,6 +172,7 @@ class State:
     attempts: Attempts = field(default_factory=Attempts)
     round_id: int = 0
     members: tuple[WorkerId, ...] = ()
+    handing_over: WorkerId | None = None
     registry: WorkerStateRegistry = field(default_factory=lambda: WorkerStateRegistry(0, ()))
     notice_kind: NoticeKind = NoticeKind.NONE
     notice_version: int = 0
@@ -237,6 +239,11 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
         worker.slot < slots.get(worker.hostname, 0) and not is_drained(state, worker.hostname, worker.slot)
         for worker in workers
     )
+
+
+def keeps_its_places(state: State) -> bool:
+    """Whether all places of the round's members are offered as they were when it was formed."""
+    return all_offered(state, [worker for worker in state.members if worker != state.handing_over])
 
 
 def causes(state: State) -> list[str]:
@@ -382,7 +389,7 @@ def pause_until(state: State) -> float | None:
     It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
     makes the difference. Processes that were started again in the same places do not.
     """
-    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not all_offered(state, state.members):
+    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
     return state.setbacks.until if all(in_target(record, failed) for record in next_members(state)) else None
@@ -444,6 +451,7 @@ def check_invariants(state: State) -> None:
     for record in in_phase(state, WorkerPhase.MEMBER):
         assert record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
+    assert state.setbacks.until is None or state.registry.complete, "a round is judged before it is over"
     if state.phase is JobPhase.RUNNING:
         assert in_phase(state, WorkerPhase.MEMBER), "a round runs without a living member"
     elif state.phase is not JobPhase.ENDED:

@@ -35,7 +35,6 @@ from elastic_driver.job_state import (
     State,
     WorkerPhase,
     WorkerRecord,
-    all_offered,
     causes,
     check_invariants,
     finishing,
@@ -44,6 +43,7 @@ from elastic_driver.job_state import (
     in_target,
     is_drained,
     joiners_wait_until,
+    keeps_its_places,
     new_state,
     next_deadline,
     next_members,
@@ -244,7 +244,7 @@ def _judge(t: Transition) -> bool:
         return False
     setbacks = state.setbacks
     # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
-    if not all_offered(state, state.members):
+    if not keeps_its_places(state):
         setbacks = setbacks.excuse()
     setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
     t.state = replace(state, setbacks=setbacks)

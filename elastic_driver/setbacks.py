@@ -79,6 +79,11 @@ class Failure:
         rank = "" if self.rank is None else f" (rank {self.rank})"
         return f"worker {self.worker}{rank} {self.how}"
 
+    @classmethod
+    def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str) -> Failure:
+        """With what a worker said, as one line of a bounded length."""
+        return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR])
+
     @property
     def told(self) -> str:
         """As the cause of a new round."""
@@ -189,7 +194,7 @@ def last_words(lines: Sequence[str]) -> tuple[str, str]:
     said = [line.strip() for line in lines if line.strip()]
     named = [match for line in said if (match := _FRAME.match(line))]
     where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
-    return (said[-1][:_LONGEST_ERROR] if said else ""), where
+    return (said[-1] if said else ""), where
 
 
 def _pause_s(count: int, range_s: tuple[float, float]) -> float:

@@ -104,6 +104,12 @@ def test_what_a_traceback_says() -> None:
     assert last_words([]) == ("", "")
 
 
+def test_what_is_said_is_one_line() -> None:
+    failure = Failure.said(WorkerId("a", 0, 0), 0, "lost its round", "cannot\n  go on" + "x" * 1000, "y" * 1000)
+    assert failure.error.startswith("cannot go onxxx")
+    assert len(failure.error) == len(failure.where) == 300
+
+
 def failing(**limits: object) -> Job:
     job = Job(num_proc=2, min_num_proc=1, **limits)
     job.train("a:1", "b:1", commits=3)
