@@ -612,3 +612,17 @@ def test_of_reports_that_come_together_the_first_opens_the_reset() -> None:
     commands = job.feed(WorkersReported(tuple(lost)))
     assert kinds(commands)[:2] == ["SetNotice", "PublishRound"]
     assert published(job).cause == "worker a[0] lost its round (a peer is gone)"
+
+
+def test_a_start_that_fails_again_and_again_is_told_in_a_line_that_can_be_read() -> None:
+    job = Job(num_proc=2, min_num_proc=2, cooldown_range_s=(1.0, 1.0))
+    job.hosts("a:1", "b:1")
+    job.ready("a[0]")
+    for _ in range(40):
+        job.exit(job.of(WorkerPhase.BOOTING)[0], 1)
+        job.timer()
+    job.ready(job.of(WorkerPhase.BOOTING)[0])
+    formed = job.last(PublishRound)
+    assert isinstance(formed, PublishRound)
+    assert formed.cause.count("; ") == 17
+    assert formed.cause.endswith("; and 24 more failures")

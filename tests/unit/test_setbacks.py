@@ -9,6 +9,7 @@ from membership_job import Job
 
 from elastic_driver.events import EndJob, Fault, PublishRound, Report
 from elastic_driver.hosts import WorkerId
+from elastic_driver.job_state import WorkerPhase
 from elastic_driver.rendezvous.messages import ReadyCause
 from elastic_driver.setbacks import Failure, Setbacks, fault_of, last_words
 
@@ -178,3 +179,29 @@ def test_slots_that_come_too_late_for_the_pause_end_it() -> None:
     job.timer()
     assert (job.now, job.round_id) == (4.0, 4)
     assert isinstance(job.last(PublishRound), PublishRound)
+
+
+def test_all_lost_to_preemption_again_and_again_goes_on_from_disc() -> None:
+    job = Job(durable=True, cooldown_range_s=(1.0, 1.0))
+    job.train("a:1", commits=3)
+    for _ in range(30):
+        job.exit(job.of(WorkerPhase.MEMBER)[0], -9)
+        job.timer()
+        job.ready(job.of(WorkerPhase.BOOTING)[0])
+        job.running(str(job.members[0]), commits=3)
+    assert (job.ended, job.round_id, job.state.setbacks.count) == (None, 31, 0)
+
+
+def test_a_crash_loop_from_disc_ends_whatever_the_cooldown() -> None:
+    job = Job(durable=True, cooldown_range_s=(0.5, 0.5), setbacks_limit=4)
+    job.train("a:1", commits=3)
+    while job.ended is None:
+        job.exit(job.of(WorkerPhase.MEMBER)[0], 1, error="ValueError: 7")
+        while job.ended is None and not job.of(WorkerPhase.MEMBER):
+            for booting in job.of(WorkerPhase.BOOTING):
+                job.ready(booting)
+            if not job.of(WorkerPhase.MEMBER):
+                job.timer()
+    assert job.ended.exit_code == 1
+    assert "failed 4 times in a row and came no further than commit 3; the same error each time" in job.ended.message
+    assert job.now == 0.5 + 0.5 + 2.0 + 4.0, "where there is a pause, it is longer than the cooldown"
