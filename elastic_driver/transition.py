@@ -57,10 +57,10 @@ class Transition:
             fault: whose doing it is. What befalls a member whose place was taken away is not its own.
             text: what is told of it.
         """
-        state, worker = self.state, failure.worker
-        setbacks = state.setbacks
-        if worker in state.members:
-            own = fault is Fault.OWN and all_offered(state, (worker,))
+        state, setbacks = self.state, self.state.setbacks
+        # From the first round on, only failures of members are failures of a reset.
+        if state.round_id:
+            own = fault is Fault.OWN and all_offered(state, (failure.worker,))
             setbacks = setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE)
         self.state = replace(with_cause(state, text), first_failure=state.first_failure or failure, setbacks=setbacks)
 
