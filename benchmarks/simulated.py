@@ -89,7 +89,7 @@ class SimulatedProcess:
     def __init__(self, worker: WorkerId, pid: int, label: str, ends: Callable[[WorkerId], None]) -> None:
         self.worker, self.pid, self.label = worker, pid, label
         self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
-        self.dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.dying: asyncio.Future[ExitStatus | str] = asyncio.get_running_loop().create_future()
         self.last_lines: Sequence[str] = ()
         self._ends = ends
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+# Hosts of which only the number of failures is known any more. Where names never come again that is worth nothing.
+MOST_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +32,21 @@ class Blacklist:
 
     Attributes:
         cooldown_range_s: shortest and longest time a host stays out; None keeps it out for ever (Horovod's default).
-        entries: one for each host that has failed, in order of first failure.
+        entries: one for each host that has failed, in order of last failure; of those that are let off and on no
+            list any more only the last ones, and without a range none, as their failures count for nothing there.
     """
 
     cooldown_range_s: tuple[float, float] | None = None
     entries: tuple[BlacklistEntry, ...] = ()
+    # Of the entries. Derived.
+    _by_name: dict[str, BlacklistEntry] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._by_name.update((entry.hostname, entry) for entry in self.entries)
 
     def entry_of(self, hostname: str) -> BlacklistEntry | None:
         """What is known of a host; None when it has never failed."""
-        return next((entry for entry in self.entries if entry.hostname == hostname), None)
+        return self._by_name.get(hostname)
 
     def _with(self, entry: BlacklistEntry) -> Blacklist:
         kept = tuple(other for other in self.entries if other.hostname != entry.hostname)
@@ -80,6 +89,9 @@ class Blacklist:
 
     def expire(self, now: float) -> Blacklist:
         """Lets hosts off whose time has run out. Their failures stay counted."""
+        due = self.next_expiry()
+        if due is None or due > now:
+            return self
         entries = tuple(
             replace(entry, active=False) if entry.until is not None and entry.until <= now else entry
             for entry in self.entries
@@ -91,10 +103,17 @@ class Blacklist:
 
         Their failures stay counted, so that with a cooldown range the next one keeps them out for longer.
         """
+        if not self.entries:
+            return self
         names = frozenset(listed)
+        absent = [entry for entry in self.entries if entry.hostname not in names]
+        kept = (
+            frozenset(entry.hostname for entry in absent[-MOST_REMEMBERED:]) if self.cooldown_range_s else frozenset()
+        )
         entries = tuple(
-            replace(entry, active=False) if entry.active and entry.hostname not in names else entry
+            entry if entry.hostname in names else replace(entry, active=False)
             for entry in self.entries
+            if entry.hostname in names or entry.hostname in kept
         )
         return replace(self, entries=entries)
 

@@ -15,9 +15,9 @@ from elastic_driver.event_log import EventLog
 from elastic_driver.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
 from elastic_driver.explain import names
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.job_state import Failure
 from elastic_driver.launch import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.messages import DiscReport, NoticeKind
+from elastic_driver.setbacks import Failure
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
@@ -25,7 +25,7 @@ _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
 # Workers whose last words are kept, of those that failed since the last round was formed.
-_MOST_LAST_WORDS = 4096
+_MOST_LAST_WORDS = 1024
 # Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
 _MOST_FOLDERS, _NAMED_FOLDERS = 64, 6
 
@@ -107,11 +107,6 @@ class Chronicle:
         self._note_last_words(worker, process)
         self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
 
-    def _note_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
-        self._last_words[worker] = tuple(process.last_lines)
-        if len(self._last_words) > _MOST_LAST_WORDS:
-            del self._last_words[next(iter(self._last_words))]
-
     def worker_exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus, *, expected: bool) -> None:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
         self._log.write(
@@ -126,6 +121,11 @@ class Chronicle:
             self._console.warning(f"worker {worker} (pid {process.pid}) {how}")
         else:
             self._console.detail(f"worker {worker} (pid {process.pid}) {how}")
+
+    def _note_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
+        # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
+        if worker in self._last_words or len(self._last_words) < _MOST_LAST_WORDS:
+            self._last_words[worker] = tuple(process.last_lines)
 
     def worker_stopped(self, worker: WorkerId, reason: str) -> None:
         """A worker is being stopped."""

@@ -82,6 +82,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.server import RendezvousServer
+from elastic_driver.setbacks import fault_of, last_words
 from elastic_driver.settings import Settings
 from elastic_driver.supervision import Supervisor
 from elastic_driver.tasks import start_task
@@ -164,7 +165,7 @@ class ElasticDriver:
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(heartbeats, chronicle, self._processes, self._clock)
         self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
-        self._undone: dict[str, int] = {}  # how often a host's drain was undone: the limit is that of the last drain
+        self._drains: dict[str, object] = {}  # one for each host that is drained, another when it is drained anew
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._ended: asyncio.Future[EndJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -287,6 +288,8 @@ class ElasticDriver:
             else:
                 if hosts != last:
                     self._chronicle.hosts(hosts)
+                    listed = {host.name for host in hosts}
+                    self._drains = {name: drain for name, drain in self._drains.items() if name in listed}
                     self._post(HostsDiscovered(hosts))
                 last = hosts
             await asyncio.sleep(self._settings.discovery_interval_s)
@@ -504,7 +507,7 @@ class ElasticDriver:
             rank_at_launch=command.planned.rank,
         )
 
-    def _dying(self, worker: WorkerId, future: asyncio.Future[str]) -> None:
+    def _dying(self, worker: WorkerId, future: asyncio.Future[ExitStatus | str]) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
         if future.cancelled():
             return
@@ -512,10 +515,13 @@ class ElasticDriver:
         gone = record is None or process is None or record.phase is WorkerPhase.LEAVING
         if gone or process is None or self._is_over:
             return
-        how = self._supervisor.why_killed(worker) or future.result()
+        status = future.result()
+        how = self._supervisor.why_killed(worker) or str(status)
+        fault = self._supervisor.fault(worker) or fault_of(None if isinstance(status, str) else status.returncode)
         self._failing.add(worker)
         self._chronicle.worker_dying(worker, process, how)
-        self._take_report(WorkerDying(worker, how, random.random()))
+        error, where = last_words(process.last_lines)
+        self._take_report(WorkerDying(worker, how, random.random(), fault, error, where))
 
     def _exited(self, worker: WorkerId, future: asyncio.Future[ExitStatus]) -> None:
         if future.cancelled():
@@ -532,9 +538,10 @@ class ElasticDriver:
         self._watching.pop(worker, None)
         self._placed.pop(worker, None)
         self._spawn(self._drain(process))
-        how = self._supervisor.why_killed(worker) or str(status)
+        how, fault = self._supervisor.why_killed(worker) or str(status), self._supervisor.fault(worker)
         self._supervisor.gone(worker)
-        self._take_report(WorkerExited(worker, status.returncode, how, random.random()))
+        error, where = last_words(process.last_lines) if status.returncode else ("", "")
+        self._take_report(WorkerExited(worker, status.returncode, how, random.random(), fault, error, where))
 
     async def _drain(self, process: WorkerProcess) -> None:
         await process.wait()
@@ -584,6 +591,9 @@ class ElasticDriver:
                 request.cause,
                 request.detail,
                 request.backends,
+                request.steps,
+                request.where,
+                request.raised,
             )
         )
         return future
@@ -648,7 +658,7 @@ class ElasticDriver:
             return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
         if request.undo:
             was_drained = any(hostname == name for hostname, _ in self._state.drained)
-            self._undone[name] = self._undone.get(name, 0) + 1
+            self._drains.pop(name, None)
             self._post(DrainRequested(name, None, "by elasticrun drain --undo", undo=True))
             return f"host {name} may be used again" if was_drained else f"host {name} was not drained"
         already = "already " if (name, None) in self._state.drained else ""
@@ -669,10 +679,10 @@ class ElasticDriver:
 
     def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
         self._post(DrainRequested(hostname, slot, why))
-        limit_s, undone = self._settings.drain_timeout_s, self._undone.get(hostname, 0)
+        limit_s, this = self._settings.drain_timeout_s, self._drains.setdefault(hostname, object())
 
         def is_late(worker: WorkerId) -> bool:
-            return self._undone.get(hostname, 0) == undone and self._is_to_leave(worker)
+            return self._drains.get(hostname) is this and self._is_to_leave(worker)
 
         for record in self._state.workers:
             if record.worker.hostname == hostname and slot in (None, record.worker.slot):

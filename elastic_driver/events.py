@@ -7,7 +7,7 @@ commands into I/O.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from elastic_driver.assignment import Placed
 from elastic_driver.hosts import Host, SlotInfo, WorkerId
@@ -23,6 +23,13 @@ class ExitCode(IntEnum):
     TOO_FEW_SLOTS = 3
     RESET_LIMIT = 4
     INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE
+
+
+class Fault(StrEnum):
+    """Whose doing the end of a process is."""
+
+    OWN = "own"  # an exception, an exit code, a signal of its own making, a hang
+    OUTSIDE = "outside"  # the machine, the scheduler, a person
 
 
 # --- events -------------------------------------------------------------------------------------------------------
@@ -44,7 +51,7 @@ class DiscoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker asks for the round after ``after_round``."""
+    """A worker asks for the round after ``after_round``. See NextRoundRequest."""
 
     worker: WorkerId
     after_round: int
@@ -52,6 +59,9 @@ class WorkerReady:
     cause: ReadyCause
     detail: str
     backends: tuple[Backend, ...]
+    steps: int = 0
+    where: str = ""
+    raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +82,18 @@ class WorkerExited:
         returncode: exit code; negative for a signal.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
+        fault: whose doing it is, when the driver has ended it; else the returncode says so.
+        error: the last line that it wrote; "" for none.
+        where: the line of code that it named last; "" for none.
     """
 
     worker: WorkerId
     returncode: int
     how: str
     draw: float
+    fault: Fault | None = None
+    error: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +104,16 @@ class WorkerDying:
         worker: whose.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
+        fault: whose doing it is.
+        error, where: see WorkerExited.
     """
 
     worker: WorkerId
     how: str
     draw: float
+    fault: Fault = Fault.OUTSIDE
+    error: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

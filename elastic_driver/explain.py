@@ -14,6 +14,7 @@ from elastic_driver.job_state import (
     in_target,
     is_drained,
     joiners_wait_until,
+    pause_until,
     standby_places,
     standing_by,
     target_places,
@@ -52,6 +53,9 @@ def explain(state: State, now: float) -> str:
             return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
+                times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
+                return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"

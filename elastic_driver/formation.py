@@ -12,7 +12,16 @@ from elastic_driver.assignment import assign_ranks
 from elastic_driver.events import ExitCode, PublishRound
 from elastic_driver.explain import names, why_no_place
 from elastic_driver.hosts import WorkerId
-from elastic_driver.job_state import JobPhase, WorkerPhase, WorkerRecord, in_target, wanted_places
+from elastic_driver.job_state import (
+    JobPhase,
+    WorkerPhase,
+    WorkerRecord,
+    all_offered,
+    causes,
+    in_target,
+    most_advanced,
+    wanted_places,
+)
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import Backend, NoticeKind
 from elastic_driver.transition import Transition
@@ -21,23 +30,10 @@ from elastic_driver.transition import Transition
 _BACKENDS = (Backend.NATIVE, Backend.TORCH)
 
 
-def with_handover(
-    t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]
-) -> tuple[WorkerRecord, ...]:
-    """If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers."""
-    stateful = tuple(record for record in ready if record.has_state)
-    if not members or not stateful or any(record.has_state for record in members):
-        return members
-    limit = t.state.policy.max_num_proc
-    # With max-np 1 there is no other way to hand over than to be two for this one round.
-    kept = members if limit is None else members[: max(1, limit - 1)]
-    return (_state_root(stateful), *kept)
-
-
 def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
     state = t.state
     stateful = tuple(record for record in members if record.has_state)
-    root = _state_root(stateful) if stateful else None
+    root = most_advanced(stateful) if stateful else None
     backend = _common_backend(members)
     if backend is None:
         have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
@@ -72,15 +68,17 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         phase=JobPhase.RUNNING,
         round_id=round_id,
         members=tuple(one.worker for one in placed),
+        # The one who hands over comes first.
+        handing_over=None if all_offered(state, (members[0].worker,)) else members[0].worker,
         registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),
         reset_times=_reset_times(t),
-        fruitless=state.fruitless + (1 if state.policy.durable and state.unplanned and not commits else 0),
+        setbacks=state.setbacks.next_round(),
         unplanned=False,
         crashes=(),
-        lost="",
         reinits=(),
+        more_crashes=0,
         first_failure=None,
     )
     t.put_all(
@@ -116,8 +114,8 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
     if not state.round_id:
-        return "; ".join(("start", *state.crashes))
-    parts = list(state.crashes) or ([state.lost] if state.lost else [])
+        return "; ".join(("start", *causes(state)))
+    parts = causes(state)
     failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
     before = Counter(worker.hostname for worker in state.members)
     after = Counter(worker.hostname for worker in new)
@@ -132,11 +130,6 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
         who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
         parts.append(f"{who} called shutdown() and init() again")
     return ", ".join(parts) or "hosts changed and changed back"
-
-
-def _state_root(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
-    return min(stateful, key=lambda record: (-record.commits, record.rank))
 
 
 def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:

@@ -76,14 +76,14 @@ class Heartbeats:
                 due.append(member.progress_at + self._hang_timeout_s - now)
         return max(0.0, min(due))
 
-    def find(self, now: float) -> list[tuple[WorkerId, str]]:
-        """Who is to be ended, and why; each only once. To be called when ``look_in_s`` says."""
+    def find(self, now: float) -> list[tuple[WorkerId, str, bool]]:
+        """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says."""
         found = []
         for worker, member in self._members.items():
             if self._timeout_s and now - member.heard_at >= self._timeout_s:
-                found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s"))
+                found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
             elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
-                found.append((worker, f"no progress for {now - member.progress_at:.1f} s"))
-        for worker, _ in found:
+                found.append((worker, f"no progress for {now - member.progress_at:.1f} s", False))
+        for worker, *_ in found:
             del self._members[worker]
         return found

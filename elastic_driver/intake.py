@@ -14,6 +14,7 @@ from elastic_driver.events import (
     DrainRequested,
     Event,
     ExitCode,
+    Fault,
     HostsDiscovered,
     ReportResumed,
     StopRequested,
@@ -39,6 +40,7 @@ from elastic_driver.job_state import (
 )
 from elastic_driver.registry import WorkerState
 from elastic_driver.rendezvous.messages import ReadyCause
+from elastic_driver.setbacks import Failure, fault_of
 from elastic_driver.transition import Transition
 
 
@@ -165,10 +167,14 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         t.open_reset()
         if event.cause is ReadyCause.REINIT:
             t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
+        setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
         if event.cause is ReadyCause.INTERNAL_ERROR:
-            lost = f"worker {event.worker} lost its round" + (f" ({event.detail})" if event.detail else "")
-            t.state = replace(t.state, unplanned=True, lost=t.state.lost or lost)
-            t.break_round(lost)
+            how = "raised HorovodInternalError" if event.raised else "lost its round"
+            failure = Failure.said(event.worker, record.rank, how, event.detail, event.where)
+            setbacks = setbacks.complained(failure, raised=event.raised)
+            t.state = replace(t.state, unplanned=True)
+            t.break_round(failure.told)
+        t.state = replace(t.state, setbacks=setbacks)
 
 
 def _take_running(t: Transition, event: WorkerRunning) -> bool:
@@ -179,8 +185,7 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
     if record.running:
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
-    if t.state.policy.durable and event.commits > t.state.trained_from:
-        t.state = replace(t.state, trained_from=event.commits, fruitless=0)
+    t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     return True
 
 
@@ -195,7 +200,9 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
-        _take_crash(t, record, event.how, event.draw, wanted=wanted, told=True)
+        fault = event.fault or fault_of(event.returncode)
+        failure = _failure(record, event.how, event.error, event.where)
+        _take_crash(t, record, failure, fault, event.draw, wanted=wanted, told=True)
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
@@ -205,7 +212,12 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
     wanted = in_target(record, wanted_places(t.state))
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True))
-    _take_crash(t, record, event.how, event.draw, wanted=wanted)
+    failure = _failure(record, event.how, event.error, event.where)
+    _take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
+
+
+def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
+    return Failure.said(record.worker, record.rank if record.round_id else None, how, error, where)
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
@@ -214,31 +226,39 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
         if not t.state.ever_ready:
             t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
             return
-        _take_crash(t, record, "exited with code 0", 0.0, wanted=wanted)
+        _take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
         return
     registry = t.state.registry
     if not wanted and registry.expected != (record.worker,):
         # It had been asked to leave, by discovery's list or by whoever took its machine away: not the end of the job.
         t.report(f"worker {record.worker} left: its place is no longer listed")
-        t.state = replace(t.state, registry=registry.without(record.worker))
+        t.state = replace(t.state, registry=registry.without(record.worker), setbacks=t.state.setbacks.excuse())
         return
     t.state = replace(t.state, registry=registry.record(record.worker, WorkerState.SUCCESS))
 
 
 def _take_crash(
-    t: Transition, record: WorkerRecord, how: str, draw: float, *, wanted: bool, told: bool = False
+    t: Transition,
+    record: WorkerRecord,
+    failure: Failure,
+    fault: Fault,
+    draw: float,
+    *,
+    wanted: bool,
+    told: bool = False,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
     Args:
         t: the step.
         record: the worker's.
-        how: what happened to it.
+        failure: what happened to it.
+        fault: whose doing that is.
         draw: for the cooldown, 0 to 1.
         wanted: whether its place was still wanted.
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
     """
-    worker = record.worker
+    worker, how = record.worker, failure.how
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
     known = t.state.blacklist.is_blacklisted(worker.hostname)
     if wanted:
@@ -250,10 +270,8 @@ def _take_crash(
             for_now = "" if t.state.blacklist.is_out_for_good(worker.hostname) else " until its cooldown is over"
             t.report(f"host {worker.hostname} gets no new workers{for_now}: {text}", warning=not told)
         if t.state.phase is JobPhase.STARTING:
-            t.note_failure(worker, record, how)
-            t.state = replace(t.state, crashes=(*t.state.crashes, text))
+            t.note_failure(failure, fault, text)
         return
-    t.note_failure(worker, record, how)
     text = f"host {worker.hostname} lost (worker {worker} {how})"
     if wanted:
         for other in t.state.workers:
@@ -261,9 +279,10 @@ def _take_crash(
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
     else:
         text = f"worker {worker} {how} after its place was removed"
+    t.note_failure(failure, fault, text)
     t.open_reset()
     t.break_round(text)
-    t.state = replace(t.state, unplanned=True, crashes=(*t.state.crashes, text))
+    t.state = replace(t.state, unplanned=True)
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
@@ -275,4 +294,5 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     if event.bad_command and not t.state.ever_ready:
         t.end(ExitCode.BAD_USAGE, event.message)
     elif record.phase is not WorkerPhase.LEAVING:
-        _take_crash(t, record, f"could not be started: {event.message}", event.draw, wanted=wanted)
+        failure = _failure(record, f"could not be started: {event.message}")
+        _take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)

@@ -5,15 +5,17 @@ Owns no decision: those are in :mod:`elastic_driver.membership`. Everything here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from elastic_driver.attempts import Attempts
 from elastic_driver.blacklist import Blacklist
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import Backend, NoticeKind
 from elastic_driver.roster import Roster
+from elastic_driver.setbacks import Failure, Setbacks
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
 # one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
@@ -30,9 +32,15 @@ DISCOVERY_OUTAGE_S = 5.0
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
 
-# How often a job whose commits are on disc may lose all workers without a commit more on disc than the time before: a
-# script that fails at the same step each time does so for ever.
-FRUITLESS_ROUNDS = 3
+# How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
+# ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
+# switch that boots, is over by then, and a script that fails at the same step each time has wasted little.
+SETBACKS_LIMIT = 10
+PAUSE_RANGE_S = (2.0, 60.0)
+
+# Causes of one reset that are told one by one. A job of thousands may lose all of them at once, or its hosts again and
+# again while it waits for slots.
+_MOST_CRASHES_TOLD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,15 @@ class Policy:
         num_proc: slots needed before the start.
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
-        num_standby: booted workers to keep beyond these, in slots that no member needs.
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
         start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.blacklist.Blacklist`.
         durable: whether commits are on disc, so that the job outlives all who have its state in memory.
+        num_standby: booted workers to keep beyond these, in slots that no member needs.
+        setbacks_limit: so many setbacks in a row end the job.
+        pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
     """
 
     num_proc: int
@@ -62,6 +72,8 @@ class Policy:
     cooldown_range_s: tuple[float, float] | None = None
     durable: bool = False
     num_standby: int = 0
+    setbacks_limit: int = SETBACKS_LIMIT
+    pause_range_s: tuple[float, float] = PAUSE_RANGE_S
 
 
 class JobPhase(StrEnum):
@@ -116,15 +128,6 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """The first failure of a reset, for the message that ends the job."""
-
-    worker: WorkerId
-    rank: int | None
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """Everything the membership core knows.
 
@@ -141,22 +144,22 @@ class State:
         blacklist: the failed hosts.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
-        attempts: how many processes each place has had: ((hostname, slot), count).
+        attempts: how many processes each place has had.
         round_id: the current or last round; 0 before the first.
         members: its workers by rank (also those that have ended).
+        handing_over: the one whose place was gone already when the round was formed; None for no such member.
         registry: who has reported what in it.
         notice_kind, notice_version: what its members are told now.
         commits: the most commits any worker has had.
         unplanned: whether the reset under way is due to a failure.
-        crashes: causes of the reset under way, in words, in order.
-        lost: what the first member said whose collective failed; "" for none.
+        crashes: causes of the reset under way, in words, in order; at most so many as are told.
+        more_crashes: how many there were beyond these.
         reinits: members that have called ``shutdown()`` and ``init()`` in the reset under way, in order of arrival.
         reset_began: when the reset under way (or the start) began.
         slots_deadline: when the wait for slots ends the job; None while there are enough.
         resets: unplanned resets so far.
         reset_times: when those were that still count for the limit.
-        trained_from: the most commits that a round has begun to train from; counted for durable jobs only.
-        fruitless: rounds since, after a failure, of which no member had any commits in memory; of these jobs, too.
+        setbacks: how far the training has come, and how often in a row it has come no further.
         first_failure: the first failure since the last round was formed.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
         ever_ready: whether any worker has ever asked for a round.
@@ -174,23 +177,23 @@ class State:
     blacklist: Blacklist = field(default_factory=Blacklist)
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
-    attempts: tuple[tuple[tuple[str, int], int], ...] = ()
+    attempts: Attempts = field(default_factory=Attempts)
     round_id: int = 0
     members: tuple[WorkerId, ...] = ()
+    handing_over: WorkerId | None = None
     registry: WorkerStateRegistry = field(default_factory=lambda: WorkerStateRegistry(0, ()))
     notice_kind: NoticeKind = NoticeKind.NONE
     notice_version: int = 0
     commits: int = 0
     unplanned: bool = False
     crashes: tuple[str, ...] = ()
-    lost: str = ""
+    more_crashes: int = 0
     reinits: tuple[WorkerId, ...] = ()
     reset_began: float = 0.0
     slots_deadline: float | None = None
     resets: int = 0
     reset_times: tuple[float, ...] = ()
-    trained_from: int = 0
-    fruitless: int = 0
+    setbacks: Setbacks = field(default_factory=Setbacks)
     first_failure: Failure | None = None
     standby_room: int | None = None
     ever_ready: bool = False
@@ -219,7 +222,7 @@ def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
 
 def finishing(state: State) -> bool:
     """Whether a member has ended with success: no growth, no planned change any more."""
-    return bool(state.registry.workers_in(WorkerState.SUCCESS))
+    return any(reported is WorkerState.SUCCESS for _, reported in state.registry.records)
 
 
 def usable_slots(state: State) -> int:
@@ -237,6 +240,35 @@ def usable_slots(state: State) -> int:
 def is_drained(state: State, hostname: str, slot: int) -> bool:
     """Whether this place is to be left free."""
     return bool(state.drained) and not state.drained.isdisjoint(((hostname, None), (hostname, slot)))
+
+
+def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
+    """Whether discovery lists all these workers' places, and nobody has drained one of them."""
+    slots = {host.name: host.slots for host in state.hosts}
+    return all(
+        worker.slot < slots.get(worker.hostname, 0) and not is_drained(state, worker.hostname, worker.slot)
+        for worker in workers
+    )
+
+
+def keeps_its_places(state: State) -> bool:
+    """Whether all places of the round's members are offered as they were when it was formed."""
+    return all_offered(state, [worker for worker in state.members if worker != state.handing_over])
+
+
+def causes(state: State) -> list[str]:
+    """What has failed since the last round was formed, in words: who crashed, or who lost the round if nobody did."""
+    more, complaint = state.more_crashes, state.setbacks.complaint
+    if not state.crashes:
+        return [] if complaint is None else [complaint.told]
+    return [*state.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
+
+
+def with_cause(state: State, text: str) -> State:
+    """With one crash more."""
+    if len(state.crashes) < _MOST_CRASHES_TOLD:
+        return replace(state, crashes=(*state.crashes, text))
+    return replace(state, more_crashes=state.more_crashes + 1)
 
 
 def target_places(state: State) -> Places:
@@ -266,18 +298,21 @@ def wanted_places(state: State) -> Places:
 
 
 def _choose_places(state: State) -> tuple[Places, Places]:
-    closed = {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
+    closed = (
+        {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
+        if state.blacklist.entries
+        else set()
+    )
     kept = {
         (record.worker.hostname, record.worker.slot)
         for record in (state.workers if closed else ())
         if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
     }
-    places = [
-        place
-        for host in state.hosts
-        for place in ((host.name, slot) for slot in range(host.slots))
-        if (host.name not in closed or place in kept) and not (state.drained and is_drained(state, *place))
-    ]
+    places = [(host.name, slot) for host in state.hosts for slot in range(host.slots)]
+    if closed or state.drained:
+        places = [
+            place for place in places if (place[0] not in closed or place in kept) and not is_drained(state, *place)
+        ]
     limit = state.policy.max_num_proc
     if limit is None or len(places) <= limit:
         return dict.fromkeys(places), {}
@@ -336,6 +371,59 @@ def joiners_wait_until(state: State) -> float | None:
     return min(joined) + JOINERS_WINDOW_S if waiting else None
 
 
+def next_members(state: State) -> tuple[WorkerRecord, ...]:
+    """Who would be in a round that was formed now: the READY workers with a place.
+
+    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers.
+    """
+    targets = target_places(state)
+    ready = in_phase(state, WorkerPhase.READY)
+    members = tuple(record for record in ready if in_target(record, targets))
+    stateful = tuple(record for record in ready if record.has_state)
+    if not members or not stateful or any(record.has_state for record in members):
+        return members
+    limit = state.policy.max_num_proc
+    # With max-np 1 there is no other way to hand over than to be two for this one round.
+    kept = members if limit is None else members[: max(1, limit - 1)]
+    return (most_advanced(stateful), *kept)
+
+
+def most_advanced(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
+    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
+    return min(stateful, key=lambda record: (-record.commits, record.rank))
+
+
+def pause_until(state: State) -> float | None:
+    """Until when no round is formed, since the last one was a setback; None when nothing is put off.
+
+    It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
+    makes the difference. Processes that were started again in the same places do not.
+    """
+    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
+        return None
+    failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
+    return state.setbacks.until if all(in_target(record, failed) for record in next_members(state)) else None
+
+
+def held_until(state: State) -> float | None:
+    """Until when a round that could be formed waits: for the end of a pause, or for joiners. None: for nothing."""
+    if state.phase not in (JobPhase.STARTING, JobPhase.RESETTING) or not state.registry.complete:
+        return None
+    waits, pause = joiners_wait_until(state), pause_until(state)
+    if waits is None and pause is None:
+        return None
+    members = next_members(state)
+    if len(members) < state.policy.min_num_proc:
+        return None
+    # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
+    survivors = sum(1 for record in members if record.round_id)
+    if survivors >= state.policy.min_num_proc or (
+        state.phase is JobPhase.STARTING and len(members) >= state.policy.num_proc
+    ):
+        waits = None
+    return max((time for time in (waits, pause) if time is not None), default=None)
+
+
 def next_deadline(state: State) -> float | None:
     """When the driver is to feed TimerExpired next (seconds, the clock of ``now``); None for never.
 
@@ -348,7 +436,8 @@ def next_deadline(state: State) -> float | None:
         times.append(state.registry.deadline)
     if state.discovery_failing_since is not None:
         times.append(state.discovery_failing_since + state.policy.elastic_timeout_s)
-    times += [state.slots_deadline, state.blacklist.next_expiry(), joiners_wait_until(state)]
+    joiners = joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state)
+    times += [state.slots_deadline, state.blacklist.next_expiry(), joiners]
     return min((time for time in times if time is not None), default=None)
 
 
@@ -372,6 +461,7 @@ def check_invariants(state: State) -> None:
     for record in in_phase(state, WorkerPhase.MEMBER):
         assert record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
+    assert state.setbacks.until is None or state.registry.complete, "a round is judged before it is over"
     if state.phase is JobPhase.RUNNING:
         assert in_phase(state, WorkerPhase.MEMBER), "a round runs without a living member"
     elif state.phase is not JobPhase.ENDED:

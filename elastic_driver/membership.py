@@ -18,32 +18,36 @@ from elastic_driver.events import (
     Command,
     Event,
     ExitCode,
+    Fault,
     StartWorker,
     WorkerExited,
     WorkerNotStarted,
     WorkersReported,
 )
 from elastic_driver.explain import explain, names, room_for_standbys, why_no_place
-from elastic_driver.formation import form_round, with_handover
+from elastic_driver.formation import form_round
 from elastic_driver.hosts import WorkerId
 from elastic_driver.intake import take
 from elastic_driver.job_state import (
     DISMISSED_GRACE_S,
-    FRUITLESS_ROUNDS,
-    Failure,
     JobPhase,
     Policy,
     State,
     WorkerPhase,
     WorkerRecord,
+    causes,
     check_invariants,
     finishing,
+    held_until,
     in_phase,
     in_target,
     is_drained,
     joiners_wait_until,
+    keeps_its_places,
     new_state,
     next_deadline,
+    next_members,
+    pause_until,
     record_of,
     standby_places,
     target_places,
@@ -52,6 +56,7 @@ from elastic_driver.job_state import (
 )
 from elastic_driver.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.setbacks import Failure
 from elastic_driver.transition import Transition
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -85,8 +90,7 @@ def _after_the_end(state: State, event: Event) -> State:
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
-    # The second filling is for the standbys of a round that was formed just now.
-    for decide in (_vote_out, _place_workers, _close_or_tell, _fill_places, _check_deadlines, _tell_of_standbys):
+    for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines, _tell_of_standbys):
         if t.state.phase is JobPhase.ENDED:
             return
         decide(t)
@@ -108,7 +112,10 @@ def _close_or_tell(t: Transition) -> None:
     if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
         t.state.phase is JobPhase.RUNNING and t.state.registry.complete
     ):
+        round_id = t.state.round_id
         _close_registry(t)
+        if t.state.round_id != round_id:
+            _fill_places(t)  # the standbys of a round are started when it is formed
     if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
         _set_planned_notice(t)
 
@@ -142,11 +149,12 @@ def _vote_out_the_silent(t: Transition) -> None:
     for worker in registry.missing:
         how = f"did not {what} within {limit}"
         record = record_of(t.state, worker)
-        t.note_failure(worker, record, how)
+        rank = record.rank if record is not None and record.round_id else None
+        # Whoever is frozen, or on a host that cannot be reached, is found by its heartbeat before: this one lives.
+        t.note_failure(Failure(worker, rank, how), Fault.OWN, f"worker {worker} hung ({how})")
         t.state = replace(
             t.state,
             registry=t.state.registry.record(worker, WorkerState.FAILURE),
-            crashes=(*t.state.crashes, f"worker {worker} hung ({how})"),
             unplanned=t.state.unplanned or bool(t.state.round_id),
         )
         if record is not None:
@@ -187,15 +195,12 @@ def _fill_places(t: Transition) -> None:
     free = [place for place in (*target_places(t.state), *standbys) if place not in held]
     if not free:
         return
-    attempts = dict(t.state.attempts)
-    fresh: dict[WorkerId, None] = {}
-    for hostname, slot in free:
-        worker = WorkerId(hostname, slot, attempts.get((hostname, slot), 0))
-        fresh[worker] = None
-        attempts[(hostname, slot)] = worker.attempt + 1
+    listed = {host.name for host in t.state.hosts}
+    attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
+    fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
     deadline = t.now + t.state.policy.start_timeout_s
     records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
-    t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=tuple(attempts.items()))
+    t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
     for placed in assign_ranks(tuple(ranked), host_order=t.state.host_order, root=None):
@@ -214,23 +219,35 @@ def _close_registry(t: Transition) -> None:
     if not t.state.registry.complete:
         return
     ready = in_phase(t.state, WorkerPhase.READY)
+    fails_again = _judge(t)
     if _end_if_over(t, ready):
         return
-    targets = target_places(t.state)
-    members = with_handover(t, tuple(record for record in ready if in_target(record, targets)), ready)
+    members = next_members(t.state)
+    if fails_again and (until := pause_until(t.state)) is not None:
+        then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
+        t.report(f"{t.state.setbacks.told}; {then}", warning=True)
     if len(members) < t.state.policy.min_num_proc:
         if not _end_if_no_host_can_start(t, ready):
             _wait_for_slots(t)
         return
-    # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
-    waits = joiners_wait_until(t.state)
-    survivors = sum(1 for record in members if record.round_id)
-    suffices = survivors >= t.state.policy.min_num_proc or (
-        t.state.phase is JobPhase.STARTING and len(members) >= t.state.policy.num_proc
-    )
+    waits = held_until(t.state)
     late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
-    if waits is None or t.now >= waits or suffices or late:
+    if waits is None or t.now >= waits or late:
         form_round(t, members, ready)
+
+
+def _judge(t: Transition) -> bool:
+    """Once for each round, when it is over: was it a setback? Returns whether it was."""
+    state = t.state
+    if not state.round_id or state.setbacks.until is not None:
+        return False
+    setbacks = state.setbacks
+    # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
+    if not keeps_its_places(state):
+        setbacks = setbacks.excuse()
+    setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
+    t.state = replace(state, setbacks=setbacks)
+    return setbacks.count > state.setbacks.count
 
 
 def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
@@ -243,13 +260,11 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     before = frozenset(state.members)
     members = tuple(record.worker for record in ready if record.worker in before)
     stateful = any(record.has_state for record in ready)
-    fruitless = state.fruitless >= FRUITLESS_ROUNDS
-    if not stateful and not succeeded and (fruitless or not state.policy.durable):
+    if not stateful and not succeeded and not state.policy.durable:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
-        again = f", {FRUITLESS_ROUNDS + 1} times without a further commit on disc" if fruitless else ""
         t.end(
             ExitCode.USER_CODE_FAILED,
-            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}){again}; "
+            f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
             f"first: {_described(failure)}",
         )
     elif not members and not failed:
@@ -261,11 +276,13 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
             ExitCode.USER_CODE_FAILED,
             f"{names(succeeded)} exited with code 0 while {names(members)} still trained: a rank left early",
         )
+    elif state.setbacks.count >= state.policy.setbacks_limit:
+        t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
     elif state.unplanned and state.policy.reset_limit is not None and _resets_that_count(t) >= state.policy.reset_limit:
         t.end(
             ExitCode.RESET_LIMIT,
             f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
-            f"{'; '.join(state.crashes) or state.lost}",
+            f"{'; '.join(causes(state))}",
         )
     else:
         return False
@@ -364,7 +381,4 @@ def _resets_that_count(t: Transition) -> int:
 
 
 def _described(failure: Failure | None) -> str:
-    if failure is None:
-        return "no failure was recorded"
-    rank = "" if failure.rank is None else f" (rank {failure.rank})"
-    return f"worker {failure.worker}{rank} {failure.how}"
+    return "no failure was recorded" if failure is None else str(failure)

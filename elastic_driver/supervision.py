@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 
 from elastic_driver.chronicle import Chronicle
+from elastic_driver.events import Fault
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 from elastic_driver.job_clock import JobClock, Timer
@@ -45,7 +46,7 @@ class Supervisor:
         self._processes = processes
         self._clock = clock
         self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
-        self._reasons: dict[WorkerId, str] = {}
+        self._reasons: dict[WorkerId, tuple[str, Fault]] = {}
         self._timers: dict[WorkerId, list[Timer]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -86,17 +87,22 @@ class Supervisor:
 
     def why_killed(self, worker: WorkerId) -> str:
         """Why it is being ended, in words; empty when it is not, or not from here."""
-        return self._reasons.get(worker, "")
+        return self._reasons.get(worker, ("", Fault.OWN))[0]
+
+    def fault(self, worker: WorkerId) -> Fault | None:
+        """Whose doing it is that it is being ended; None when it is not, or not from here."""
+        return self._reasons[worker][1] if worker in self._reasons else None
 
     async def watch_over(self) -> None:
         """Ends those that are frozen or hang. Runs until it is cancelled."""
         while self.interval_s:
             # A little later than due: clocks are not compared for equality.
             await asyncio.sleep(self._heartbeats.look_in_s(self._clock()) + _LATE_S)
-            for worker, reason in self._heartbeats.find(self._clock()):
+            for worker, reason, silent in self._heartbeats.find(self._clock()):
                 process = self._processes.get(worker)
                 if process is not None and not process.exited.done():
-                    self._reasons[worker] = f"hung: {reason}"
+                    # Whoever is stopped, or cannot be reached, is silent; who says that it does nothing does so itself.
+                    self._reasons[worker] = f"hung: {reason}", Fault.OUTSIDE if silent else Fault.OWN
                     self._end_hung(worker, process, reason)
 
     def has_its_process(self, worker: WorkerId) -> bool:
@@ -129,7 +135,7 @@ class Supervisor:
             process = self._processes.get(worker)
             if process is None or process.exited.done() or not while_(worker):
                 return
-            self._reasons[worker] = reason
+            self._reasons[worker] = reason, Fault.OWN
             if with_stacks:
                 self._end_hung(worker, process, reason)
             else:

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic_driver.events import Command, DismissWorker, EndJob, Report, SetNotice, StopWorker
+from elastic_driver.events import Command, DismissWorker, EndJob, Fault, Report, SetNotice, StopWorker
 from elastic_driver.hosts import WorkerId
-from elastic_driver.job_state import DISMISSED_GRACE_S, Failure, JobPhase, State, WorkerPhase, WorkerRecord
+from elastic_driver.job_state import (
+    DISMISSED_GRACE_S,
+    JobPhase,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    all_offered,
+    with_cause,
+)
 from elastic_driver.registry import WorkerState
 from elastic_driver.rendezvous.messages import NoticeKind
+from elastic_driver.setbacks import Failure
 
 
 class Transition:
@@ -26,7 +35,8 @@ class Transition:
     """
 
     def __init__(self, state: State, now: float) -> None:
-        self.state = replace(state, blacklist=state.blacklist.expire(now))
+        blacklist = state.blacklist.expire(now)
+        self.state = state if blacklist is state.blacklist else replace(state, blacklist=blacklist)
         self.now = now
         self.commands: list[Command] = []
 
@@ -39,10 +49,20 @@ class Transition:
     def forget(self, worker: WorkerId) -> None:
         self.state = replace(self.state, workers=self.state.workers.without(worker))
 
-    def note_failure(self, worker: WorkerId, record: WorkerRecord | None, how: str) -> None:
-        if self.state.first_failure is None:
-            rank = record.rank if record is not None and record.round_id else None
-            self.state = replace(self.state, first_failure=Failure(worker, rank, how))
+    def note_failure(self, failure: Failure, fault: Fault, text: str) -> None:
+        """One more failure of this reset.
+
+        Args:
+            failure: whose and how.
+            fault: whose doing it is. What befalls a member whose place was taken away is not its own.
+            text: what is told of it.
+        """
+        state, setbacks = self.state, self.state.setbacks
+        # From the first round on, only failures of members are failures of a reset.
+        if state.round_id:
+            own = fault is Fault.OWN and all_offered(state, (failure.worker,))
+            setbacks = setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE)
+        self.state = replace(with_cause(state, text), first_failure=state.first_failure or failure, setbacks=setbacks)
 
     def open_reset(self) -> None:
         if self.state.phase is JobPhase.RUNNING:

@@ -14,6 +14,7 @@ from elastic_driver.events import (
     DismissWorker,
     EndJob,
     Event,
+    Fault,
     HostsDiscovered,
     PublishRound,
     Report,
@@ -92,6 +93,8 @@ class Job:
         self.commits: dict[WorkerId, int] = {}
         self.exits: dict[WorkerId, int] = {}
         self.broken = False
+        self.furthest = (0, 0)
+        self.idle = 1  # rounds in a row, with the present one, that came no further than any before
         self.notice_version = 0
         self.ended: EndJob | None = None
 
@@ -140,6 +143,9 @@ class Job:
         cause: ReadyCause | None = None,
         detail: str = "",
         backends: tuple[Backend, ...] = BOTH,
+        steps: int = 0,
+        where: str = "",
+        raised: bool = False,
     ) -> list[Command]:
         """A worker asks for its next round; by default as a worker in its place would."""
         worker = worker_id(text)
@@ -156,6 +162,9 @@ class Job:
             cause,
             detail,
             backends,
+            steps,
+            where,
+            raised,
         )
         return self.feed(event, at=at)
 
@@ -164,10 +173,20 @@ class Job:
         told = self.round_commits if commits is None else commits
         return self.feed(WorkerRunning(worker_id(text), self.round_id, told), at=at)
 
-    def exit(self, text: str, returncode: int, *, at: float | None = None, draw: float = 0.0) -> list[Command]:
+    def exit(
+        self,
+        text: str,
+        returncode: int,
+        *,
+        at: float | None = None,
+        draw: float = 0.0,
+        fault: Fault | None = None,
+        error: str = "",
+        where: str = "",
+    ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        return self.feed(WorkerExited(worker_id(text), returncode, how, draw), at=at)
+        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, fault, error, where), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
@@ -228,6 +247,8 @@ class Job:
                     assert command.took_s >= 0
                 case EndJob():
                     assert command.message
+                    if command.message.startswith("the training failed"):
+                        assert self.idle >= self.policy.setbacks_limit, "given up too early"
                     if command.exit_code == 0:
                         assert self.members
                         assert all(self.exits.get(worker) == 0 for worker in self.members), "a false success"
@@ -262,6 +283,8 @@ class Job:
                     self.broken |= member and event.cause is ReadyCause.INTERNAL_ERROR
                     if member and (event.commits or event.cause is not ReadyCause.INTERNAL_ERROR):
                         self.holders.add(worker)
+                    if member:
+                        self._came_to(max(event.commits, self.commits.get(worker, 0)), event.steps)
                     self.commits[worker] = max(event.commits, self.commits.get(worker, 0) if member else 0)
                     self.waiting.add(worker)
                     self.left.add(worker)
@@ -273,11 +296,16 @@ class Job:
                     assert record.running
                     self.holders.add(event.worker)
                     self.commits[event.worker] = record.commits
+                    self._came_to(record.commits, 0)
             case WorkersReported():
                 for report in event.reports:
                     self._note(report)
             case _:
                 pass
+
+    def _came_to(self, commits: int, steps: int) -> None:
+        if (commits, steps) > self.furthest:
+            self.furthest, self.idle = (commits, steps), 0
 
     def _audit_start(self, command: StartWorker) -> None:
         worker = command.worker
@@ -315,6 +343,8 @@ class Job:
         assert command.sync or not self.broken, "no sync after a failure"
         self.round_id, self.members, self.round_commits = command.round_id, workers, command.commits
         self.broken = False
+        self.idle += 1
+        assert self.state.setbacks.count < self.idle, "more setbacks than rounds without progress"
         self.waiting -= set(workers)
         self.left = set()
         for worker in workers:
@@ -324,10 +354,14 @@ class Job:
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
-    def cooperate(self) -> None:
-        """From here on every worker does what it is asked: the job must come to rest, complete, or to an end."""
+    def cooperate(self, known: set[tuple[State, float]] | None = None) -> None:
+        """From here on every worker does what it is asked: the job must come to rest, complete, or to an end.
+
+        Args:
+            known: where that has been seen already; added to.
+        """
         for _ in range(300):
-            if self.ended is not None:
+            if self.ended is not None or self._is_known(known):
                 return
             if not any(self._act_for(record) for record in self.state.workers):
                 if next_deadline(self.state) is None:
@@ -356,11 +390,26 @@ class Job:
                 return False
         return True
 
-    def fall_silent(self) -> None:
-        """From here on no worker says anything, and ends only when it is told to: every wait must have an end."""
+    def _is_known(self, known: set[tuple[State, float]] | None) -> bool:
+        if known is None:
+            return False
+        here = (self.state, self.now)
+        if here in known:
+            return True
+        known.add(here)
+        return False
+
+    def fall_silent(self, known: set[tuple[State, float]] | None = None) -> None:
+        """From here on no worker says anything, and ends only when it is told to: every wait must have an end.
+
+        Args:
+            known: where that has been seen already; added to.
+        """
         policy = self.policy
         horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s) + 10
         while self.ended is None:
+            if self._is_known(known):
+                return
             leaving = [record for record in self.state.workers if record.phase is WorkerPhase.LEAVING]
             if leaving:
                 self.exit(str(leaving[0].worker), -15)

@@ -118,7 +118,7 @@ class LocalWorker:
         self.pid = spawned.popen.pid
         self.label = label
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
-        self.dying: asyncio.Future[str] = self._loop.create_future()
+        self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
         self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._popen = spawned.popen
         self._leader = spawned.leader
@@ -169,7 +169,7 @@ class LocalWorker:
         if isinstance(status, str) or not status.ok:
             if self._output is not None:
                 self._output.read_what_is_there()
-            self.dying.set_result(str(status))
+            self.dying.set_result(status)
 
     async def wait(self) -> ExitStatus:
         """Blocks until it is dead, what it started is gone, and its output is drained."""

@@ -66,15 +66,16 @@ class WorkerProcess(Protocol):
         pid: its process id.
         label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
         exited: done at the moment the process is dead; what it wrote until then has been passed on.
-        dying: done, in words, when it is known that the process ends and not well, though it may take seconds until
-            it is dead; cancelled when it is dead without that.
+        dying: done when it is known that the process ends and not well, though it may take seconds until it is dead:
+            with what, or in words when that is not known yet (it dumps its core). Cancelled when it is dead without
+            that.
     """
 
     worker: WorkerId
     pid: int
     label: str
     exited: asyncio.Future[ExitStatus]
-    dying: asyncio.Future[str]
+    dying: asyncio.Future[ExitStatus | str]
 
     @property
     def last_lines(self) -> Sequence[str]:

@@ -95,6 +95,11 @@ def _worker(data: Mapping[str, Any]) -> WorkerId:
         raise RendezvousProtocolError(str(error)) from None
 
 
+def _text(data: Mapping[str, Any], name: str) -> str:
+    # JSON may carry halves of surrogate pairs, which no log can be written with.
+    return str(_get(data, name, str))[:2000].encode("utf-8", "replace").decode()
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     """A JSON object from bytes.
 
@@ -125,6 +130,9 @@ class NextRoundRequest:
     backends: tuple[Backend, ...]  # what this process can use, best first
     pid: int
     thread: int = 0  # the system's id of a thread that lives as long as the process; 0 for none
+    steps: int = 0  # operations that it has finished since that restore point
+    where: str = ""  # the line of the user's code that the error came through, for people
+    raised: bool = False  # whether that code raised it, and not the library
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -138,6 +146,9 @@ class NextRoundRequest:
                 "backends": list(self.backends),
                 "pid": self.pid,
                 "thread": self.thread,
+                "steps": self.steps,
+                "where": self.where,
+                "raised": self.raised,
             }
         ).encode()
 
@@ -151,18 +162,21 @@ class NextRoundRequest:
         except ValueError as error:
             raise RendezvousProtocolError(f"cannot read message: {error}") from None
         after_round, commits = _get(data, "after_round", int), _get(data, "commits", int)
-        if after_round < 0 or commits < 0:
-            raise RendezvousProtocolError("cannot read message: a round or a number of commits is below 0")
+        steps = _get(data, "steps", int)
+        if min(after_round, commits, steps) < 0:
+            raise RendezvousProtocolError("cannot read message: a round or a number of commits or steps is below 0")
         return cls(
             worker=_worker(data),
             after_round=after_round,
             commits=commits,
             cause=cause,
-            # JSON may carry halves of surrogate pairs, which no log can be written with.
-            detail=_get(data, "detail", str)[:2000].encode("utf-8", "replace").decode(),
+            detail=_text(data, "detail"),
             backends=backends,
             pid=_get(data, "pid", int),
             thread=_get(data, "thread", int),
+            steps=steps,
+            where=_text(data, "where"),
+            raised=_get(data, "raised", bool),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
@@ -14,6 +15,8 @@ from elastic_driver.worker.runtime import Runtime, runtime
 from elastic_driver.worker.state import State
 
 _log = logging.getLogger("elastic_driver.worker")
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,16 +53,30 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 # The driver tells the user what happened, once; each rank's own view is for who looks closer.
                 _log.info("elastic_driver: round %d: %s", process.context.assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
+                where, raised = _origin(error)
             except HostsUpdatedInterrupt as interrupt:
                 cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason
+                where, raised = "", False
             # Outside the handlers, so that the old round's frames, and the buffers in them, are free by now.
             if cause is ReadyCause.INTERNAL_ERROR:
                 process.context.abort(detail)
                 state.restore()
-            process.reset(cause, commits=state._commits, detail=detail)
+            process.reset(cause, commits=state._commits, detail=detail, where=where, raised=raised)
             again = True
 
     return cast(Callable[Concatenate[S, P], R], wrapper)
+
+
+def _origin(error: HorovodInternalError) -> tuple[str, bool]:
+    """The line of the user's code that the error came through last, and whether that line raised it."""
+    where, raised, level = "", False, error.__traceback__
+    while level is not None:
+        filename = level.tb_frame.f_code.co_filename
+        raised = not filename.startswith(_PACKAGE)
+        if raised:
+            where = f"{os.path.basename(filename)}:{level.tb_lineno}"
+        level = level.tb_next
+    return where, raised
 
 
 def _enter(process: Runtime, state: State) -> None:

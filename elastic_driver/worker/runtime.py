@@ -114,6 +114,7 @@ class Runtime:
         self._retired: list[Context] = []
         self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._left_by_exception = False
+        self._finished_before: int | None = None  # operations of the round before the restore point; None: no training
         self._environ = os.environ
         self._timeline = TimelineSettings()
 
@@ -251,8 +252,24 @@ class Runtime:
             self._client.close()
             self._client = None
 
-    def reset(self, cause: ReadyCause, *, commits: int, detail: str) -> None:
+    def note_restore_point(self) -> None:
+        """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
+        self._finished_before = self._context.progress()[0] if self._context is not None else None
+
+    def _steps(self) -> int:
+        """Operations finished since the restore point."""
+        if self._context is None or self._finished_before is None:
+            return 0
+        return max(0, self._context.progress()[0] - self._finished_before)
+
+    def reset(self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False) -> None:
         """Leaves the present round and joins the next.
+
+        Args:
+            cause: why.
+            commits: of the state, as of its restore point.
+            detail: the reason in words.
+            where, raised: where an error came from, see NextRoundRequest.
 
         Raises:
             SystemExit: the driver has no place for this process any more, or the job is over.
@@ -260,7 +277,7 @@ class Runtime:
         old = self.context
         if cause is ReadyCause.INTERNAL_ERROR:
             old.abort(detail)
-        self._join_round(cause, commits=commits, detail=detail)
+        self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
 
     def report_running(self, commits: int) -> None:
         """Tells the driver that this process trains.
@@ -268,6 +285,7 @@ class Runtime:
         Raises:
             HorovodInternalError: the round has passed.
         """
+        self.note_restore_point()
         if self._client is None or self._worker is None:
             return
         round_id = self.context.assignment.round_id
@@ -287,10 +305,13 @@ class Runtime:
         context.close()
         self._retired.append(context)
 
-    def _join_round(self, cause: ReadyCause, *, commits: int, detail: str) -> None:
+    def _join_round(
+        self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False
+    ) -> None:
         limits = Limits.from_environ(self._environ)
         while True:
-            assignment = self._ask(cause, commits=commits, detail=detail)
+            assignment = self._ask(cause, commits=commits, detail=detail, where=where, raised=raised)
+            self._finished_before = None
             old, self._context = self._context, None
             if old is not None:
                 # Only now: all members have left it (the driver has answered), so that closing connections cannot
@@ -308,7 +329,7 @@ class Runtime:
                 break
             except HorovodInternalError as error:
                 _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
-                cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
+                cause, detail, where, raised = ReadyCause.INTERNAL_ERROR, str(error), "", False
                 context.abort(detail)
             except BaseException:
                 self._context = None
@@ -342,7 +363,7 @@ class Runtime:
     def _new_client(self) -> DriverClient:
         return make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
 
-    def _ask(self, cause: ReadyCause, *, commits: int, detail: str) -> RoundAssignment:
+    def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
         if not self._environ.get(ENV_RENDEZVOUS):
             return RoundAssignment(
                 round_id=self._after_round + 1,
@@ -368,6 +389,9 @@ class Runtime:
             backends=self._backends,
             pid=os.getpid(),
             thread=canary.thread_id(),
+            steps=self._steps(),
+            where=where[:2000],
+            raised=raised,
         )
         try:
             reply = self._client.next_round(request, poll_s=poll_s(self._environ))

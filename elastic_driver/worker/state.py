@@ -76,6 +76,7 @@ class State:
         self._commits += 1
         on_disc = durable()
         process = runtime()
+        process.note_restore_point()
         if on_disc is not None and process.initialized:
             on_disc.offer(self, rank=process.context.slot.rank)
         self.check_host_updates()

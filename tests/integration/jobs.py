@@ -29,13 +29,14 @@ class Job:
         *flags: str,
         command: list[str] | None = None,
         env: dict[str, str] | None = None,
+        elasticrun: tuple[str, ...] = ("-m", "elastic_driver"),
     ) -> None:
         self.folder = folder
         self.hosts_file = folder / "hosts.txt"
         self.step_log = folder / "steps.jsonl"
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
-        arguments = [sys.executable, "-m", "elastic_driver", "--event-log", str(self.event_log), *flags]
+        arguments = [sys.executable, *elasticrun, "--event-log", str(self.event_log), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
             script = folder / "discover.sh"

@@ -1,8 +1,8 @@
 """A training in numpy that says what it does: a JSON line a step. Run by the tests under elasticrun.
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds of work a step), COMMIT_EVERY, FAULT ("exception RANK
-STEP", "exit RANK STEP", "deadlock RANK STEP": what that rank does at that step, once), ONCE (a file that marks that it
-has happened).
+STEP", "exit RANK STEP", "deadlock RANK STEP", "lost RANK STEP": what that rank does at that step, once), ONCE (a file
+that marks that it has happened; without it, it happens each time).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ WORKER = os.environ.get("ELASTIC_DRIVER_WORKER", "")
 def fault_is_due(step: int) -> str:
     if not FAULT or int(FAULT[1]) != hvd.rank() or int(FAULT[2]) > step:
         return ""
+    if "ONCE" not in os.environ:
+        return FAULT[0]
     try:
         Path(os.environ["ONCE"]).touch(exist_ok=False)
     except FileExistsError:
@@ -54,6 +56,8 @@ def main() -> None:
             match fault_is_due(state.step):
                 case "exception":
                     raise RuntimeError("a bug in the training script")
+                case "lost":
+                    raise hvd.HorovodInternalError(f"a bad sample at {time.monotonic()}")
                 case "exit":
                     sys.exit(0)
                 case "deadlock":

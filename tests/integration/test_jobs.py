@@ -174,6 +174,24 @@ def test_all_workers_fail(tmp_path: Path) -> None:
         assert "job failed" in job.said()
 
 
+@pytest.mark.parametrize(("step", "rounds"), [(0, 10), (2, 11)])
+def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: int, rounds: int) -> None:
+    """Nobody dies in it: without an end it goes round for ever, thousands of times a minute."""
+    env = {"FAULT": f"lost 1 {step}", "STEP_S": "0", "COMMIT_EVERY": "100"}
+    impatient = (str(Path(__file__).with_name("impatient.py")),)
+    with Job(tmp_path, "localhost:2\n", "-np", "2", env=env, elasticrun=impatient) as job:
+        assert job.wait() == 1
+        formed = job.events("round_formed")
+    assert len(formed) == rounds, job.said()
+    assert re.search(
+        r"job failed: the training failed 10 times in a row and came no further than commit 0( and \d+ operations)?; "
+        r"the same error each time: worker localhost\[1\] \(rank 1\) raised HorovodInternalError: "
+        r"a bad sample at [\d.]+ \(at step_program.py:\d+\) \(exit code 1\)",
+        job.said(),
+    ), job.said()
+    assert ("operations" in job.said()) == bool(step)
+
+
 def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
     env = {"FAULT": "exit 1 10", "ONCE": str(tmp_path / "once")}
     with Job(tmp_path, None, "-np", "3", env=env) as job:

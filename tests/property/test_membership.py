@@ -53,6 +53,8 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
         "num_standby": draw(st.integers(0, 2)),
         "durable": draw(st.booleans()),
+        "setbacks_limit": draw(st.integers(1, 4)),
+        "pause_range_s": (1.0, 4.0),
     }
 
 
@@ -93,18 +95,19 @@ class Membership(RuleBasedStateMachine):
         data=st.data(),
         late=st.integers(0, 9),
         commits=st.integers(0, 2),
+        steps=st.sampled_from((0, 0, 0, 1, 7)),
         cause=st.sampled_from(ReadyCause),
         backends=st.sampled_from((BOTH, BOTH, (Backend.TORCH,), (Backend.NATIVE,))),
     )
     def ready(
-        self, data: st.DataObject, late: int, commits: int, cause: ReadyCause, backends: tuple[Backend, ...]
+        self, data: st.DataObject, late: int, commits: int, steps: int, cause: ReadyCause, backends: tuple[Backend, ...]
     ) -> None:
         worker = self.a_worker(data)
         after = self.job.last_round.get(worker, 0)
         if not late:
             after = data.draw(st.integers(0, self.job.round_id + 1))
         commits = commits + self.job.commits.get(worker, 0) if after else 0
-        self.job.feed(WorkerReady(worker, after, commits, cause, "detail", backends))
+        self.job.feed(WorkerReady(worker, after, commits, cause, "detail", backends, steps))
 
     @precondition(lambda self: self.job.state.workers)
     @rule(actions=st.integers(1, 12))
@@ -122,6 +125,14 @@ class Membership(RuleBasedStateMachine):
         round_id = self.job.round_id if late else data.draw(st.integers(0, self.job.round_id + 1))
         worker = data.draw(st.sampled_from(self.job.members))
         self.job.feed(WorkerRunning(worker, round_id, self.job.round_commits + commits))
+
+    @precondition(lambda self: self.job.of(WorkerPhase.MEMBER))
+    @rule(rounds=st.integers(1, 3))
+    def all_lose_their_rounds(self, rounds: int) -> None:
+        """Again and again, and nobody dies."""
+        for _ in range(rounds):
+            for name in self.job.of(WorkerPhase.MEMBER):
+                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR)
 
     @precondition(lambda self: self.job.members)
     @rule(commits=st.integers(1, 3))

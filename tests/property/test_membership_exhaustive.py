@@ -3,7 +3,7 @@
 A world is a list of answers of discovery and the limits. From each state every event that could happen next is fed:
 each worker asks, trains, ends well or badly; discovery gives each of its answers; the timer fires. States that were
 seen before (times and all) are not walked again. At the leaves the two promises are tried: obedience and silence both
-end somewhere.
+end somewhere; where a leaf's way meets that of another it is known how it goes on.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ WORLDS = {
     "all lost, commits on disc": World(
         ("a:1 b:1", "a:1"), limits(1, 2, durable=True, cooldown_range_s=COOLDOWN), True, 6, 2000
     ),
+    "fails again and again": World(
+        ("a:1 b:1", "a:1 b:1 c:1", "a:1"), limits(1, 2, 2, setbacks_limit=2, pause_range_s=(1.0, 4.0)), True, 6, 1500
+    ),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
@@ -122,6 +125,8 @@ def test_every_order_of_events(name: str) -> None:
         job.feed(HostsDiscovered(hosts_of(world.answers[0])))
     frontier = [job]
     seen: set[tuple[State, float]] = {(job.state, job.now)}
+    obeyed: set[tuple[State, float]] = set()
+    silent: set[tuple[State, float]] = set()
     for depth in range(1, world.depth + 1):
         reached = []
         for here in frontier:
@@ -135,7 +140,7 @@ def test_every_order_of_events(name: str) -> None:
                 if there.state.phase is not JobPhase.ENDED:
                     reached.append(there)
                 if depth == world.depth:
-                    there.fork().cooperate()
-                    there.fork().fall_silent()
+                    there.fork().cooperate(obeyed)
+                    there.fork().fall_silent(silent)
         frontier = reached
     assert len(seen) >= world.states

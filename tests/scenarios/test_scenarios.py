@@ -6,9 +6,10 @@ A line that is not indented is input:
     job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
     TIME discovery-failed MESSAGE
-    TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native]
+    TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
+               [raised=1]           _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
-    TIME exit WHO CODE [draw=0.5]   negative for a signal
+    TIME exit WHO CODE [draw=0.5] [fault=own] [error=TEXT] [where=TEXT]     negative for a signal
     TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
@@ -41,6 +42,7 @@ from elastic_driver.events import (  # noqa: E402
     DismissWorker,
     DrainRequested,
     EndJob,
+    Fault,
     PublishRound,
     Report,
     ReportResumed,
@@ -150,13 +152,24 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     backends=tuple(Backend(name) for name in options["backends"].split(",") if name)
                     if "backends" in options
                     else BOTH,
+                    steps=int(options.get("steps", 0)),
+                    detail=options.get("detail", "").replace("_", " "),
+                    where=options.get("where", "").replace("_", " "),
+                    raised="raised" in options,
                 )
             case "running":
                 round_id = int(options.get("round", job.round_id))
                 commits = int(options.get("commits", job.round_commits))
                 commands += job.feed(WorkerRunning(worker_id(who), round_id, commits))
             case "exit":
-                commands += job.exit(who, int(words[1]), draw=float(options.get("draw", 0)))
+                commands += job.exit(
+                    who,
+                    int(words[1]),
+                    draw=float(options.get("draw", 0)),
+                    fault=Fault(options["fault"]) if "fault" in options else None,
+                    error=options.get("error", "").replace("_", " "),
+                    where=options.get("where", "").replace("_", " "),
+                )
             case "dying":
                 commands += job.feed(WorkerDying(worker_id(who), "killed by SIGKILL", 0.0))
             case "not-started" | "bad-command":

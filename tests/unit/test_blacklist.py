@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_driver import blacklist as blacklist_module
 from elastic_driver.blacklist import Blacklist
 
 pytestmark = pytest.mark.unit
@@ -84,3 +85,20 @@ def test_it_is_a_value() -> None:
     blacklist = Blacklist((10.0, 100.0))
     blacklist.fail("a", now=0.0, draw=0.0)
     assert blacklist == Blacklist((10.0, 100.0))
+
+
+def test_failures_of_hosts_that_are_gone_are_kept_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blacklist_module, "MOST_REMEMBERED", 3)
+    blacklist = Blacklist((10.0, 1000.0)).fail("stays", now=0.0, draw=0.0)
+    for number in range(10):
+        blacklist = blacklist.fail(f"pod-{number}", now=0.0, draw=0.0).forgive_absent(["stays"])
+    assert [entry.hostname for entry in blacklist.entries] == ["stays", "pod-7", "pod-8", "pod-9"]
+    again = blacklist.fail("pod-9", now=0.0, draw=0.0)
+    assert again.next_expiry() == 10.0, "of the host that stays; the pod's second is longer"
+    assert {entry.hostname: entry.failures for entry in again.entries}["pod-9"] == 2
+
+
+def test_without_a_range_nothing_is_kept_of_hosts_that_are_gone() -> None:
+    blacklist = Blacklist().fail("a", now=0.0, draw=0.0).fail("b", now=0.0, draw=0.0)
+    assert [entry.hostname for entry in blacklist.forgive_absent(["b"]).entries] == ["b"]
+    assert blacklist.forgive_absent(["b"]).is_out_for_good("b")

@@ -13,8 +13,8 @@ A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 0)
 pytestmark = pytest.mark.unit
 
 
-def names(found: list[tuple[WorkerId, str]]) -> list[WorkerId]:
-    return [worker for worker, _ in found]
+def names(found: list[tuple[WorkerId, str, bool]]) -> list[WorkerId]:
+    return [worker for worker, *_ in found]
 
 
 def watched(timeout_s: float = 8.0, hang_timeout_s: float = 0.0) -> Heartbeats:
@@ -30,7 +30,7 @@ def test_a_silent_member_is_found_once() -> None:
     for now in (2.0, 4.0, 6.0):
         beats.heard(B, 0, waiting=False, now=now)
         assert beats.find(now) == []
-    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s")]
+    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s", True)]
     assert beats.find(10.0) == []
 
 
@@ -45,7 +45,8 @@ def test_a_member_that_stands_still_while_others_wait() -> None:
     for now in (4.0, 5.0, 6.0):
         beats.heard(A, 7, waiting=False, now=now)
         beats.heard(B, 7, waiting=True, now=now)
-        assert names(beats.find(now)) == ([A] if now == 5.0 else [])
+        found = beats.find(now)
+        assert [(worker, silent) for worker, _, silent in found] == ([(A, False)] if now == 5.0 else [])
         if now == 5.0:
             break
 
@@ -88,7 +89,7 @@ def test_a_driver_that_was_stopped_blames_nobody() -> None:
         real += 0.5
         beats.heard(B, 0, waiting=False, now=clock())
         found += beats.find(clock())
-    assert found == [(A, "no heartbeat for 8.0 s")], "it was silent all the time"
+    assert found == [(A, "no heartbeat for 8.0 s", True)], "it was silent all the time"
 
 
 def test_never() -> None:

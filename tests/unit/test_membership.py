@@ -639,3 +639,17 @@ def test_who_calls_shutdown_and_init_is_told_of_as_that(
     assert "changed back" not in round_.cause
     assert ("host c lost" in round_.cause) is bool(dead)
     assert job.state.reinits == ()
+
+
+def test_a_start_that_fails_again_and_again_is_told_in_a_line_that_can_be_read() -> None:
+    job = Job(num_proc=2, min_num_proc=2, cooldown_range_s=(1.0, 1.0))
+    job.hosts("a:1", "b:1")
+    job.ready("a[0]")
+    for _ in range(40):
+        job.exit(job.of(WorkerPhase.BOOTING)[0], 1)
+        job.timer()
+    job.ready(job.of(WorkerPhase.BOOTING)[0])
+    formed = job.last(PublishRound)
+    assert isinstance(formed, PublishRound)
+    assert formed.cause.count("; ") == 17
+    assert formed.cause.endswith("; and 24 more failures")

@@ -32,7 +32,19 @@ from elastic_driver.rendezvous.messages import (
 pytestmark = pytest.mark.unit
 
 WORKER = WorkerId("node-1.example", 3, 2)
-READY = NextRoundRequest(WORKER, 7, 120, ReadyCause.INTERNAL_ERROR, "wörter", (Backend.NATIVE, Backend.TORCH), 4711)
+READY = NextRoundRequest(
+    WORKER,
+    7,
+    120,
+    ReadyCause.INTERNAL_ERROR,
+    "wörter",
+    (Backend.NATIVE, Backend.TORCH),
+    4711,
+    0,
+    12,
+    "train.py:7",
+    True,
+)
 ASSIGNMENT = RoundAssignment(
     8, SlotInfo(1, 4, 1, 2, 0, 2), (0, 1), (1, 3), sync=True, commits=120, backend=Backend.TORCH, cause="host b lost"
 )
@@ -96,7 +108,9 @@ def test_a_worker_has_its_form(key: str) -> None:
         WatchRequest.from_json(json.dumps({"worker": key, "round_id": 1, "version": 0}).encode())
 
 
-@pytest.mark.parametrize("change", [{"after_round": -1}, {"commits": -1}, {"cause": "boredom"}, {"backends": ["mpi"]}])
+@pytest.mark.parametrize(
+    "change", [{"after_round": -1}, {"commits": -1}, {"steps": -1}, {"cause": "boredom"}, {"backends": ["mpi"]}]
+)
 def test_ready_is_checked(change: dict[str, Any]) -> None:
     with pytest.raises(RendezvousProtocolError):
         NextRoundRequest.from_json(json.dumps(json.loads(READY.to_json()) | change).encode())

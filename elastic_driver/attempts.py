@@ -1,0 +1,51 @@
+"""How many processes each place has had, so that no two workers ever have one name; bounded, whatever hosts come.
+
+Pods and spot machines have always new names. Places that are long gone are forgotten; numbers that were theirs are not
+given again, because places that come up from then on begin behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+Place = tuple[str, int]
+
+# More than a cluster has slots that come and go within a day, and less than a megabyte.
+MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The next attempt of each place. A value.
+
+    Attributes:
+        places: (place, its next attempt), by when the last one was given.
+        first: of a place that is not among them.
+    """
+
+    places: tuple[tuple[Place, int], ...] = ()
+    first: int = 0
+
+    def give(self, wanted: list[Place], *, needed: Callable[[Place], bool]) -> tuple[Attempts, list[int]]:
+        """An attempt for each of these places.
+
+        Args:
+            wanted: the places.
+            needed: whether a place may not be forgotten: its host is listed, or a worker lives there.
+
+        Returns:
+            What is remembered from now on, and the attempts.
+        """
+        known = dict(self.places)
+        given = []
+        for place in wanted:
+            attempt = known.pop(place, self.first)
+            given.append(attempt)
+            known[place] = attempt + 1
+        first = self.first
+        if len(known) > MOST_REMEMBERED:
+            gone = [place for place in known if not needed(place)]
+            for place in gone[: max(0, len(gone) - MOST_REMEMBERED)]:
+                first = max(first, known.pop(place))
+        return replace(self, places=tuple(known.items()), first=first), given

@@ -1,0 +1,22 @@
+"""elasticrun with short pauses after setbacks."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from elastic_driver import cli, driver
+from elastic_driver.job_state import Policy
+from elastic_driver.settings import Settings
+
+_patient = driver.policy_of
+
+
+def _impatient(settings: Settings) -> Policy:
+    return replace(_patient(settings), pause_range_s=(0.01, 0.1))
+
+
+driver.policy_of = _impatient
+
+if __name__ == "__main__":
+    sys.exit(cli.main())
