@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import secrets
 import signal
 import time
 from collections import deque
@@ -53,7 +52,7 @@ from elastic_driver.events import (
 )
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.job_files import JobFile
+from elastic_driver.job_files import Posting
 from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
@@ -133,9 +132,9 @@ class ElasticDriver:
         self._on_round = on_round
         self._state = new_state(policy_of(settings), clock())
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
-        token = secrets.token_hex(32)
-        self._server = RendezvousServer(self, token=token, on_error=self._crash)
-        self._job = JobAddress("", token, JobKey.new().of_ranks(), job_id, settings.rendezvous_address)
+        key = JobKey.new()
+        self._server = RendezvousServer(self, key=key, on_error=self._crash, on_full=chronicle.warning)
+        self._job = JobAddress("", key, job_id, settings.rendezvous_address)
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._starting: set[WorkerId] = set()
         self._stop_when_started: set[WorkerId] = set()
@@ -172,7 +171,7 @@ class ElasticDriver:
         host = f"[{address}]" if ":" in address else address
         self._job = replace(self._job, url=f"http://{host}:{port}")
         self._chronicle.started(self._job.url, self._job.job_id)
-        leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
+        posting = Posting.post(self._job.job_id, self._job.url, self._job.key, self._settings.command)
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for number in handled:
             loop.add_signal_handler(number, self._interrupted, number)
@@ -187,7 +186,8 @@ class ElasticDriver:
             await self._finish(end)
             return end.exit_code
         finally:
-            leaflet.remove()
+            if posting is not None:
+                posting.remove()
             discovering.cancel()
             for timer in (self._timer, self._reporting):
                 if timer is not None:

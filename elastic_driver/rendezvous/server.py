@@ -12,7 +12,7 @@ import json
 import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from elastic_driver.errors import (
@@ -23,6 +23,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.connection import Connection, ServerLimits, error_body
+from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -49,6 +50,13 @@ _OTHER_DESCRIPTORS = 256
 _FLUSH_S = 1.0
 # A build or a wait that takes longer than a day is no wait any more.
 _MAX_WAIT_S = 86400.0
+
+
+_Request = TypeVar("_Request", NextRoundRequest, WatchRequest, RunningReport, LeaveRequest)
+
+
+class _NotAllowedError(RendezvousError):
+    """Somebody speaks for somebody else."""
 
 
 class RoundHandler(Protocol):
@@ -78,9 +86,10 @@ class RendezvousServer:
 
     Args:
         handler: answers what is not key-value.
-        token: each request has to carry it.
+        key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
+        on_full: told, once, that there is no room for more connections, and what to do.
 
     Attributes:
         store: the keys of the current round.
@@ -90,15 +99,18 @@ class RendezvousServer:
         self,
         handler: RoundHandler,
         *,
-        token: str,
+        key: JobKey,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        on_full: Callable[[str], None] | None = None,
     ) -> None:
         self.store = RoundStore()
         self.limits = limits or ServerLimits()
-        self.expected_header = f"Bearer {token}".encode()
+        self.key = key
+        self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
         self._handler = handler
         self._on_error = on_error
+        self._on_full = on_full
         self._server: asyncio.Server | None = None
         self._closing = False
         self._gone = asyncio.Event()  # set when closing and the last connection is lost
@@ -205,7 +217,7 @@ class RendezvousServer:
             oldest.abort()
 
     def trusted(self, connection: Connection) -> None:
-        """The peer has shown the token."""
+        """The peer has proven who it is."""
         self._strangers.pop(connection, None)
 
     def left(self, connection: Connection) -> None:
@@ -231,6 +243,8 @@ class RendezvousServer:
         match error:
             case StaleRoundError():
                 return 409, error_body(error)
+            case _NotAllowedError():
+                return 403, error_body(error)
             case RendezvousClosedError():
                 return 410, error_body(error)
             case RendezvousError():
@@ -250,34 +264,37 @@ class RendezvousServer:
             return
         match path[len(API) + 1 :].split("/"):
             case ["rounds", round_text, "kv", scope, key]:
+                if not _may(connection, method, "key"):
+                    return
                 self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
             case ["rounds", round_text, "kv", scope]:
-                if _allows(connection, method, b"GET"):
+                if _may(connection, method, "scope"):
                     count, wait_s = _integer(query.get("count", "0"), "count"), _wait_s(query, 0.0)
                     self._wait_for_count(connection, _integer(round_text, "round"), unquote(scope), count, wait_s)
             case ["rounds", round_text, "exchange", scope]:
-                if _allows(connection, method, b"POST"):
+                if _may(connection, method, "exchange"):
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
             case ["next-round"]:
-                if _allows(connection, method, b"POST"):
-                    self._ask(connection, self._handler.next_round(NextRoundRequest.from_json(body)), query)
+                if _may(connection, method, "next-round"):
+                    ready = _own(connection, NextRoundRequest.from_json(body))
+                    self._ask(connection, self._handler.next_round(ready), query)
             case ["watch"]:
-                if _allows(connection, method, b"POST"):
-                    self._ask(connection, self._handler.watch(WatchRequest.from_json(body)), query)
+                if _may(connection, method, "watch"):
+                    self._ask(connection, self._handler.watch(_own(connection, WatchRequest.from_json(body))), query)
             case ["running"]:
-                if _allows(connection, method, b"POST"):
-                    self._handler.running(RunningReport.from_json(body))
+                if _may(connection, method, "running"):
+                    self._handler.running(_own(connection, RunningReport.from_json(body)))
                     connection.reply(204)
             case ["leave"]:
-                if _allows(connection, method, b"POST"):
-                    self._handler.leave(LeaveRequest.from_json(body))
+                if _may(connection, method, "leave"):
+                    self._handler.leave(_own(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
             case ["drain"]:
-                if _allows(connection, method, b"POST"):
+                if _may(connection, method, "drain"):
                     said = self._handler.drain(DrainHostRequest.from_json(body))
                     connection.reply(200, json.dumps({"said": said}).encode(), is_json=True)
             case ["status"]:
-                if _allows(connection, method, b"GET"):
+                if _may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
             case _:
                 connection.reply(404, error_body(f"no such path: {path}"))
@@ -307,7 +324,7 @@ class RendezvousServer:
                 self.store.delete(round_id, scope, key)
                 connection.reply(204)
             case _:
-                _allows(connection, method, b"GET, PUT, DELETE")
+                raise AssertionError(f"{method!r} is in the table of permissions, and not here")
 
     def _exchange(self, connection: Connection, round_id: int, scope: str, query: dict[str, str], value: bytes) -> None:
         count, wait_s = _integer(query.get("count", ""), "count"), _wait_s(query, self.limits.poll_s)
@@ -375,13 +392,35 @@ def _descriptors(needed: int) -> int:
     return needed if soft == resource.RLIM_INFINITY else soft
 
 
-def _allows(connection: Connection, method: bytes, allowed: bytes) -> bool:
-    """Answers 405 to any other method."""
-    if method == allowed:
+def _may(connection: Connection, method: bytes, route: str) -> bool:
+    """Whether whoever asks may do that. Answers 405 when nobody may, 403 when others may."""
+    methods = PERMISSIONS[route]
+    roles = methods.get(method, ())
+    if connection.identity.role in roles:
         return True
-    text = f"method {method.decode('ascii', 'replace')} is not supported here; {allowed.decode()} is"
-    connection.reply(405, error_body(text))
+    if roles:
+        who = " or ".join(_some(role) for role in sorted(roles))
+        connection.reply(403, error_body(f"{_who(connection)} may not do this; {who} may"))
+    else:
+        text = f"method {method.decode('ascii', 'replace')} is not supported here; {b', '.join(methods).decode()} is"
+        connection.reply(405, error_body(text))
     return False
+
+
+def _own(connection: Connection, request: _Request) -> _Request:
+    """The request, if it is of the worker that has proven itself."""
+    if request.worker != connection.identity.worker:
+        raise _NotAllowedError(f"{_who(connection)} may not speak for worker {request.worker}")
+    return request
+
+
+def _who(connection: Connection) -> str:
+    identity = connection.identity
+    return _some(identity.role) if identity.worker is None else f"worker {identity.worker}"
+
+
+def _some(role: Role) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
 def _integer(text: str, what: str) -> int:

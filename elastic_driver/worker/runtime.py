@@ -30,13 +30,12 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
     ENV_ROUND,
-    ENV_TOKEN,
     ENV_WARM,
-    ENV_WORKER,
     Backend,
     JobOver,
     LeaveRequest,
@@ -88,13 +87,13 @@ class Resettable(Protocol):
         """The old round's collectives are dead; ranks and size may be others."""
 
 
-def _connect(url: str, token: str) -> DriverClient:
+def _connect(url: str, credential: Credential) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
 
-    return RendezvousClient(url, token)
+    return RendezvousClient(url, credential)
 
 
-make_client: Callable[[str, str], DriverClient] = _connect  # tests put their own here
+make_client: Callable[[str, Credential], DriverClient] = _connect  # tests put their own here
 
 
 class Runtime:
@@ -315,13 +314,12 @@ class Runtime:
         return Context(assignment, worker=self._worker, address=address, limits=limits, client=client)
 
     def _own_id(self) -> WorkerId:
-        key = self._environ.get(ENV_WORKER)
-        if key is None:
-            raise SettingsError(f"cannot join the job: {ENV_RENDEZVOUS} is set but {ENV_WORKER} is not")
-        return WorkerId.parse(key)
+        worker = Credential.of_worker(self._environ).identity.worker
+        assert worker is not None
+        return worker
 
     def _new_client(self) -> DriverClient:
-        return make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
+        return make_client(self._environ[ENV_RENDEZVOUS], Credential.of_worker(self._environ))
 
     def _ask(self, cause: ReadyCause, *, commits: int, detail: str) -> RoundAssignment:
         if not self._environ.get(ENV_RENDEZVOUS):

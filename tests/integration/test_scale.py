@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server import RendezvousServer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -112,7 +113,7 @@ def test_too_few_open_files_are_said_at_the_start() -> None:
             raise NotImplementedError(name)
 
     async def main() -> None:
-        server = RendezvousServer(Nobody(), token="t")
+        server = RendezvousServer(Nobody(), key=JobKey.new())
         with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 2000000256 open files"):
             await server.start("127.0.0.1", 0, workers=1_000_000_000)
 
