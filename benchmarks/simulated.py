@@ -117,6 +117,8 @@ class SimulatedProcess:
 class SimulatedLauncher:
     """See Launcher. Is told of deaths through the pipe, and tells of starts and ends."""
 
+    descriptors_each = 0
+
     def __init__(self) -> None:
         self.pipe: _Lines
         self._living: dict[WorkerId, SimulatedProcess] = {}

@@ -167,7 +167,13 @@ class ElasticDriver:
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         address = self._settings.rendezvous_address
-        port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
+        port = await self._server.start(
+            address,
+            self._settings.rendezvous_port,
+            workers=self._settings.num_proc,
+            at_most=self._settings.most_workers,
+            descriptors_each=self._launcher.descriptors_each,
+        )
         host = f"[{address}]" if ":" in address else address
         self._job = replace(self._job, url=f"http://{host}:{port}")
         self._chronicle.started(self._job.url, self._job.job_id)

@@ -39,12 +39,12 @@ from elastic_driver.rendezvous.store import RoundStore
 
 __all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
 
-# Two connections for each of the largest job's 4,096 workers, and as much again. Not more than that, although the
-# system may allow it: workers inherit the limit, and some programs walk through all of it.
+# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
+# although the system may allow it: workers inherit the limit, and some programs walk through all of it.
 _DESCRIPTORS = 16384
-# Of a worker: for its main thread and for its watch.
-_CONNECTIONS = 2
-# Descriptors that are not connections: pipes and logs of worker processes, the discovery script, libraries.
+# Of a worker: for its main thread, for its watch, and for what its engine asks when it connects.
+_CONNECTIONS = 3
+# Descriptors that no worker takes: strangers, the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
 # How long close() waits for peers to take their last answers.
 _FLUSH_S = 1.0
@@ -89,7 +89,7 @@ class RendezvousServer:
         key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
-        on_full: told, once, that there is no room for more connections, and what to do.
+        on_full: told, once, that there is or will be no room for all workers, and what to do.
 
     Attributes:
         store: the keys of the current round.
@@ -123,13 +123,17 @@ class RendezvousServer:
 
     # --- for the driver --------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int, *, workers: int = 0) -> int:
+    async def start(
+        self, host: str, port: int, *, workers: int = 0, at_most: int = 0, descriptors_each: int = 0
+    ) -> int:
         """Listens.
 
         Args:
             host: local address.
             port: 0 for any that is free.
             workers: how many there has to be room for.
+            at_most: how many there may come to be, as far as that is known.
+            descriptors_each: of this process, that a worker takes besides its connections.
 
         Returns:
             The port.
@@ -137,14 +141,22 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        needed = _CONNECTIONS * workers + _OTHER_DESCRIPTORS
-        found = _descriptors(max(_DESCRIPTORS, needed))
+        each = _CONNECTIONS + descriptors_each
+        needed, wanted = (each * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        found = _descriptors(max(_DESCRIPTORS, wanted))
         if found < needed:
             raise SettingsError(
                 f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
                 "hard limit (ulimit -Hn) for this user"
             )
-        self._max_connections = self.limits.connections or max(16, found - _OTHER_DESCRIPTORS)
+        room = (found - _OTHER_DESCRIPTORS) // each
+        if found < wanted:
+            self._is_full(
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
+                f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
+            )
+        most = found - _OTHER_DESCRIPTORS - room * descriptors_each
+        self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
         loop = asyncio.get_running_loop()
@@ -206,7 +218,16 @@ class RendezvousServer:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
         else:
             connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
+            self._is_full(
+                f"there is no room for more connections than {self._max_connections}: workers that come now have to "
+                "wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+            )
         self._strangers[connection] = now
+
+    def _is_full(self, text: str) -> None:
+        tell, self._on_full = self._on_full, None
+        if tell is not None:
+            tell(text)
 
     def _cut_strangers(self, now: float, left: int) -> None:
         """Cuts the oldest of those who have had their time, until that many are left."""
