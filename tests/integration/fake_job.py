@@ -84,9 +84,9 @@ class FakeJob:
         self._ready: dict[WorkerId, tuple[NextRoundRequest, asyncio.Future[NextRoundReply]]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._news: asyncio.Event
-        self._key = JobKey.new()
+        self.key = JobKey.new()
         self._loop = asyncio.new_event_loop()
-        self._server = RendezvousServer(self, key=self._key)
+        self._server = RendezvousServer(self, key=self.key)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-driver")
 
     def __enter__(self) -> FakeJob:
@@ -230,7 +230,7 @@ class FakeJob:
         full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
         full |= {
             ENV_RENDEZVOUS: f"http://127.0.0.1:{self.port}",
-            ENV_KEY: self._key.of_worker(worker).hex(),
+            ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_WORKER: worker.key,
             ENV_ADDRESS: "127.0.0.1",
             "OMP_NUM_THREADS": "1",

@@ -96,6 +96,7 @@ class Service:
     def __init__(self, *, limits: ServerLimits | None = None, port: int = 0, loop: str = "uvloop") -> None:
         self.handler = Handler()
         self.errors: list[BaseException] = []
+        self.full: list[str] = []
         self.noise: list[dict[str, Any]] = []
         self.limits = limits
         self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
@@ -107,7 +108,9 @@ class Service:
         self.call(lambda: self.server.begin_round(1))
 
     def _make(self) -> RendezvousServer:
-        return RendezvousServer(self.handler, key=KEY, limits=self.limits, on_error=self.errors.append)
+        return RendezvousServer(
+            self.handler, key=KEY, limits=self.limits, on_error=self.errors.append, on_full=self.full.append
+        )
 
     @property
     def url(self) -> str:
@@ -138,6 +141,18 @@ class Service:
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
     ) -> RendezvousClient:
         return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s)
+
+    def die(self) -> None:
+        """Ends as a process does that is killed: no goodbye to anybody."""
+
+        def cut() -> None:
+            assert self.server._server is not None
+            self.server._server.close()
+            for connection in tuple(self.server._connections):
+                connection.abort()
+
+        self.call(cut)
+        self.stop()
 
     def stop(self) -> None:
         """Closes the server and its loop; nothing of either may be left."""
@@ -287,7 +302,7 @@ def request(
 
 
 @contextmanager
-def scripted(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
+def scripted(*answers: bytes | Callable[[Session], bytes]) -> Iterator[tuple[str, list[bytes]]]:
     """Something that is driver enough to say hello, and sends one of the answers to the request of each connection.
 
     They are sent as they stand, but that PROOF is replaced by what it should be. Yields its URL and the requests.
@@ -304,6 +319,9 @@ def scripted(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
                     greeting = json.dumps({"nonce": NONCE, "proof": session.greeting.decode()})
                     connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(greeting)}\r\n\r\n{greeting}".encode())
                     got.append(connection.recv(65536))
+                    if not isinstance(answer, bytes):
+                        connection.sendall(answer(session))
+                        continue
                     status, body = answer[9:12], answer.partition(b"\r\n\r\n")[2]
                     if b"PROOF" in answer:
                         answer = answer.replace(b"PROOF", session.of_reply(1, int(status), body))
