@@ -1,8 +1,8 @@
 """Where the running jobs of this user are found: a file for each, which only the user can read.
 
 Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and the files in it. A file names the driver's
-address, with what ``elasticrun drain`` proves itself to it, and what a page or a scraper shows it. Its driver holds a
-lock on it as long as it lives: a process id alone may be another's by now.
+address, what ``elasticrun drain`` proves itself with there, and what a page or a scraper shows there. Its driver holds
+a lock on it for as long as it lives: a process id alone may be another's by now.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _read(path: Path) -> JobFile | None:
     with os.fdopen(descriptor, encoding="utf-8") as file:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
+        except OSError:
+            pass  # its driver holds it; or this disc knows no locks, and nobody can tell
         else:
             _remove(path)
             return None

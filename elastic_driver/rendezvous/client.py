@@ -68,10 +68,10 @@ class _Connection(http.client.HTTPConnection):
     session: Session | None = None
     _number = 0  # of the last request
 
-    def meet(self, credential: Credential) -> None:
+    def meet(self, credential: Credential, timeout_s: float) -> None:
         """Says who we are, and has the other end prove that it is the driver, before it is told anything else.
 
-        Blocks for ten seconds at most.
+        Blocks for ``timeout_s`` at most.
 
         Raises:
             OSError: the connection broke, or it took too long.
@@ -80,7 +80,7 @@ class _Connection(http.client.HTTPConnection):
         name, nonce = str(credential.identity), os.urandom(NONCE_BYTES).hex()
         head = f"GET {API}/hello HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: {HELLO} {name} {nonce}\r\n\r\n"
         self.sock.sendall(head.encode())
-        body = self._read_greeting(time.monotonic() + _CONNECT_S)
+        body = self._read_greeting(time.monotonic() + timeout_s)
         try:
             data = parse_json(body)
             session = Session(credential.key, name, nonce, str(data["nonce"]))
@@ -393,7 +393,7 @@ class RendezvousClient:
             if self._closed.is_set():
                 raise http.client.NotConnected
             if connection.session is None:
-                connection.meet(self._credential)
+                connection.meet(self._credential, min(silence_s, _SLACK_S))
             connection.sock.settimeout(silence_s)
             response, answer = connection.ask(method, target, body)
             keep = not response.will_close

@@ -72,8 +72,8 @@ class ServerLimits:
         idle_s: how long a connection that has proven nothing may wait for its next request.
         strangers: connections that have proven nothing for stranger_s, and readers; the oldest goes when there are
             more, so that rubbish cannot shut workers out.
-        stranger_s: how long a connection counts for no stranger. Workers prove themselves within two round trips, but
-            thousands may connect before the first of them is read.
+        stranger_s: how long a connection counts for no stranger, and once more from its hello on. Workers prove
+            themselves within two round trips, but thousands may connect before the first of them is read.
         connections: all of them; 503 for more. None: what the limit of open files leaves.
         poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
         unread_bytes: answers a peer may leave unread before its connection is cut.
@@ -111,6 +111,9 @@ class Service(Protocol):
 
     def arrived(self, connection: Connection) -> None:
         """A peer connected."""
+
+    def met(self, connection: Connection) -> None:
+        """The peer has said who it is, and is about to prove it."""
 
     def trusted(self, connection: Connection) -> None:
         """The peer has proven who it is."""
@@ -390,6 +393,7 @@ class Connection(asyncio.Protocol):
             self._stop(401, _NOBODY)
         if len(nonce) != 2 * NONCE_BYTES:
             self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
+        self._service.met(self)
         ours = os.urandom(NONCE_BYTES).hex()
         self._session = Session(self._service.key.of(self.identity), name, nonce, ours)
         self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (ours.encode(), self._session.greeting)

@@ -44,7 +44,7 @@ __all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
 _DESCRIPTORS = 16384
 # Of a worker: for its main thread, for its watch, and for what its engine asks when it connects.
 _CONNECTIONS = 3
-# Descriptors that no worker takes: strangers, the discovery script, logs, libraries.
+# Descriptors that no worker takes: of the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
 # How long close() waits for peers to take their last answers.
 _FLUSH_S = 1.0
@@ -89,7 +89,7 @@ class RendezvousServer:
         key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
-        on_full: told, once, that there is or will be no room for all workers, and what to do.
+        on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
 
     Attributes:
         store: the keys of the current round.
@@ -150,8 +150,8 @@ class RendezvousServer:
                 "hard limit (ulimit -Hn) for this user"
             )
         room = (found - _OTHER_DESCRIPTORS) // each
-        if found < wanted:
-            self._is_full(
+        if found < wanted and self._on_full is not None:
+            self._on_full(
                 f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
                 f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
             )
@@ -218,16 +218,13 @@ class RendezvousServer:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
         else:
             connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
-            self._is_full(
-                f"there is no room for more connections than {self._max_connections}: workers that come now have to "
-                "wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
-            )
+            tell, self._on_full = self._on_full, None
+            if tell is not None:
+                tell(
+                    f"there is no room for more connections than {self._max_connections}: workers that come now have "
+                    "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+                )
         self._strangers[connection] = now
-
-    def _is_full(self, text: str) -> None:
-        tell, self._on_full = self._on_full, None
-        if tell is not None:
-            tell(text)
 
     def _cut_strangers(self, now: float, left: int) -> None:
         """Cuts the oldest of those who have had their time, until that many are left."""
@@ -236,6 +233,11 @@ class RendezvousServer:
             if now - since < self.limits.stranger_s or oldest.has_unread:
                 return
             oldest.abort()
+
+    def met(self, connection: Connection) -> None:
+        """The peer has said hello: it is given time anew, to prove who it is."""
+        if self._strangers.pop(connection, None) is not None:
+            self._strangers[connection] = asyncio.get_running_loop().time()
 
     def trusted(self, connection: Connection) -> None:
         """The peer has proven who it is."""

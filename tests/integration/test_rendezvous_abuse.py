@@ -323,6 +323,22 @@ def test_thousands_of_idle_strangers_do_not_shut_workers_out() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft
 
 
+def test_who_has_said_hello_is_given_time_to_prove_himself() -> None:
+    """In a burst of workers some say hello long before they come to their first request."""
+    with serving(limits=ServerLimits(strangers=2, stranger_s=0.3)) as service, Peer(service) as idle:
+        service.until(lambda: len(service.server._connections) == 1, "the first is there")
+        with Peer(service) as slow, Peer(service) as another:
+            service.until(
+                lambda: len(service.server._connections) == 2, "the oldest, who has not even said hello, is cut"
+            )
+            assert idle.is_closed()
+            slow.meet()
+            order = service.call(lambda: [one._session is not None for one in service.server._strangers])
+            assert order == [False, True], "who says hello is the youngest again"
+            assert slow.ask("GET", "/v1/status").status == 200
+            assert another.ask("GET", "/v1/status").status == 200
+
+
 def test_more_connections_than_there_is_room_for() -> None:
     with serving(limits=ServerLimits(connections=4)) as service:
         workers = []
