@@ -31,11 +31,13 @@ import uvloop
 
 from elastic_driver import native_loader
 from elastic_driver.errors import StaleRoundError
+from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.server import RendezvousServer
 
 fork = multiprocessing.get_context("fork")
-TOKEN = "benchmark"
+KEY = JobKey.new()
 LIMIT_S = 60.0
 
 
@@ -58,7 +60,7 @@ def serve(pipe: Connection) -> None:
             raise NotImplementedError(name)
 
     async def main() -> None:
-        server = RendezvousServer(Nobody(), token=TOKEN)
+        server = RendezvousServer(Nobody(), key=KEY)
         pipe.send(await server.start("127.0.0.1", 0))
         loop = asyncio.get_running_loop()
         while (round_id := await loop.run_in_executor(None, pipe.recv)) is not None:
@@ -71,7 +73,9 @@ def serve(pipe: Connection) -> None:
 
 def native_rank(rank: int, size: int, port: int, pipe: Connection) -> None:
     native: Any = native_loader.load()
-    client = RendezvousClient(f"http://127.0.0.1:{port}", TOKEN)
+    worker = WorkerId("localhost", rank, 0)
+    credential = Credential(Identity(Role.WORKER, worker), KEY.of_worker(worker))
+    client = RendezvousClient(f"http://127.0.0.1:{port}", credential)
     with contextlib.suppress(StaleRoundError):
         client.get(0, "warm", "up")  # opens the connection; no worker opens one when it resets
     while (round_id := pipe.recv()) is not None:

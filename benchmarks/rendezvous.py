@@ -3,10 +3,10 @@
     python benchmarks/rendezvous.py [--runs 5] [--seconds 1.5]
 
 Each server runs in a process of its own, the load in this one; on different cores where there are two. Measured:
-requests a second with 64 keep-alive connections (GET and PUT of 200 bytes, with the token), the time from a PUT to the
-last of 1,000 answers to requests that were parked on its key, and the server's memory before and with those parked.
-Every server checks the token and keeps keys under their round, as ours does. Figures are medians over the runs; the
-servers take turns, so that a busy moment of the machine falls on all of them.
+requests a second with 64 keep-alive connections (GET and PUT of 200 bytes), the time from a PUT to the last of 1,000
+answers to requests that were parked on its key, and the server's memory before and with those parked. All keep keys
+under their round. Ours is proven each request, and proves each answer; the others check a token that travels. Figures
+are medians over the runs; the servers take turns, so that a busy moment of the machine falls on all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import hmac
 import importlib.util
+import json
 import os
 import resource
 import select
@@ -30,8 +31,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.proof import HELLO, PROOF, Session, digest_of
+
 TOKEN = "benchmark-token"
 EXPECTED = f"Bearer {TOKEN}"
+KEY = JobKey(TOKEN.encode())
+WORKER = Identity(Role.WORKER, WorkerId("localhost", 0, 0))
+NONCE = "0" * 32
 CONNECTIONS = 64
 PARKED = 1000
 VALUE = b"v" * 200
@@ -61,7 +69,7 @@ def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     from elastic_driver.rendezvous.server import RendezvousServer
 
     async def main() -> None:
-        server = RendezvousServer(Idle(), token=TOKEN)
+        server = RendezvousServer(Idle(), key=KEY)
         announce(await server.start("127.0.0.1", 0))
         server.begin_round(1)
         await asyncio.Event().wait()
@@ -201,18 +209,38 @@ class Load(NamedTuple):
     own_cpu: float  # of a core, that the load itself used
 
 
-def request(method: str, path: str, body: bytes = b"") -> bytes:
+def request(method: str, path: str, body: bytes = b"", authorization: str = EXPECTED) -> bytes:
     """A whole request as bytes."""
     length = f"Content-Length: {len(body)}\r\n" if method == "PUT" else ""
     return (
-        f"{method} /v1/rounds/1/kv/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {EXPECTED}\r\n{length}\r\n"
+        f"{method} /v1/rounds/1/kv/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {authorization}\r\n{length}\r\n"
     ).encode() + body
+
+
+class Requests:
+    """One request of a connection, again and again: the same bytes, or proven each time."""
+
+    def __init__(self, method: str, path: str, body: bytes, session: Session | None) -> None:
+        self._plain = request(method, path, body)
+        self._session = session
+        self._number = 0
+        self._what = (method.encode(), f"/v1/rounds/1/kv/{path}".encode(), digest_of(body))
+        before, _, behind = request(method, path, body, "*").partition(b"*")
+        self._before, self._behind = before + f"{PROOF} ".encode(), b" " * bool(body) + self._what[2] + behind
+
+    def next(self) -> bytes:
+        """The next one."""
+        if self._session is None:
+            return self._plain
+        self._number += 1
+        return self._before + self._session.of_request(self._number, *self._what) + self._behind
 
 
 class Measured:
     """One server process and the connections to it."""
 
     def __init__(self, name: str, cores: list[int]) -> None:
+        self._proves = name.startswith("ours")
         command = [sys.executable, __file__, "--serve", name, "--core", str(cores[0])]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
@@ -245,6 +273,15 @@ class Measured:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
+    def requests(self, connection: socket.socket, method: str, path: str, body: bytes = b"") -> Requests:
+        """What a new connection asks."""
+        if not self._proves:
+            return Requests(method, path, body, None)
+        hello = f"GET /v1/hello HTTP/1.1\r\nHost: x\r\nAuthorization: {HELLO} {WORKER} {NONCE}\r\n\r\n"
+        connection.sendall(hello.encode())
+        greeting = json.loads(connection.recv(65536).partition(b"\r\n\r\n")[2])
+        return Requests(method, path, body, Session(KEY.of(WORKER), str(WORKER), NONCE, greeting["nonce"]))
+
     def ask(self, connection: socket.socket, data: bytes, status: int) -> int:
         """One request; the length of the answer in bytes. The answer comes whole before the pause that ends it."""
         connection.sendall(data)
@@ -252,24 +289,27 @@ class Measured:
         assert f" {status} ".encode() in answer.partition(b"\r\n")[0], answer
         return len(answer)
 
-    def load(self, data: bytes, status: int, seconds: float) -> Load:
+    def load(self, method: str, path: str, body: bytes, status: int, seconds: float) -> Load:
         """Requests from 64 connections, each as soon as the answer to the last is there."""
         poll = select.epoll()
         receive, send, missing = {}, {}, {}
         connections = [self.connect() for _ in range(CONNECTIONS)]
-        length = self.ask(connections[0], data, status)
-        for connection in connections:
+        asked = [self.requests(connection, method, path, body) for connection in connections]
+        length = self.ask(connections[0], asked[0].next(), status)
+        following: dict[int, Callable[[], bytes]] = {}
+        for connection, requests in zip(connections, asked, strict=True):
             number = connection.fileno()
             receive[number], send[number], missing[number] = connection.recv, connection.send, length
+            following[number] = requests.next
             poll.register(number, select.EPOLLIN)
-            connection.send(data)
+            connection.send(requests.next())
         done, now = 0, time.perf_counter()
         began, cpu, own, end = now, self.cpu_s(), time.process_time(), now + seconds
         while now < end:
             for number, _ in poll.poll():
                 got = len(receive[number](4096))
                 if got == missing[number]:
-                    send[number](data)
+                    send[number](following[number]())
                     missing[number] = length
                     done += 1
                 else:  # an answer in pieces
@@ -288,15 +328,15 @@ class Measured:
         connections = {}
         for _ in range(PARKED):
             connection = self.connect()
-            connection.sendall(request("GET", f"{key}?wait_s=60"))
+            connection.sendall(self.requests(connection, "GET", f"{key}?wait_s=60").next())
             connections[connection.fileno()] = connection
             poll.register(connection.fileno(), select.EPOLLIN)
         other = self.connect()
-        self.ask(other, request("PUT", "other/key", VALUE), 204)
+        put = self.requests(other, "PUT", key, VALUE)
         self._until_idle()
         memory = self.memory()
         began = time.perf_counter()
-        other.sendall(request("PUT", key, VALUE))
+        other.sendall(put.next())
         waiting = set(connections)
         while waiting:
             for number, _ in poll.poll():
@@ -330,8 +370,7 @@ def measure(names: list[str], runs: int, seconds: float, cores: list[int]) -> No
             try:
                 found["idle MB"].append(server.memory())
                 for method, status in (("PUT", 204), ("GET", 200)):
-                    data = request(method, "scope/key", VALUE if method == "PUT" else b"")
-                    load = server.load(data, status, seconds)
+                    load = server.load(method, "scope/key", VALUE if method == "PUT" else b"", status, seconds)
                     found[f"{method}/s"].append(load.rate)
                     found[f"{method} per cpu s"].append(load.rate / load.cpu)
                     found["cpu"].append(load.cpu)

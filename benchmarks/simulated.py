@@ -31,10 +31,10 @@ from elastic_driver.driver import ElasticDriver
 from elastic_driver.event_log import EventLog
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import ExitStatus
+from elastic_driver.rendezvous.credentials import ENV_KEY, Identity, Role
 from elastic_driver.rendezvous.messages import (
     API,
     ENV_RENDEZVOUS,
-    ENV_TOKEN,
     Backend,
     NextRoundRequest,
     Notice,
@@ -45,6 +45,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
     parse_next_round_reply,
 )
+from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 from elastic_driver.settings import Settings
 
 SLOTS_PER_HOST = 8
@@ -116,6 +117,8 @@ class SimulatedProcess:
 class SimulatedLauncher:
     """See Launcher. Is told of deaths through the pipe, and tells of starts and ends."""
 
+    descriptors_each = 0
+
     def __init__(self) -> None:
         self.pipe: _Lines
         self._living: dict[WorkerId, SimulatedProcess] = {}
@@ -127,7 +130,7 @@ class SimulatedLauncher:
         self._started += 1
         process = SimulatedProcess(worker, self._started, label, self._ended)
         self._living[worker] = process
-        self.pipe.send("start", worker.key, env[ENV_RENDEZVOUS], env[ENV_TOKEN])
+        self.pipe.send("start", worker.key, env[ENV_RENDEZVOUS], env[ENV_KEY])
         return process
 
     def _ended(self, worker: WorkerId) -> None:
@@ -201,13 +204,17 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
 
 
 class _Asker(asyncio.Protocol):
-    """A keep-alive connection, on which one request is under way at a time."""
+    """A keep-alive connection of a worker, on which one request is under way at a time."""
 
-    def __init__(self, job: Simulation) -> None:
+    def __init__(self, job: Simulation, name: str, key: bytes) -> None:
         self._job = job
+        self._name, self._key = name, key
+        self._nonce = ""
+        self._session: Session | None = None
+        self._number = 0
         self._transport: Any = None
         self._buffer = b""
-        self._message = b""  # of the request under way
+        self._request = ("", "", b"")  # under way
         self._answer: Callable[[int, bytes], None] | None = None
 
     @property
@@ -216,18 +223,32 @@ class _Asker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self._message:
-            self._transport.write(self._message)
+        self._session, self._number, self._buffer = None, 0, b""
+        self._nonce = os.urandom(NONCE_BYTES).hex()
+        self._send(f"GET {API}/hello", f"{HELLO} {self._name} {self._nonce}")
 
     def ask(self, method: str, path: str, body: bytes, answer: Callable[[int, bytes], None]) -> None:
         assert self._answer is None
         self._answer = answer
+        self._request = (method, path, body)
+        if self._session is not None:
+            self._send_request(self._session)
+
+    def _send_request(self, session: Session) -> None:
+        method, path, body = self._request
+        self._number += 1
+        digest = digest_of(body)
+        proof = session.of_request(self._number, method.encode(), f"{API}/{path}".encode(), digest)
+        authorization = f"{PROOF} {proof.decode()} {digest.decode()}".rstrip()
         length = f"Content-Length: {len(body)}\r\n" if method != "GET" else ""
-        head = f"{method} {API}/{path} HTTP/1.1\r\nHost: {self._job.host}\r\nAccept-Encoding: identity\r\n{length}"
-        self._message = f"{head}{self._job.authorization}\r\n\r\n".encode() + body
-        self._job.sent_bytes += len(self._message)
+        self._send(f"{method} {API}/{path}", authorization, length, body)
+
+    def _send(self, first: str, authorization: str, length: str = "", body: bytes = b"") -> None:
+        head = f"{first} HTTP/1.1\r\nHost: {self._job.host}\r\nAccept-Encoding: identity\r\n{length}"
+        message = f"{head}Authorization: {authorization}\r\n\r\n".encode() + body
+        self._job.sent_bytes += len(message)
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._message)
+            self._transport.write(message)
 
     def data_received(self, data: bytes) -> None:
         self._job.received_bytes += len(data)
@@ -238,10 +259,19 @@ class _Asker(asyncio.Protocol):
         length = int(head[head.rindex(b"Content-Length: ") + 16 :].split(b"\r", 1)[0])
         if len(rest) < length:
             return
-        self._buffer = rest[length:]
-        answer, self._answer, self._message = self._answer, None, b""
+        status, body, self._buffer = int(head[9:12]), rest[:length], rest[length:]
+        if self._session is None:
+            greeting = json.loads(body)
+            self._session = Session(self._key, self._name, self._nonce, greeting["nonce"])
+            assert is_same(greeting["proof"].encode(), self._session.greeting)
+            if self._answer is not None:
+                self._send_request(self._session)
+            return
+        given = head.partition(REPLY_HEADER.encode() + b": ")[2][:32]
+        assert is_same(given, self._session.of_reply(self._number, status, body))
+        answer, self._answer = self._answer, None
         if answer is not None:
-            answer(int(head[9:12]), rest[:length])
+            answer(status, body)
 
     def close(self) -> None:
         self._answer = None
@@ -258,20 +288,24 @@ class _Asker(asyncio.Protocol):
 class Worker:
     """A simulated worker: what worker/runtime.py, watch.py and native_engine.py send, and nothing else."""
 
-    def __init__(self, job: Simulation, worker: WorkerId) -> None:
+    def __init__(self, job: Simulation, worker: WorkerId, key: bytes) -> None:
         self.job, self.worker = job, worker
+        self._name, self._key = str(Identity(Role.WORKER, worker)), key
         self.assignment: RoundAssignment | None = None
         self.ended = False
         self._round = 0  # the last that was joined
-        self._main = job.connect()
+        self._main = self._connect()
         self._watch: _Asker | None = None
         self._ask_round(ReadyCause.START)
+
+    def _connect(self) -> _Asker:
+        return self.job.connect(_Asker(self.job, self._name, self._key))
 
     def _ask_round(self, cause: ReadyCause) -> None:
         self.assignment = None
         if self._main.busy:  # with a request of the round that broke
             self._main.close()
-            self._main = self.job.connect()
+            self._main = self._connect()
         request = NextRoundRequest(
             self.worker, self._round, self.job.commits, cause, "", (Backend.NATIVE, Backend.TORCH), os.getpid()
         )
@@ -336,7 +370,7 @@ class Worker:
             self._watch.close()
             self._watch = None
         if self._watch is None:
-            self._watch = self.job.connect()
+            self._watch = self._connect()
         body = WatchRequest(self.worker, of_round, version, 0, waiting=True).to_json()
         self._watch.ask("POST", "watch?wait_s=15.000", body, answer)
 
@@ -364,7 +398,7 @@ class Simulation:
         self.received_bytes = self.sent_bytes = self.broken = 0
         self.on_assigned: Callable[[Worker], bool] | None = None
         self.commits = 1
-        self.host = self.authorization = ""
+        self.host = ""
         self._port = 0
         self._round, self._size, self._training = 0, 0, 0
         self._changed = asyncio.Event()
@@ -379,8 +413,7 @@ class Simulation:
         async with asyncio.timeout(PATIENCE_S):
             await self._driver_ready.wait()
 
-    def connect(self, again: _Asker | None = None) -> _Asker:
-        asker = again or _Asker(self)
+    def connect(self, asker: _Asker) -> _Asker:
         name, _, port = self.host.partition(":")
         task = asyncio.get_running_loop().create_task(self._connect(asker, name, int(port)))
         self._connecting.add(task)
@@ -402,8 +435,7 @@ class Simulation:
         if words[0] == "start":
             if not self.host:
                 self.host = words[2].removeprefix("http://")
-                self.authorization = f"Authorization: Bearer {words[3]}"
-            self.workers[worker] = Worker(self, worker)
+            self.workers[worker] = Worker(self, worker, bytes.fromhex(words[3]))
         else:
             ended = self.workers.pop(worker, None)
             if ended is not None:

@@ -24,7 +24,8 @@ import psutil
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch import LocalLauncher
-from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_TOKEN
+from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
+from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 
 _SCRIPT = """\
 import torch
@@ -49,7 +50,7 @@ class _Rendezvous:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
-        if b"/v1/next-round" in line:
+        if b"/v1/hello" in line:
             self.asked.set()
         while await reader.read(4096):
             pass
@@ -67,7 +68,8 @@ async def measure(starts: int, preload: list[str] | None) -> None:
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
         ENV_RENDEZVOUS: f"http://127.0.0.1:{port}",
-        ENV_TOKEN: "none",
+        ENV_KEY: JobKey.new().of_ranks().hex(),
+        ENV_WORKER: "localhost[0]#0",
         ENV_ADDRESS: "127.0.0.1",
         ENV_ROUND: "0",
     }

@@ -11,6 +11,9 @@ from elastic_driver.printable import one_line
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import DrainHostRequest
 
+# Its driver lives, and answers unless it is stopped or somebody else has its port.
+_PATIENCE_S = 10.0
+
 
 def drain(words: Sequence[str]) -> int:
     """Runs the subcommand. Returns its exit code.
@@ -28,7 +31,7 @@ def drain(words: Sequence[str]) -> int:
     parser.add_argument("--undo", action="store_true", help="let the host have workers again")
     arguments = parser.parse_args(words)
     job = _choose(running_jobs(), arguments.job)
-    client = RendezvousClient(job.url, job.token)
+    client = RendezvousClient(job.url, job.credential, patience_s=_PATIENCE_S)
     try:
         said = client.drain(DrainHostRequest(arguments.host, arguments.undo))
     except RendezvousError as error:

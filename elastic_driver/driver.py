@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import random
-import secrets
 import signal
 import sys
 import time
@@ -62,7 +61,7 @@ from elastic_driver.events import (
 from elastic_driver.heartbeats import Heartbeats
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_clock import JobClock
-from elastic_driver.job_files import JobFile
+from elastic_driver.job_files import Posting
 from elastic_driver.job_state import JobPhase, WorkerPhase, in_phase, is_drained, record_of, usable_slots
 from elastic_driver.launch import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.membership import Policy, explain, new_state, next_deadline, step
@@ -151,11 +150,11 @@ class ElasticDriver:
         self._on_round = on_round
         self._state = new_state(policy_of(settings), self._clock())
         self._history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
-        token = secrets.token_hex(32)
-        self._server = RendezvousServer(self, token=token, on_error=self._crash, call_later=self._clock.call_later)
-        self._job = JobAddress(
-            "", token, JobKey.new().of_ranks(), job_id, settings.rendezvous_address, name_of_this_process()
+        key = JobKey.new()
+        self._server = RendezvousServer(
+            self, key=key, on_error=self._crash, on_full=chronicle.warning, call_later=self._clock.call_later
         )
+        self._job = JobAddress("", key, job_id, settings.rendezvous_address, name_of_this_process())
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._starting: dict[WorkerId, asyncio.Task[None]] = {}
         self._stop_when_started: set[WorkerId] = set()
@@ -208,12 +207,19 @@ class ElasticDriver:
             way_out.push_async_callback(self._close_launcher)
             way_out.push_async_callback(self._end_tasks)
             address = self._settings.rendezvous_address
-            port = await self._server.start(address, self._settings.rendezvous_port, workers=self._settings.num_proc)
+            port = await self._server.start(
+                address,
+                self._settings.rendezvous_port,
+                workers=self._settings.num_proc,
+                at_most=self._settings.most_workers,
+                descriptors_each=self._launcher.descriptors_each,
+            )
             host = f"[{address}]" if ":" in address else address
             self._job = replace(self._job, url=f"http://{host}:{port}")
             self._chronicle.started(self._job.url, self._job.job_id)
-            leaflet = JobFile.write(self._job.job_id, self._job.url, self._job.token, self._settings.command)
-            way_out.callback(leaflet.remove)
+            posting = Posting.post(self._job.job_id, self._job.url, self._job.key, self._settings.command)
+            if posting is not None:
+                way_out.callback(posting.remove)
             self._spawn(self._clock.keep(self._stood_still))
             discovering = self._spawn(self._discover())
             self._spawn(self._tick())

@@ -54,7 +54,7 @@ class StaleRoundError(RendezvousError):
 
 
 class RendezvousProtocolError(RendezvousError):
-    """The other side said something that is not of the protocol (also: a wrong token)."""
+    """The other side said something that is not of the protocol (also: it does not let this one do that)."""
 
 
 class HorovodInternalError(ElasticError, RuntimeError):

@@ -1,38 +1,29 @@
 """Where the running jobs of this user are found: a file for each, which only the user can read.
 
 Owns the folder ($XDG_RUNTIME_DIR/elasticrun, else /tmp/elasticrun-UID) and the files in it. A file names the driver's
-address and the job's token, so that ``elasticrun drain`` can speak to the driver.
+address, what ``elasticrun drain`` proves itself with there, and what a page or a scraper shows there. Its driver holds
+a lock on it for as long as it lives: a process id alone may be another's by now.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-import psutil
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 
 _log = logging.getLogger("elastic_driver")
-
-
-def _folder() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime):
-        return Path(runtime) / "elasticrun"
-    return Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether the folder is this user's and nobody else can read or write it."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,68 +33,151 @@ class JobFile:
     Attributes:
         job_id: the job.
         url: of its driver.
-        token: goes with each request.
-        pid: of the driver.
+        operator: the operator's key, in hexadecimal digits.
+        reader: what goes with ``GET /v1/status`` as ``Authorization: Bearer READER``.
+        pid: of the driver, for who reads the file.
         command: what it trains.
     """
 
     job_id: str
     url: str
-    token: str
+    operator: str = field(repr=False)
+    reader: str = field(repr=False)
     pid: int
     command: tuple[str, ...]
 
+    @property
+    def credential(self) -> Credential:
+        """The operator's.
+
+        Raises:
+            ValueError: the key is none.
+        """
+        return Credential(Identity(Role.OPERATOR), bytes.fromhex(self.operator))
+
+
+class Posting:
+    """This process's job file, from :meth:`post` to :meth:`remove`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
     @classmethod
-    def write(cls, job_id: str, url: str, token: str, command: Sequence[str]) -> Self:
-        """Writes this process's file. Where that cannot be done, it is logged, and the job goes on without."""
-        job = cls(job_id, url, token, os.getpid(), tuple(command))
+    def post(cls, job_id: str, url: str, key: JobKey, command: Sequence[str]) -> Self | None:
+        """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
+        operator, reader = (key.of(Identity(role)).hex() for role in (Role.OPERATOR, Role.READER))
+        job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command))
         for attempt in range(3):
             try:
-                job._write()
-                break
+                return cls(*_write(job))
             except FileNotFoundError as error:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if attempt == 2:
                     _log.warning("elasticrun drain will not find this job: %s", error)
-            except OSError as error:
+            except (OSError, SettingsError) as error:
                 _log.warning("elasticrun drain will not find this job: %s", error)
                 break
-        return job
-
-    def _write(self) -> None:
-        folder = _folder()
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(folder):
-            raise PermissionError(f"{folder} is not private to this user")
-        descriptor = os.open(folder / f"{self.job_id}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(self), file)
+        return None
 
     def remove(self) -> None:
         """Removes it, if it is there; the folder, too, if it was the last."""
-        with contextlib.suppress(OSError):
-            (_folder() / f"{self.job_id}.json").unlink(missing_ok=True)
-            _folder().rmdir()
+        _remove(self._path)
+        os.close(self._descriptor)
 
 
 def running_jobs() -> list[JobFile]:
-    """This user's jobs on this machine whose driver lives; files of others are removed."""
+    """This user's jobs on this machine whose driver lives; files of others are removed.
+
+    Raises:
+        SettingsError: the folder is not this user's alone, or cannot be read.
+    """
     folder = _folder()
     try:
-        if not _is_private(folder):
-            return []
+        _check_private(folder)
         paths = sorted(folder.glob("*.json"))
-    except OSError:
+    except FileNotFoundError:
         return []
-    jobs = []
-    for path in paths:
+    except OSError as error:
+        raise SettingsError(f"cannot look for jobs in {folder}: {error.strerror}") from error
+    return [job for path in paths if (job := _read(path)) is not None]
+
+
+def _folder() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return Path(runtime) / "elasticrun"
+    return Path(tempfile.gettempdir()) / f"elasticrun-{os.getuid()}"
+
+
+def _check_private(folder: Path) -> None:
+    """Makes sure that the folder is this user's and nobody else can read or write it.
+
+    Raises:
+        OSError: there is none.
+        SettingsError: it is another's, or open to others.
+    """
+    found = folder.lstat()
+    if found.st_uid != os.getuid():
         try:
-            data = json.loads(path.read_text())
-            job = JobFile(**(data | {"command": tuple(data["command"])}))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # being written, or no file of ours
-        if psutil.pid_exists(job.pid):
-            jobs.append(job)
+            owner = pwd.getpwuid(found.st_uid).pw_name
+        except KeyError:
+            owner = "unknown"
+        raise SettingsError(
+            f"the folder of job files, {folder}, belongs to another user ({owner}, uid {found.st_uid}); have it "
+            "removed, or set XDG_RUNTIME_DIR to a folder of your own for the job and for elasticrun drain"
+        )
+    if not stat.S_ISDIR(found.st_mode):
+        raise SettingsError(f"the folder of job files, {folder}, is no folder: remove it")
+    if found.st_mode & 0o077:
+        raise SettingsError(f"the folder of job files, {folder}, is open to other users: chmod 700 {folder}")
+
+
+def _write(job: JobFile) -> tuple[Path, int]:
+    """The file, and the descriptor that holds its lock."""
+    folder = _folder()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    _check_private(folder)
+    new = folder / f".{job.job_id}"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Before it has its name: whoever finds it finds it whole and locked.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, json.dumps(asdict(job)).encode())
+        path = new.with_name(f"{job.job_id}.json")
+        new.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        new.unlink(missing_ok=True)
+        raise
+    return path, descriptor
+
+
+def _read(path: Path) -> JobFile | None:
+    """What the file says; None when its driver is dead, or it is no file of ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None  # its job has just ended
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            pass  # its driver holds it; or this disc knows no locks, and nobody can tell
         else:
-            job.remove()
-    return jobs
+            _remove(path)
+            return None
+        try:
+            data = json.load(file)
+            job = JobFile(**(data | {"command": tuple(data["command"])}))
+            _ = job.credential
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return job
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()

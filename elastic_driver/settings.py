@@ -128,6 +128,14 @@ class Settings:
         self._check_files()
         check_command(self.command)
 
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may come to be at a time, standbys too; num_proc where only a script's hosts tell."""
+        bounds = [] if self.hosts is None else [total_slots(self.hosts)]
+        if self.max_num_proc is not None:
+            bounds.append(self.max_num_proc + self.num_standby)
+        return min(bounds, default=self.num_proc)
+
     def _check_numbers(self) -> None:
         _at_least("-np", self.num_proc, 1)
         _at_least("--min-np", self.min_num_proc, 1)

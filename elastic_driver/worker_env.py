@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic_driver.compat.python_path import ENV_SHIM, NEVER, with_shim
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_JOB,
     ENV_OWNER,
     ENV_RENDEZVOUS,
     ENV_ROUND,
-    ENV_TOKEN,
     ENV_WORKER,
 )
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|TOKEN|RANKS_KEY|WORKER|JOB|ROUND|ADDRESS|OWNER|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|KEY|RANKS_KEY|WORKER|JOB|ROUND|ADDRESS|OWNER|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
@@ -46,16 +45,14 @@ class JobAddress:
 
     Attributes:
         url: the driver's HTTP server.
-        token: goes with each request.
-        ranks_key: proves workers to each other.
+        key: of the job; workers get what is derived from it.
         job_id: marks the job's processes.
         address: where workers listen for each other.
         owner: the driver's process, as :mod:`elastic_driver.worker.owner` names it.
     """
 
     url: str
-    token: str
-    ranks_key: bytes = field(repr=False)
+    key: JobKey
     job_id: str
     address: str
     owner: str = ""
@@ -112,8 +109,8 @@ def worker_env(
         "HOROVOD_CROSS_RANK": str(planned.cross_rank),
         "HOROVOD_CROSS_SIZE": str(planned.cross_size),
         ENV_RENDEZVOUS: job.url,
-        ENV_TOKEN: job.token,
-        ENV_RANKS_KEY: job.ranks_key.hex(),
+        ENV_KEY: job.key.of_worker(worker).hex(),
+        ENV_RANKS_KEY: job.key.of_ranks().hex(),
         ENV_WORKER: worker.key,
         ENV_JOB: job.job_id,
         ENV_ROUND: str(round_id),

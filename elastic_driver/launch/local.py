@@ -61,6 +61,11 @@ _LOOKS = 50
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
+# Of a worker: two pipes for its output, three pidfds for its process and the threads whose end says that it dies.
+_DESCRIPTORS_EACH = 5
+_LOG_FILES = 2
+
+
 class _JobScanner:
     """Looks for the job's processes in a thread, once for all who ask at the same time."""
 
@@ -322,6 +327,7 @@ class LocalLauncher:
         self._sink = sink
         self._output_dir = output_dir
         self._files: FileWriter | None = None  # made with the first worker, like the rest
+        self.descriptors_each = _DESCRIPTORS_EACH + (0 if output_dir is None else _LOG_FILES)
         self._prefix_timestamp = prefix_timestamp
         self._job_id = job_id
         self._width = width

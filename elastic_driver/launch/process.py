@@ -105,7 +105,13 @@ class WorkerProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts worker processes."""
+    """Starts worker processes.
+
+    Attributes:
+        descriptors_each: how many open files of this process a worker takes.
+    """
+
+    descriptors_each: int
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

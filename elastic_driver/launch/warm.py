@@ -36,11 +36,11 @@ from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.launch.process import ExitStatus, Stream
 from elastic_driver.launch.spawn import Spawned
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
     ENV_ROUND,
-    ENV_TOKEN,
     ENV_WARM,
     ENV_WORKER,
 )
@@ -55,7 +55,8 @@ _OWN = frozenset(
         ENV_WORKER,
         ENV_ROUND,
         ENV_RENDEZVOUS,
-        ENV_TOKEN,
+        ENV_KEY,
+        ENV_RANKS_KEY,
         ENV_ADDRESS,
         "HOROVOD_HOSTNAME",
         *(f"HOROVOD_{name}{what}" for name in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),

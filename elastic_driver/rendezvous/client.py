@@ -1,7 +1,8 @@
 """What a worker says to the driver: a synchronous HTTP client for the paths of docs/design.md, "Wire".
 
 Owns connections (one for each call that is under way), retries over broken ones (every request of the protocol may be
-repeated), and the translation of answers into values and errors. Imports nothing heavy.
+repeated), and the translation of answers into values and errors. An answer that does not prove to be the driver's is
+none: whoever gave it, the driver is asked again. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -22,6 +24,7 @@ from elastic_driver.errors import (
     RendezvousTimeoutError,
     StaleRoundError,
 )
+from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -35,6 +38,7 @@ from elastic_driver.rendezvous.messages import (
     parse_next_round_reply,
     unpack_entries,
 )
+from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 
 # How long a driver is asked again of which nobody knows whether it lives: it may be restarted, or its network be.
 PATIENCE_S = 60.0
@@ -47,13 +51,88 @@ _MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
 _CONNECT_S = 10.0
+# The driver's answer to a hello is some 300 bytes. Of what is not proven no more than this is read.
+_UNPROVEN_BYTES = 4096
+_STRANGER = "what answers there does not prove to be this job's driver"
+_LENGTH = re.compile(rb"\r\nContent-Length: (\d{1,4})(?:\r\n|\Z)")
 # Between two tries: the first pause, and the longest.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 1.0
 
 
 class _Connection(http.client.HTTPConnection):
-    """An HTTP connection whose socket :meth:`RendezvousClient.close` can reach while it is still connecting."""
+    """An HTTP connection on which both ends prove who they are.
+
+    Its socket can be reached by :meth:`RendezvousClient.close` while it is still connecting.
+    """
+
+    auto_open = 0  # it would go on without having met whom it is connected to
+    session: Session | None = None
+    _number = 0  # of the last request
+
+    def meet(self, credential: Credential, timeout_s: float) -> None:
+        """Says who we are, and has the other end prove that it is the driver, before it is told anything else.
+
+        Blocks for ``timeout_s`` at most.
+
+        Raises:
+            OSError: the connection broke, or it took too long.
+            http.client.HTTPException: that is not the driver, or it has no room for us.
+        """
+        name, nonce = str(credential.identity), os.urandom(NONCE_BYTES).hex()
+        head = f"GET {API}/hello HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: {HELLO} {name} {nonce}\r\n\r\n"
+        self.sock.sendall(head.encode())
+        body = self._read_greeting(time.monotonic() + timeout_s)
+        try:
+            data = parse_json(body)
+            session = Session(credential.key, name, nonce, str(data["nonce"]))
+            is_driver = is_same(str(data["proof"]).encode(), session.greeting)
+        except (RendezvousProtocolError, KeyError, UnicodeError):
+            is_driver = False
+        if not is_driver:
+            raise http.client.HTTPException(_STRANGER)
+        self.session = session
+
+    def _read_greeting(self, deadline: float) -> bytes:
+        """The body of the answer to a hello. Not by http.client, which lets who answers go on for ever."""
+        answer = b""
+        while True:
+            self.sock.settimeout(max(0.001, deadline - time.monotonic()))
+            piece = self.sock.recv(_UNPROVEN_BYTES)
+            answer += piece
+            head, end, body = answer.partition(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            if end and length is not None and len(body) >= int(length[1]):
+                break
+            if not piece or len(answer) > _UNPROVEN_BYTES:
+                raise http.client.HTTPException(_STRANGER)
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise _unproven(head.partition(b"\r\n")[0].decode(errors="replace"), body)
+        return body
+
+    def ask(self, method: str, target: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
+        """One request and its answer, both proven. Blocks as long as the socket's time limit lets it.
+
+        Raises:
+            OSError: the connection broke, or it took too long.
+            http.client.HTTPException: likewise; or the answer is not the driver's.
+        """
+        assert self.session is not None
+        self._number += 1
+        digest = digest_of(body or b"")
+        proof = self.session.of_request(self._number, method.encode(), target.encode(), digest)
+        authorization = f"{PROOF} {proof.decode()} {digest.decode()}".rstrip()
+        self.request(method, target, body=body, headers={"Authorization": authorization})
+        response = self.getresponse()
+        if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
+            raise http.client.HTTPException("the answer was cut off")
+        given = response.getheader(REPLY_HEADER)
+        if given is None:
+            raise _unproven(str(response.status), response.read(_UNPROVEN_BYTES))
+        answer = response.read()
+        if not is_same(given.encode(), self.session.of_reply(self._number, response.status, answer)):
+            raise http.client.HTTPException("the answer is not the driver's: its proof is wrong")
+        return response, answer
 
     def connect(self) -> None:
         error: OSError | None = None
@@ -91,7 +170,7 @@ class RendezvousClient:
 
     Args:
         url: ``http://host:port`` of the driver.
-        token: the job's token.
+        credential: which both prove themselves with.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
         owner: says whether it is to be waited for beyond that.
 
@@ -99,7 +178,9 @@ class RendezvousClient:
         RendezvousProtocolError: the URL is not of that form.
     """
 
-    def __init__(self, url: str, token: str, *, patience_s: float = PATIENCE_S, owner: Owner | None = None) -> None:
+    def __init__(
+        self, url: str, credential: Credential, *, patience_s: float = PATIENCE_S, owner: Owner | None = None
+    ) -> None:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -108,7 +189,7 @@ class RendezvousClient:
         if not host or not port or parts.scheme != "http":
             raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected http://host:port")
         self._host, self._port = host, port
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._credential = credential
         self._patience_s = patience_s
         self._owner = owner
         self._is_closed = False
@@ -343,15 +424,13 @@ class RendezvousClient:
             # From here close() finds the socket; if it came before, this sees it.
             if self._closed.is_set():
                 raise http.client.NotConnected
+            if connection.session is None:
+                connection.meet(self._credential, min(silence_s, _SLACK_S))
             connection.sock.settimeout(silence_s)
-            connection.request(method, target, body=body, headers=self._headers)
-            response = connection.getresponse()
-            if response.length is None:  # our server always says it; http.client takes a head that is cut for whole
-                raise http.client.HTTPException("the answer was cut off")
-            answer = response.read()
+            response, answer = connection.ask(method, target, body)
             keep = not response.will_close
-            if response.status == 503 or (response.status == 408 and response.will_close):
-                # The server is full; or this process stood still in the middle of sending. Both pass.
+            if response.status == 408 and response.will_close:
+                # This process stood still in the middle of sending. That passes.
                 raise http.client.HTTPException(_text(answer))
             return response.status, answer
         finally:
@@ -373,6 +452,12 @@ def _shut_down(connection: _Connection) -> None:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it was never connected, or the peer was quicker
+
+
+def _unproven(status: str, body: bytes) -> http.client.HTTPException:
+    """What may be the driver that has no room, or somebody else: a reason to try again, and no more than that."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in f"{status}: {_text(body)}"[:300])
+    return http.client.HTTPException(f"{_STRANGER} ({text})")
 
 
 def _key_path(round_id: int, scope: str, key: str) -> str:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the driver's server: parsing, limits, the token, the order of answers.
+"""One HTTP/1.1 connection of the driver's server: parsing, limits, who it is, the order of answers.
 
 Owns what a peer may cost and what it sees; what a request means is the server's. asyncio.Protocol under httptools,
 because that serves several times what a framework does, and a request that need not wait is answered inside
@@ -10,8 +10,8 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import hmac
 import json
+import os
 import socket
 import termios
 from collections import deque
@@ -21,12 +21,15 @@ from typing import Protocol, cast
 import httptools
 
 from elastic_driver.errors import StaleRoundError
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 
 _REASONS = {
     200: "OK",
     204: "No Content",
     400: "Bad Request",
     401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -37,6 +40,9 @@ _REASONS = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+_HELLO, _PROOF = HELLO.encode(), PROOF.encode()
+_READER = Identity(Role.READER)
+_NOBODY = 'this is for who proves that he belongs to the job; see docs/design.md, "Wire"'
 # Old workers look for exactly this spelling of Content-Length.
 _HEADS = {
     (status, is_json): f"HTTP/1.1 {status} {reason}\r\n"
@@ -63,11 +69,11 @@ class ServerLimits:
         body_bytes: of one request; the addresses of a worker among 4,096 are some 25 KB.
         header_bytes: of one request, together with its first line; a worker's are below 1 KB.
         request_s: from the first byte of a request to its last; a worker sends it in one piece.
-        idle_s: how long a connection that has never shown the token may wait for its first request.
-        strangers: connections that have not shown the token for stranger_s; the oldest goes when there are more, so
-            that rubbish cannot shut workers out.
-        stranger_s: how long a connection counts for no stranger. Workers show the token within a round trip, but
-            thousands may connect before the first of them is read.
+        idle_s: how long a connection that has proven nothing may wait for its next request.
+        strangers: connections that have proven nothing for stranger_s, and readers; the oldest goes when there are
+            more, so that rubbish cannot shut workers out.
+        stranger_s: how long a connection counts for no stranger, and once more from its hello on. Workers prove
+            themselves within two round trips, but thousands may connect before the first of them is read.
         connections: all of them; 503 for more. None: what the limit of open files leaves.
         poll_s: how long a request is parked before 204 is answered; below what middleboxes let a connection idle.
         unread_bytes: answers a peer may leave unread before its connection is cut.
@@ -97,7 +103,8 @@ class Service(Protocol):
     """What a connection needs of the server."""
 
     limits: ServerLimits
-    expected_header: bytes
+    key: JobKey
+    reader_header: bytes
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
@@ -105,8 +112,11 @@ class Service(Protocol):
     def arrived(self, connection: Connection) -> None:
         """A peer connected."""
 
+    def met(self, connection: Connection) -> None:
+        """The peer has said who it is, and is about to prove it."""
+
     def trusted(self, connection: Connection) -> None:
-        """The peer has shown the token."""
+        """The peer has proven who it is."""
 
     def left(self, connection: Connection) -> None:
         """The connection is closing or gone. May be called more than once."""
@@ -132,14 +142,22 @@ class _Refusal(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One peer. Requests are answered in their order: those behind a parked one wait in a queue."""
+    """One peer. Requests are answered in their order: those behind a parked one wait in a queue.
+
+    Attributes:
+        identity: who has made the present request, and all that wait.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._is_trusted = False
+        self.identity = _READER
+        self._session: Session | None = None  # from the peer's hello on
+        self._greeting: bytes | None = None  # the answer to a hello that is being received
+        self._proven = 0  # requests whose heads were proven to be the peer's ...
+        self._answered = 0  # ... and how many of them are answered
         self._deaf = False  # what comes in is dropped: the last answer is written
         self._since = self._loop.time()  # when the present wait (for a request, for the rest of one, to close) began
         self._unsent = 0
@@ -150,7 +168,9 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._url = b""
         self._body: bytes | bytearray = b""
-        self._authorized = False
+        self._authorization = b""
+        self._digest = b""  # that its body has to have
+        self._counted = False  # whether it is one of the proven
         self._declared = 0
         self._expects = False
         self._refusal: _Refusal | None = None
@@ -174,6 +194,11 @@ class Connection(asyncio.Protocol):
         head = f"{_HEADS[status, is_json or status >= 400]}{len(body)}\r\n"
         if status == 204:
             head = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n"
+        if self._answered < self._proven and self._session is not None:
+            # What is refused before its head is read cannot be proven: nobody knows who asks.
+            self._answered += 1
+            proof = self._session.of_reply(self._answered, status, b"" if self._headless else body)
+            head += f"{REPLY_HEADER}: {proof.decode()}\r\n"
         head += "\r\n" if self._keep_alive else "Connection: close\r\n\r\n"
         if self._headless or not body:
             transport.write(head.encode())
@@ -251,7 +276,7 @@ class Connection(asyncio.Protocol):
         elif self._in_request:
             if waited_s > limits.request_s:
                 self.refuse(408, f"the request did not arrive whole within {limits.request_s:g} s")
-        elif not self._is_trusted and waited_s > limits.idle_s:
+        elif not self._proven and waited_s > limits.idle_s:
             self.finish()
 
     # --- asyncio.Protocol ------------------------------------------------------------------------------------------
@@ -309,8 +334,9 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._in_request = self._in_headers = True
         self._received = self._header_bytes = self._declared = 0
-        self._url = self._body = b""
-        self._authorized = self._expects = False
+        self._url = self._body = self._authorization = self._digest = b""
+        self._expects = self._counted = False
+        self._greeting = None
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -320,7 +346,9 @@ class Connection(asyncio.Protocol):
         self._count_header(len(name) + len(value))
         lower = name.lower()
         if lower == b"authorization":
-            self._authorized = hmac.compare_digest(value, self._service.expected_header)
+            if self._authorization:
+                self._stop(400, "there are two Authorization headers")
+            self._authorization = value
         elif lower == b"content-length":
             self._declared = int(value) if value.isdigit() and len(value) < 19 else 0  # others llhttp refuses
         elif lower == b"expect":
@@ -328,17 +356,56 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        if not self._authorized:
-            self._stop(401, "the token is missing or wrong")
-        if not self._is_trusted:
-            self._is_trusted = True
-            self._service.trusted(self)
+        self._authorize()
+        if self._declared and not self._digest:
+            self._refuse_body()
         if self._declared > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if self._expects and self._transport is not None and self._parked is None and not self._queue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    def _authorize(self) -> None:
+        """Finds out who makes the request whose head has come. Its body is looked at, and kept, only then."""
+        scheme, _, words = self._authorization.partition(b" ")
+        session = self._session
+        if session is not None:
+            given, _, self._digest = words.partition(b" ")
+            expected = session.of_request(self._proven + 1, self._parser.get_method(), self._url, self._digest)
+            if scheme != _PROOF or not is_same(given, expected):
+                self._stop(401, "the proof is missing or wrong")
+            self._proven += 1
+            self._counted = True
+            if self._proven == 1:
+                self._service.trusted(self)
+        elif scheme == _HELLO:
+            self._meet(words)
+        elif is_same(self._authorization, self._service.reader_header):
+            self.identity = _READER  # and a stranger still: whoever has it may only look
+        else:
+            self._stop(401, _NOBODY)
+
+    def _meet(self, words: bytes) -> None:
+        """Answers a hello with a proof that this is the driver."""
+        name, _, nonce = words.decode("ascii", "replace").rpartition(" ")
+        try:
+            self.identity = Identity.parse(name)
+        except ValueError:
+            self._stop(401, _NOBODY)
+        if len(nonce) != 2 * NONCE_BYTES:
+            self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
+        self._service.met(self)
+        ours = os.urandom(NONCE_BYTES).hex()
+        self._session = Session(self._service.key.of(self.identity), name, nonce, ours)
+        self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (ours.encode(), self._session.greeting)
+
+    def _refuse_body(self) -> None:
+        """The body is not what the head said: whoever it is from, the request is not proven after all."""
+        self._proven -= self._counted
+        self._stop(401, "the body is not the one that the proof is for")
+
     def on_body(self, body: bytes) -> None:
+        if not self._digest:
+            self._refuse_body()
         if len(self._body) + len(body) > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if not self._body:
@@ -354,6 +421,12 @@ class Connection(asyncio.Protocol):
             return
         parser, body = self._parser, bytes(self._body)
         self._body = b""
+        if (body or self._digest) and not is_same(digest_of(body), self._digest):
+            self._refuse_body()
+        if self._greeting is not None:
+            self._keep_alive, self._headless = parser.should_keep_alive(), False
+            self.reply(200, self._greeting, is_json=True)
+            return
         request = (parser.get_method(), self._url, body, parser.should_keep_alive())
         if self._parked is None and not self._queue:
             self._serve(*request)

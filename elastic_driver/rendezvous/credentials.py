@@ -1,25 +1,111 @@
 """The keys of a job: one that never leaves the driver, and those derived from it, one for each who may say something.
 
-Owns how keys are made and the names of the variables that hand them to workers. How a key proves something is the
-business of whoever holds it.
+Owns how keys are made, the names of the variables that hand them to workers, and the table of who may do what with
+which. How a key proves something is the business of :mod:`~elastic_driver.rendezvous.proof`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Self
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import ENV_WORKER
 
 KEY_BYTES = 32
 
 # In hexadecimal digits, in a worker's environment, which only its own user can read.
+ENV_KEY = "ELASTIC_DRIVER_KEY"  # this worker's own: proves it and the driver to each other
 ENV_RANKS_KEY = "ELASTIC_DRIVER_RANKS_KEY"  # shared by the workers of a job: proves them to each other
+
+
+class Role(StrEnum):
+    """What kind of credential somebody has."""
+
+    WORKER = "worker"  # one process of the job, which speaks for itself only
+    OPERATOR = "operator"  # whoever can read the job's file: the user who has started it
+    READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
+
+
+_WORKER = frozenset({Role.WORKER})
+_OPERATOR = frozenset({Role.OPERATOR})
+_ALL = frozenset(Role)
+
+# Who may do what: for each route of the driver (docs/design.md, "Wire") its methods, and whose they are. A route that
+# is not here does not exist. What a worker posts has to name that worker.
+PERMISSIONS: Mapping[str, Mapping[bytes, frozenset[Role]]] = {
+    "next-round": {b"POST": _WORKER},
+    "watch": {b"POST": _WORKER},
+    "running": {b"POST": _WORKER},
+    "leave": {b"POST": _WORKER},
+    "exchange": {b"POST": _WORKER},
+    "scope": {b"GET": _WORKER},
+    "key": {b"GET": _WORKER, b"PUT": _WORKER, b"DELETE": _WORKER},
+    "drain": {b"POST": _OPERATOR},
+    "status": {b"GET": _ALL},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who somebody is.
+
+    Attributes:
+        role: what kind of credential it is.
+        worker: which worker; None for other roles.
+    """
+
+    role: Role
+    worker: WorkerId | None = None
+
+    def __str__(self) -> str:
+        return self.role if self.worker is None else f"{self.role} {self.worker.key}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """The inverse of ``str()``, for those who prove themselves.
+
+        Raises:
+            ValueError: nobody has this name.
+        """
+        role, _, of = name.partition(" ")
+        identity = cls(Role(role), WorkerId.parse(of) if of else None)
+        if identity.role is Role.READER or (identity.role is Role.WORKER) != bool(of) or str(identity) != name:
+            raise ValueError(f"nobody proves himself as {name!r}")
+        return identity
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What somebody proves himself with.
+
+    Attributes:
+        identity: who he is.
+        key: which only he and the driver know.
+    """
+
+    identity: Identity
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def of_worker(cls, environ: Mapping[str, str]) -> Self:
+        """This process's own, as the driver has given it.
+
+        Raises:
+            SettingsError: the variables are missing, or hold something else.
+        """
+        name = environ.get(ENV_WORKER)
+        if name is None:
+            raise SettingsError(f"cannot join the job: {ENV_WORKER} is not set, although elasticrun sets it")
+        key = _key_from(environ, ENV_KEY)
+        if not key:
+            raise SettingsError(f"cannot join the job: {ENV_KEY} is not set, although elasticrun sets it")
+        return cls(Identity(Role.WORKER, WorkerId.parse(name)), key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +119,22 @@ class JobKey:
         """One that nobody can guess."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
+    def of(self, identity: Identity) -> bytes:
+        """With which somebody and the driver prove themselves to each other; a reader's, in hexadecimal digits, is what
+        it sends.
+        """
+        return self._derive(str(identity))
+
     def of_worker(self, worker: WorkerId) -> bytes:
         """With which this worker and the driver prove themselves to each other."""
-        return self._derive(f"worker {worker.key}")
+        return self.of(Identity(Role.WORKER, worker))
 
     def of_ranks(self) -> bytes:
         """With which workers prove themselves to each other, and what they send to each other."""
         return self._derive("ranks")
 
     def _derive(self, purpose: str) -> bytes:
-        return hmac.digest(self.secret, f"elastic_driver {purpose}".encode(), hashlib.sha256)
+        return hmac.digest(self.secret, f"elastic_driver {purpose}".encode(), "sha256")
 
 
 def ranks_key(environ: Mapping[str, str]) -> bytes:
@@ -51,11 +143,15 @@ def ranks_key(environ: Mapping[str, str]) -> bytes:
     Raises:
         SettingsError: the variable holds something else than a key.
     """
-    text = environ.get(ENV_RANKS_KEY, "")
+    return _key_from(environ, ENV_RANKS_KEY)
+
+
+def _key_from(environ: Mapping[str, str], name: str) -> bytes:
+    text = environ.get(name, "")
     try:
         key = bytes.fromhex(text)
     except ValueError:
         key = b"?"
     if text and len(key) != KEY_BYTES:
-        raise SettingsError(f"cannot use {ENV_RANKS_KEY}: it is not a key of {KEY_BYTES} bytes in hexadecimal digits")
+        raise SettingsError(f"cannot use {name}: it is not a key of {KEY_BYTES} bytes in hexadecimal digits")
     return key

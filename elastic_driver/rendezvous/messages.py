@@ -17,9 +17,9 @@ from elastic_driver.hosts import Ranks, SlotInfo, WorkerId
 
 API = "/v1"
 
-# Environment of a worker process, set by the driver. The HOROVOD_* names beside them are in docs/design.md.
+# Environment of a worker process, set by the driver. Keys are in credentials.py; the HOROVOD_* names
+# beside them are in docs/design.md.
 ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
-ENV_TOKEN = "ELASTIC_DRIVER_TOKEN"  # the job's token, sent as "Authorization: Bearer TOKEN"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
 ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard

@@ -12,7 +12,7 @@ import json
 import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from elastic_driver.errors import (
@@ -24,6 +24,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.job_clock import CallLater
 from elastic_driver.rendezvous.connection import Connection, ServerLimits, error_body
+from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -39,17 +40,24 @@ from elastic_driver.rendezvous.store import RoundStore
 
 __all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
 
-# Two connections for each of the largest job's 4,096 workers, and as much again. Not more than that, although the
-# system may allow it: workers inherit the limit, and some programs walk through all of it.
+# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
+# although the system may allow it: workers inherit the limit, and some programs walk through all of it.
 _DESCRIPTORS = 16384
-# Of a worker: for its main thread and for its watch.
-_CONNECTIONS = 2
-# Descriptors that are not connections: pipes and logs of worker processes, the discovery script, libraries.
+# Of a worker: for its main thread, for its watch, and for what its engine asks when it connects.
+_CONNECTIONS = 3
+# Descriptors that no worker takes: of the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
 # How long close() waits for peers to take their last answers.
 _FLUSH_S = 1.0
 # A build or a wait that takes longer than a day is no wait any more.
 _MAX_WAIT_S = 86400.0
+
+
+_Request = TypeVar("_Request", NextRoundRequest, WatchRequest, RunningReport, LeaveRequest)
+
+
+class _NotAllowedError(RendezvousError):
+    """Somebody speaks for somebody else."""
 
 
 class RoundHandler(Protocol):
@@ -79,11 +87,12 @@ class RendezvousServer:
 
     Args:
         handler: answers what is not key-value.
-        token: each request has to carry it.
+        key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
         call_later: measures how long requests wait for keys. The loop's, when not given; but that fires at once when
             the process goes on after it was stopped, before it has read the keys that have come meanwhile.
+        on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
 
     Attributes:
         store: the keys of the current round.
@@ -93,17 +102,20 @@ class RendezvousServer:
         self,
         handler: RoundHandler,
         *,
-        token: str,
+        key: JobKey,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         call_later: CallLater | None = None,
+        on_full: Callable[[str], None] | None = None,
     ) -> None:
         self.store = RoundStore()
         self.limits = limits or ServerLimits()
-        self.expected_header = f"Bearer {token}".encode()
+        self.key = key
+        self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
         self._handler = handler
         self._on_error = on_error
         self._call_later = call_later
+        self._on_full = on_full
         self._server: asyncio.Server | None = None
         self._closing = False
         self._gone = asyncio.Event()  # set when closing and the last connection is lost
@@ -116,13 +128,17 @@ class RendezvousServer:
 
     # --- for the driver --------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int, *, workers: int = 0) -> int:
+    async def start(
+        self, host: str, port: int, *, workers: int = 0, at_most: int = 0, descriptors_each: int = 0
+    ) -> int:
         """Listens.
 
         Args:
             host: local address.
             port: 0 for any that is free.
             workers: how many there has to be room for.
+            at_most: how many there may come to be, as far as that is known.
+            descriptors_each: of this process, that a worker takes besides its connections.
 
         Returns:
             The port.
@@ -130,14 +146,22 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        needed = _CONNECTIONS * workers + _OTHER_DESCRIPTORS
-        found = _descriptors(max(_DESCRIPTORS, needed))
+        each = _CONNECTIONS + descriptors_each
+        needed, wanted = (each * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        found = _descriptors(max(_DESCRIPTORS, wanted))
         if found < needed:
             raise SettingsError(
                 f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
                 "hard limit (ulimit -Hn) for this user"
             )
-        self._max_connections = self.limits.connections or max(16, found - _OTHER_DESCRIPTORS)
+        room = (found - _OTHER_DESCRIPTORS) // each
+        if found < wanted and self._on_full is not None:
+            self._on_full(
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
+                f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
+            )
+        most = found - _OTHER_DESCRIPTORS - room * descriptors_each
+        self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
         loop = asyncio.get_running_loop()
@@ -199,6 +223,12 @@ class RendezvousServer:
             next(iter(self._strangers)).abort()  # at once: its descriptor is needed
         else:
             connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
+            tell, self._on_full = self._on_full, None
+            if tell is not None:
+                tell(
+                    f"there is no room for more connections than {self._max_connections}: workers that come now have "
+                    "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+                )
         self._strangers[connection] = now
 
     def _cut_strangers(self, now: float, left: int) -> None:
@@ -209,8 +239,13 @@ class RendezvousServer:
                 return
             oldest.abort()
 
+    def met(self, connection: Connection) -> None:
+        """The peer has said hello: it is given time anew, to prove who it is."""
+        if self._strangers.pop(connection, None) is not None:
+            self._strangers[connection] = asyncio.get_running_loop().time()
+
     def trusted(self, connection: Connection) -> None:
-        """The peer has shown the token."""
+        """The peer has proven who it is."""
         self._strangers.pop(connection, None)
 
     def left(self, connection: Connection) -> None:
@@ -236,6 +271,8 @@ class RendezvousServer:
         match error:
             case StaleRoundError():
                 return 409, error_body(error)
+            case _NotAllowedError():
+                return 403, error_body(error)
             case RendezvousClosedError():
                 return 410, error_body(error)
             case RendezvousError():
@@ -255,34 +292,37 @@ class RendezvousServer:
             return
         match path[len(API) + 1 :].split("/"):
             case ["rounds", round_text, "kv", scope, key]:
+                if not _may(connection, method, "key"):
+                    return
                 self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
             case ["rounds", round_text, "kv", scope]:
-                if _allows(connection, method, b"GET"):
+                if _may(connection, method, "scope"):
                     count, wait_s = _integer(query.get("count", "0"), "count"), _wait_s(query, 0.0)
                     self._wait_for_count(connection, _integer(round_text, "round"), unquote(scope), count, wait_s)
             case ["rounds", round_text, "exchange", scope]:
-                if _allows(connection, method, b"POST"):
+                if _may(connection, method, "exchange"):
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
             case ["next-round"]:
-                if _allows(connection, method, b"POST"):
-                    self._ask(connection, self._handler.next_round(NextRoundRequest.from_json(body)), query)
+                if _may(connection, method, "next-round"):
+                    ready = _own(connection, NextRoundRequest.from_json(body))
+                    self._ask(connection, self._handler.next_round(ready), query)
             case ["watch"]:
-                if _allows(connection, method, b"POST"):
-                    self._ask(connection, self._handler.watch(WatchRequest.from_json(body)), query)
+                if _may(connection, method, "watch"):
+                    self._ask(connection, self._handler.watch(_own(connection, WatchRequest.from_json(body))), query)
             case ["running"]:
-                if _allows(connection, method, b"POST"):
-                    self._handler.running(RunningReport.from_json(body))
+                if _may(connection, method, "running"):
+                    self._handler.running(_own(connection, RunningReport.from_json(body)))
                     connection.reply(204)
             case ["leave"]:
-                if _allows(connection, method, b"POST"):
-                    self._handler.leave(LeaveRequest.from_json(body))
+                if _may(connection, method, "leave"):
+                    self._handler.leave(_own(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
             case ["drain"]:
-                if _allows(connection, method, b"POST"):
+                if _may(connection, method, "drain"):
                     said = self._handler.drain(DrainHostRequest.from_json(body))
                     connection.reply(200, json.dumps({"said": said}).encode(), is_json=True)
             case ["status"]:
-                if _allows(connection, method, b"GET"):
+                if _may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
             case _:
                 connection.reply(404, error_body(f"no such path: {path}"))
@@ -312,7 +352,7 @@ class RendezvousServer:
                 self.store.delete(round_id, scope, key)
                 connection.reply(204)
             case _:
-                _allows(connection, method, b"GET, PUT, DELETE")
+                raise AssertionError(f"{method!r} is in the table of permissions, and not here")
 
     def _exchange(self, connection: Connection, round_id: int, scope: str, query: dict[str, str], value: bytes) -> None:
         count, wait_s = _integer(query.get("count", ""), "count"), _wait_s(query, self.limits.poll_s)
@@ -381,13 +421,35 @@ def _descriptors(needed: int) -> int:
     return needed if soft == resource.RLIM_INFINITY else soft
 
 
-def _allows(connection: Connection, method: bytes, allowed: bytes) -> bool:
-    """Answers 405 to any other method."""
-    if method == allowed:
+def _may(connection: Connection, method: bytes, route: str) -> bool:
+    """Whether whoever asks may do that. Answers 405 when nobody may, 403 when others may."""
+    methods = PERMISSIONS[route]
+    roles = methods.get(method, ())
+    if connection.identity.role in roles:
         return True
-    text = f"method {method.decode('ascii', 'replace')} is not supported here; {allowed.decode()} is"
-    connection.reply(405, error_body(text))
+    if roles:
+        who = " or ".join(_some(role) for role in sorted(roles))
+        connection.reply(403, error_body(f"{_who(connection)} may not do this; {who} may"))
+    else:
+        text = f"method {method.decode('ascii', 'replace')} is not supported here; {b', '.join(methods).decode()} is"
+        connection.reply(405, error_body(text))
     return False
+
+
+def _own(connection: Connection, request: _Request) -> _Request:
+    """The request, if it is of the worker that has proven itself."""
+    if request.worker != connection.identity.worker:
+        raise _NotAllowedError(f"{_who(connection)} may not speak for worker {request.worker}")
+    return request
+
+
+def _who(connection: Connection) -> str:
+    identity = connection.identity
+    return _some(identity.role) if identity.worker is None else f"worker {identity.worker}"
+
+
+def _some(role: Role) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
 def _integer(text: str, what: str) -> int:

@@ -1,7 +1,7 @@
 """Any Python object to all members, or from all members, as bytes over the collectives.
 
 Objects are pickled with cloudpickle. They travel only between members of the job, which run the same user's code and
-hold the job's token; nothing that comes over HTTP is ever unpickled.
+hold the job's keys; nothing that comes over HTTP is ever unpickled.
 """
 
 from __future__ import annotations

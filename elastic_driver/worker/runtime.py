@@ -30,13 +30,12 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
     ENV_ROUND,
-    ENV_TOKEN,
     ENV_WARM,
-    ENV_WORKER,
     Backend,
     JobOver,
     LeaveRequest,
@@ -89,14 +88,14 @@ class Resettable(Protocol):
         """The old round's collectives are dead; ranks and size may be others."""
 
 
-def _connect(url: str, token: str) -> DriverClient:
+def _connect(url: str, credential: Credential) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
     from elastic_driver.worker.owner import owner, patience_s
 
-    return RendezvousClient(url, token, patience_s=patience_s(os.environ), owner=owner())
+    return RendezvousClient(url, credential, patience_s=patience_s(os.environ), owner=owner())
 
 
-make_client: Callable[[str, str], DriverClient] = _connect  # tests put their own here
+make_client: Callable[[str, Credential], DriverClient] = _connect  # tests put their own here
 
 
 class Runtime:
@@ -355,13 +354,12 @@ class Runtime:
         print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
 
     def _own_id(self) -> WorkerId:
-        key = self._environ.get(ENV_WORKER)
-        if key is None:
-            raise SettingsError(f"cannot join the job: {ENV_RENDEZVOUS} is set but {ENV_WORKER} is not")
-        return WorkerId.parse(key)
+        worker = Credential.of_worker(self._environ).identity.worker
+        assert worker is not None
+        return worker
 
     def _new_client(self) -> DriverClient:
-        return make_client(self._environ[ENV_RENDEZVOUS], self._environ.get(ENV_TOKEN, ""))
+        return make_client(self._environ[ENV_RENDEZVOUS], Credential.of_worker(self._environ))
 
     def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
         if not self._environ.get(ENV_RENDEZVOUS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 from jobs import Job, check_agreement
 
+from elastic_driver.job_files import running_jobs
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import DrainHostRequest
 
@@ -140,8 +140,10 @@ def test_a_drain_that_was_undone_sets_no_limit_to_the_next(tmp_path: Path) -> No
     env = {"XDG_RUNTIME_DIR": str(runtime), "COMMIT_EVERY": "1000000"}
     with Job(tmp_path, FOUR, *flags, env=env) as job:
         job.wait_for_steps(4)
-        leaflet = json.loads(next((runtime / "elasticrun").glob("*.json")).read_text())
-        client = RendezvousClient(leaflet["url"], leaflet["token"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+            [running] = running_jobs()
+        client = RendezvousClient(running.url, running.credential)
         client.drain(DrainHostRequest("127.0.0.1", undo=False))
         first = time.time()
         client.drain(DrainHostRequest("127.0.0.1", undo=True))

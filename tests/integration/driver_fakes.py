@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,8 @@ class FakeProcess:
 
 class FakeLauncher:
     """See Launcher."""
+
+    descriptors_each = 1
 
     def __init__(self) -> None:
         self.started: dict[WorkerId, FakeProcess] = {}
@@ -208,5 +211,9 @@ class Job:
         return "\n".join(self.console.said)
 
     def logged(self, kind: str) -> list[dict[str, Any]]:
+        if self.log._writer is not None:
+            written = threading.Event()
+            self.log._writer.put(written.set)
+            assert written.wait(PATIENCE_S)
         lines = [json.loads(line) for line in self.events.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]

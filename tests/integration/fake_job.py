@@ -23,10 +23,10 @@ import forked
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
-    ENV_TOKEN,
     ENV_WORKER,
     Backend,
     NextRoundReply,
@@ -41,7 +41,6 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.server import RendezvousServer
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
-TOKEN = "test-token"
 PATIENCE_S = 60.0
 
 
@@ -89,8 +88,9 @@ class FakeJob:
         self._ready: dict[WorkerId, tuple[NextRoundRequest, asyncio.Future[NextRoundReply]]] = {}
         self._notice = Notice(0, 0, NoticeKind.NONE, "")
         self._news: asyncio.Event
+        self.key = JobKey.new()
         self._loop = asyncio.new_event_loop()
-        self._server = RendezvousServer(self, token=TOKEN)
+        self._server = RendezvousServer(self, key=self.key)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-driver")
 
     def __enter__(self) -> FakeJob:
@@ -234,7 +234,7 @@ class FakeJob:
         full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
         full |= {
             ENV_RENDEZVOUS: f"http://127.0.0.1:{self.port}",
-            ENV_TOKEN: TOKEN,
+            ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_WORKER: worker.key,
             ENV_ADDRESS: "127.0.0.1",
             "OMP_NUM_THREADS": "1",

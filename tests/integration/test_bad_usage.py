@@ -330,8 +330,10 @@ def test_one_slot_that_ends_before_init_is_told_once_and_named_at_the_end(run: R
         "train.py",
         "import os, sys, time\nimport elastic_driver as hvd\n"
         "from elastic_driver.rendezvous.client import RendezvousClient\n"
+        "from elastic_driver.rendezvous.credentials import Credential\n"
         "if os.environ['HOROVOD_RANK'] == '1':\n"
-        "    driver = RendezvousClient(os.environ['ELASTIC_DRIVER_RENDEZVOUS'], os.environ['ELASTIC_DRIVER_TOKEN'])\n"
+        "    credential = Credential.of_worker(os.environ)\n"
+        "    driver = RendezvousClient(os.environ['ELASTIC_DRIVER_RENDEZVOUS'], credential)\n"
         "    while not driver.status()['explain'].startswith('waiting for worker 127.0.0.1[0] '):\n"
         "        time.sleep(0.01)\n"
         f"    sys.exit({code})\n"

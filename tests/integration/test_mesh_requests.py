@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import resource
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from fake_job import FakeJob, workers_on
-from rendezvous_service import TOKEN, Service
+from rendezvous_service import IDENTITY, NONCE, Proofs, Service, hello
 from test_worker_collectives import BACKENDS
 
 from elastic_driver.rendezvous.messages import Backend, unpack_entries
@@ -40,16 +41,18 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
 
     async def worker(port: int, key: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            f"POST /v1/rounds/1/exchange/global?key={key}&count={MANY}&wait_s={LIMIT_S:g} HTTP/1.1\r\nHost: driver\r\n"
-            f"Authorization: Bearer {TOKEN}\r\nContent-Length: {len(value) + 4}\r\n\r\n".encode()
-            + f"{key:04}".encode()
-            + value
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 "), head
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        body = await reader.readexactly(length)
+
+        async def answer() -> bytes:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            return await reader.readexactly(length)
+
+        writer.write(hello(str(IDENTITY)))
+        proofs = Proofs(IDENTITY, NONCE, json.loads(await answer())["nonce"])
+        target = f"/v1/rounds/1/exchange/global?key={key}&count={MANY}&wait_s={LIMIT_S:g}"
+        writer.write(proofs.request("POST", target, f"{key:04}".encode() + value))
+        body = await answer()
         writer.close()
         await writer.wait_closed()
         return body

@@ -14,7 +14,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from rendezvous_service import ASSIGNMENT, PATIENCE_S, READY, TOKEN, WORKER, Calls, Service, descriptors, serving
+from rendezvous_service import (
+    ASSIGNMENT,
+    OPERATOR,
+    PATIENCE_S,
+    READY,
+    WORKER,
+    Calls,
+    Service,
+    credential,
+    descriptors,
+    scripted,
+    serving,
+)
 
 from elastic_driver.errors import (
     RendezvousClosedError,
@@ -25,6 +37,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.messages import JobOver, Notice, NoticeKind, RunningReport, WatchRequest
+from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server import ServerLimits
 
 pytestmark = pytest.mark.integration
@@ -177,12 +190,10 @@ def test_running_and_status(service: Service, client: RendezvousClient) -> None:
 
 
 def test_errors_are_told_apart(service: Service, client: RendezvousClient) -> None:
-    wrong = service.client(token="wrong")
-    with pytest.raises(RendezvousProtocolError, match=r"\(401\): the token is missing or wrong"):
-        wrong.status()
-    with pytest.raises(RendezvousProtocolError, match=r"\(401\)"):
-        wrong.next_round(READY)
-    wrong.close()
+    other = service.client(OPERATOR)
+    with pytest.raises(RendezvousProtocolError, match=r"\(403\): an operator may not do this; a worker may"):
+        other.next_round(READY)
+    other.close()
     with pytest.raises(RendezvousProtocolError, match=r"\(400\): cannot store a value without"):
         client.put(1, "", "k", b"")
     with pytest.raises(RendezvousProtocolError, match=r"\(413\): the body is above 16777216 bytes"):
@@ -198,7 +209,7 @@ def test_errors_are_told_apart(service: Service, client: RendezvousClient) -> No
 )
 def test_a_url_that_cannot_be(url: str) -> None:
     with pytest.raises(RendezvousProtocolError, match="expected http://host:port"):
-        RendezvousClient(url, "token")
+        RendezvousClient(url, credential())
 
 
 def test_no_proxy_is_asked(service: Service, client: RendezvousClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +264,7 @@ def test_close_ends_blocked_calls_at_once(service: Service, calls: Calls) -> Non
 def test_close_ends_a_call_that_tries_again(calls: Calls) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    client = RendezvousClient(f"http://127.0.0.1:{port}", "token")
+    client = RendezvousClient(f"http://127.0.0.1:{port}", credential())
     calls.start(client.status)
     client.close()
     assert isinstance(calls.join()[0], RendezvousClosedError)
@@ -270,7 +281,7 @@ def test_close_ends_a_call_that_is_connecting(calls: Calls) -> None:
         fillers.append(socket.socket())
         fillers[-1].setblocking(False)
         fillers[-1].connect_ex(address)
-    client = RendezvousClient(f"http://127.0.0.1:{address[1]}", "token")
+    client = RendezvousClient(f"http://127.0.0.1:{address[1]}", credential())
     calls.start(client.status)
     deadline = time.monotonic() + PATIENCE_S
     while not any(connection.sock is not None for connection in tuple(client._busy)):
@@ -347,7 +358,7 @@ def stopped(service: Service) -> Iterator[None]:
 
 
 def owned(service: Service, owner: FakeOwner) -> RendezvousClient:
-    return RendezvousClient(service.url, TOKEN, patience_s=0.1, owner=owner)
+    return RendezvousClient(service.url, credential(), patience_s=0.1, owner=owner)
 
 
 def test_a_silent_driver_that_lives_is_waited_for(service: Service, calls: Calls) -> None:
@@ -421,27 +432,12 @@ def test_the_end_of_the_driver_is_told(service: Service, calls: Calls) -> None:
     client.close()
 
 
-@contextmanager
-def scripted(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that sends one of the answers to each connection, then closes it. Yields its URL and what it got."""
-    got: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for answer in answers:
-                connection, _ = listener.accept()
-                with connection:
-                    got.append(connection.recv(65536))
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", got
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+def proven(status: str, body: bytes) -> bytes:
+    """An answer with a place for its proof."""
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{REPLY_HEADER}: PROOF\r\n\r\n".encode() + body
 
 
-OK = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"explain": "x"}'
+OK = proven("200 OK", b'{"explain": "x"}')
 
 
 @pytest.mark.parametrize(
@@ -452,23 +448,22 @@ OK = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"explain": "x"}'
         b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
         b"rubbish\r\n\r\n",
         b'HTTP/1.1 503 X\r\nContent-Length: 16\r\n\r\n{"error": "full"}',
-        b'HTTP/1.1 408 X\r\nConnection: close\r\nContent-Length: 16\r\n\r\n{"error": "slow"}',
+        proven("408 X\r\nConnection: close", b'{"error": "slow"}'),
     ],
     ids=["nothing", "half-a-head", "half-a-body", "rubbish", "full", "stalled"],
 )
 def test_a_broken_answer_is_asked_for_again(broken: bytes) -> None:
     with scripted(broken, broken, OK) as (url, got):
-        client = RendezvousClient(url, "token")
+        client = RendezvousClient(url, credential())
         assert client.status() == {"explain": "x"}
         client.close()
     assert len(got) == 3
-    assert len(set(got)) == 1
+    assert len(set(got)) == 3, "the proof is another each time"
 
 
 def test_a_repeated_wait_is_only_as_long_as_what_is_left() -> None:
-    empty = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n\0\0\0\0"
-    with scripted(b"", b"", empty) as (url, got):
-        client = RendezvousClient(url, "token")
+    with scripted(b"", b"", proven("200 OK", bytes(4))) as (url, got):
+        client = RendezvousClient(url, credential())
         assert client.exchange(1, "s", 0, 0, b"", timeout_s=10) == []
         client.close()
     waits = [float(line.split(b"wait_s=")[1].split()[0]) for line in got]

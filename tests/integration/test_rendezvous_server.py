@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 from rendezvous_service import (
     ASSIGNMENT,
+    KEY,
+    READER,
     READY,
-    TOKEN,
     WORKER,
     Calls,
     Handler,
@@ -74,7 +75,7 @@ def test_put_get_replace_delete(peer: Peer) -> None:
 
 def test_old_workers_find_the_length_of_a_body(peer: Peer) -> None:
     peer.ask("PUT", "/v1/rounds/1/kv/a/b", b"value")
-    peer.send(request("GET", "/v1/rounds/1/kv/a/b"))
+    peer.send(peer.request("GET", "/v1/rounds/1/kv/a/b"))
     assert b"\r\nContent-Length: 5\r\n" in peer.socket.recv(4096)
 
 
@@ -92,7 +93,7 @@ def test_entries_need_as_many_keys_as_asked(peer: Peer) -> None:
 def test_a_put_releases_all_who_wait(service: Service, peer: Peer, target: str) -> None:
     waiting = [Peer(service) for _ in range(5)]
     for one in waiting:
-        one.send(request("GET", target))
+        one.send(one.request("GET", target))
     service.until_parked(5)
     peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
     assert service.call(lambda: service.server.parked) == 5
@@ -119,7 +120,7 @@ def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
     peers = [(scope, key, Peer(service)) for key in (2, 0, 1) for scope in ("left", "right")]
     for scope, key, one in peers:
         one.send(
-            request("POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=20", f"{scope}{key}".encode())
+            one.request("POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=20", f"{scope}{key}".encode())
         )
     for scope, _, one in peers:
         assert unpack_entries(one.read().body) == [(str(key), f"{scope}{key}".encode()) for key in range(3)]
@@ -129,9 +130,9 @@ def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
 def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, peer: Peer) -> None:
     target = "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20"
     with Peer(service) as first, Peer(service) as again:
-        first.send(request("POST", target, b"zero"))
+        first.send(first.request("POST", target, b"zero"))
         service.until_parked(1)
-        again.send(request("POST", target, b"zero"))  # its connection was lost, it thinks
+        again.send(again.request("POST", target, b"zero"))  # its connection was lost, it thinks
         service.until_parked(2)
         peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"one")
         expected = [("0", b"zero"), ("1", b"one")]
@@ -141,9 +142,9 @@ def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, pee
 
 def test_exchanges_with_other_counts_are_released_each_at_its_own(service: Service, peer: Peer) -> None:
     with Peer(service) as two, Peer(service) as three:
-        three.send(request("POST", "/v1/rounds/1/exchange/s?key=0&count=3&wait_s=20", b"0"))
+        three.send(three.request("POST", "/v1/rounds/1/exchange/s?key=0&count=3&wait_s=20", b"0"))
         service.until_parked(1)
-        two.send(request("GET", "/v1/rounds/1/kv/s?count=2&wait_s=20"))
+        two.send(two.request("GET", "/v1/rounds/1/kv/s?count=2&wait_s=20"))
         service.until_parked(2)
         peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"1")
         assert len(unpack_entries(two.read().body)) == 2
@@ -209,7 +210,7 @@ def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, pe
     targets = ["kv/s/j?wait_s=20", "kv/s?count=5&wait_s=20", "exchange/s?key=0&count=9&wait_s=20"]
     waiting = [Peer(service) for _ in targets]
     for one, target in zip(waiting, targets, strict=True):
-        one.send(request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
+        one.send(one.request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
     service.until_parked(3)
     service.call(lambda: service.server.begin_round(7))
     for one in waiting:
@@ -222,7 +223,7 @@ def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, pe
 
 
 def test_next_round_is_answered_when_the_driver_has_decided(service: Service, peer: Peer) -> None:
-    peer.send(request("POST", "/v1/next-round", READY.to_json()))
+    peer.send(peer.request("POST", "/v1/next-round", READY.to_json()))
     service.until_parked(1)
     service.call(lambda: service.handler.next_rounds[0].set_result(ASSIGNMENT))
     assert parse_next_round_reply(peer.read().body) == ASSIGNMENT
@@ -241,7 +242,7 @@ def test_the_poll_time_is_the_servers_at_most() -> None:
 
 
 def test_watch(service: Service, peer: Peer) -> None:
-    peer.send(request("POST", "/v1/watch", WATCH.to_json()))
+    peer.send(peer.request("POST", "/v1/watch", WATCH.to_json()))
     service.until_parked(1)
     service.call(lambda: service.handler.watches[0].set_result(NOTICE))
     assert Notice.from_json(peer.read().body) == NOTICE
@@ -253,7 +254,7 @@ def test_watch(service: Service, peer: Peer) -> None:
     ("error", "status"), [(StaleRoundError(1, 2), 409), (RendezvousClosedError("over"), 410), (KeyError("bug"), 500)]
 )
 def test_a_watch_that_fails_while_parked(service: Service, peer: Peer, error: Exception, status: int) -> None:
-    peer.send(request("POST", "/v1/watch", WATCH.to_json()))
+    peer.send(peer.request("POST", "/v1/watch", WATCH.to_json()))
     service.until_parked(1)
     service.call(lambda: service.handler.watches[0].set_exception(error))
     answer = peer.read()
@@ -288,7 +289,7 @@ def test_who_goes_while_parked_is_forgotten(service: Service) -> None:
         ("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20", b""),
     ):
         with Peer(service) as peer:
-            peer.send(request(method, target, body))
+            peer.send(peer.request(method, target, body))
             service.until_parked(1)
         service.until_parked(0)
     assert service.call(lambda: service.handler.next_rounds[0].cancelled()) is True
@@ -299,8 +300,8 @@ def test_who_goes_while_parked_is_forgotten(service: Service) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(service: Service, peer: Peer) -> None:
-    gets = b"".join(request("GET", f"/v1/rounds/1/kv/s/{key}") for key in range(300))
-    puts = b"".join(request("PUT", f"/v1/rounds/1/kv/s/{key}", str(key).encode()) for key in range(300))
+    puts = b"".join(peer.request("PUT", f"/v1/rounds/1/kv/s/{key}", str(key).encode()) for key in range(300))
+    gets = b"".join(peer.request("GET", f"/v1/rounds/1/kv/s/{key}") for key in range(300))
     peer.send(puts + gets)
     assert {peer.read().status for _ in range(300)} == {204}
     assert [peer.read().body for _ in range(300)] == [str(key).encode() for key in range(300)]
@@ -309,14 +310,15 @@ def test_pipelined_requests_are_answered_in_order(service: Service, peer: Peer) 
 def test_requests_behind_a_parked_one_wait_for_it(service: Service, peer: Peer) -> None:
     """In one packet, in later ones, cut anywhere; what the queue does may release what waits elsewhere."""
     with Peer(service) as other:
-        other.send(request("GET", "/v1/rounds/1/kv/s/second?wait_s=20"))
+        other.send(other.request("GET", "/v1/rounds/1/kv/s/second?wait_s=20"))
         service.until_parked(1)
+        first = peer.request("GET", "/v1/rounds/1/kv/s/first?wait_s=20")
         behind = (
-            request("GET", "/v1/rounds/1/kv/s/third?wait_s=20")
-            + request("PUT", "/v1/rounds/1/kv/s/second", b"2")
-            + request("GET", "/v1/rounds/1/kv/s/nothing")
+            peer.request("GET", "/v1/rounds/1/kv/s/third?wait_s=20")
+            + peer.request("PUT", "/v1/rounds/1/kv/s/second", b"2")
+            + peer.request("GET", "/v1/rounds/1/kv/s/nothing")
         )
-        peer.send(request("GET", "/v1/rounds/1/kv/s/first?wait_s=20") + behind[:100])
+        peer.send(first + behind[:100])
         service.until_parked(2)
         peer.send(behind[100:])
         with Peer(service) as helper:
@@ -334,7 +336,8 @@ def test_a_chain_of_releases_as_long_as_there_are_peers(service: Service, peer: 
     chain = [Peer(service) for _ in range(300)]
     for index, one in enumerate(chain):
         one.send(
-            request("GET", f"/v1/rounds/1/kv/s/{index}?wait_s=20") + request("PUT", f"/v1/rounds/1/kv/s/{index + 1}")
+            one.request("GET", f"/v1/rounds/1/kv/s/{index}?wait_s=20")
+            + one.request("PUT", f"/v1/rounds/1/kv/s/{index + 1}")
         )
     service.until_parked(300)
     peer.ask("PUT", "/v1/rounds/1/kv/s/0")
@@ -344,29 +347,33 @@ def test_a_chain_of_releases_as_long_as_there_are_peers(service: Service, peer: 
 
 
 def test_a_request_in_single_bytes(peer: Peer) -> None:
-    for byte in request("PUT", "/v1/rounds/1/kv/s/k", b"value"):
+    for byte in peer.request("PUT", "/v1/rounds/1/kv/s/k", b"value"):
         peer.send(bytes([byte]))
     assert peer.read().status == 204
     assert peer.ask("GET", "/v1/rounds/1/kv/s/k").body == b"value"
 
 
 def test_a_chunked_body(peer: Peer) -> None:
-    head = request("PUT", "/v1/rounds/1/kv/s/k", headers=("Transfer-Encoding: chunked",))
+    chunked = ("Transfer-Encoding: chunked",)
+    head = peer.request("PUT", "/v1/rounds/1/kv/s/k", covered=b"abcdef", headers=chunked)
     peer.send(head + b"3\r\nabc\r\n2;x=y\r\nde\r\n")
     peer.send(b"1\r\nf\r\n0\r\n\r\n")
     assert peer.read().status == 204
     assert peer.ask("GET", "/v1/rounds/1/kv/s/k").body == b"abcdef"
 
 
+EXPECT = ("Expect: 100-continue", "Content-Length: 5")
+
+
 def test_expect_100_continue(peer: Peer) -> None:
-    peer.send(request("PUT", "/v1/rounds/1/kv/s/k", headers=("Expect: 100-continue", "Content-Length: 5")))
+    peer.send(peer.request("PUT", "/v1/rounds/1/kv/s/k", covered=b"value", headers=EXPECT))
     assert peer.read().status == 100
     peer.send(b"value")
     assert peer.read().status == 204
 
 
 def test_100_continue_is_not_said_to_strangers(peer: Peer) -> None:
-    peer.send(request("PUT", "/v1/x", token="no", headers=("Expect: 100-continue", "Content-Length: 5")))
+    peer.send(request("PUT", "/v1/x", b"", "Bearer no", headers=EXPECT))
     assert peer.read().status == 401
     assert peer.is_closed()
 
@@ -409,7 +416,7 @@ def test_what_is_refused(service: Service, peer: Peer, method: str, path: str, s
 
 
 def test_head_is_refused_without_a_body(peer: Peer) -> None:
-    peer.send(request("HEAD", "/v1/status") + request("GET", "/v1/status"))
+    peer.send(peer.request("HEAD", "/v1/status") + peer.request("GET", "/v1/status"))
     assert [peer.read(head_only=True).status, peer.read().status] == [405, 200]
 
 
@@ -430,7 +437,7 @@ def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
 
 def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
     async def second() -> None:
-        await RendezvousServer(Handler(), token=TOKEN).start("127.0.0.1", service.port)
+        await RendezvousServer(Handler(), key=KEY).start("127.0.0.1", service.port)
 
     with pytest.raises(SettingsError) as caught:
         service.wait(second())
@@ -443,7 +450,7 @@ def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
 def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), token=TOKEN)
+        server = RendezvousServer(Handler(), key=KEY)
         with pytest.raises(SettingsError, match="cannot listen on"):
             await server.start(host, port)
         await server.close()
@@ -453,10 +460,10 @@ def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), token=TOKEN)
+        server = RendezvousServer(Handler(), key=KEY)
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
-        writer.write(request("GET", "/v1/status"))
+        writer.write(request("GET", "/v1/status", b"", READER))
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         await writer.wait_closed()
@@ -474,13 +481,13 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
     before = descriptors()
     service = Service(loop=loop)
     idle, waiting, asking, half, deaf = (Peer(service) for _ in range(5))
-    waiting.send(request("GET", "/v1/rounds/1/kv/s/k?wait_s=20"))
-    asking.send(request("POST", "/v1/watch", WATCH.to_json()))
+    waiting.send(waiting.request("GET", "/v1/rounds/1/kv/s/k?wait_s=20"))
+    asking.send(asking.request("POST", "/v1/watch", WATCH.to_json()))
     half.send(b"GET /v1/sta")
     # One who asks for more than the sockets hold, and does not read it.
-    deaf.send(request("PUT", "/v1/rounds/1/kv/s/big", bytes(16 << 20)))
+    deaf.send(deaf.request("PUT", "/v1/rounds/1/kv/s/big", bytes(16 << 20)))
     assert deaf.read().status == 204
-    deaf.send(request("GET", "/v1/rounds/1/kv/s/big"))
+    deaf.send(deaf.request("GET", "/v1/rounds/1/kv/s/big"))
     service.until_parked(2)
     service.stop()
     for one in (waiting, asking):
@@ -496,13 +503,13 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
 
 def test_close_before_start_and_twice() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), token=TOKEN)
+        server = RendezvousServer(Handler(), key=KEY)
         await server.close()
-        server = RendezvousServer(Handler(), token=TOKEN)
+        server = RendezvousServer(Handler(), key=KEY)
         port = await server.start("127.0.0.1", 0)
         await server.close()
         await server.close()
-        again = RendezvousServer(Handler(), token=TOKEN)
+        again = RendezvousServer(Handler(), key=KEY)
         assert await again.start("127.0.0.1", port) == port
         await again.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 import uvloop
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.server import RendezvousServer
+from elastic_driver.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -112,8 +116,37 @@ def test_too_few_open_files_are_said_at_the_start() -> None:
             raise NotImplementedError(name)
 
     async def main() -> None:
-        server = RendezvousServer(Nobody(), token="t")
-        with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 2000000256 open files"):
-            await server.start("127.0.0.1", 0, workers=1_000_000_000)
+        server = RendezvousServer(Nobody(), key=JobKey.new())
+        with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 8000000256 open files"):
+            await server.start("127.0.0.1", 0, workers=1_000_000_000, descriptors_each=5)
 
     uvloop.run(main())
+
+
+def test_too_few_open_files_for_as_many_as_there_may_come_to_be_are_told() -> None:
+    """The job runs all the same: it may never grow so far."""
+    told: list[str] = []
+
+    async def main() -> None:
+        server = RendezvousServer(None, key=JobKey.new(), on_full=told.append)  # type: ignore[arg-type]
+        await server.start("127.0.0.1", 0, workers=4, at_most=1_000_000_000, descriptors_each=5)
+        await server.close()
+
+    uvloop.run(main())
+    assert len(told) == 1
+    assert re.match(r"there is room for \d+ workers, and the job may come to have 1000000000: that takes 8000", told[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ({}, 4),
+        ({"max_num_proc": 6}, 6),
+        ({"max_num_proc": 6, "num_standby": 3}, 9),
+        ({"hosts": (Host("localhost", 8),), "discovery_script": None}, 8),
+        ({"hosts": (Host("localhost", 8),), "discovery_script": None, "max_num_proc": 6}, 6),
+    ],
+)
+def test_how_many_workers_there_may_come_to_be(flags: dict[str, Any], most: int) -> None:
+    given = {"command": ("true",), "num_proc": 4, "min_num_proc": 1, "discovery_script": "true", **flags}
+    assert Settings(**given).most_workers == most

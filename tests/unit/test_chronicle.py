@@ -65,6 +65,8 @@ class Story:
         return self._path.read_text().splitlines()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
+        """At the end of a test: the log is closed."""
+        self._log.close()
         lines = [json.loads(line) for line in self._events.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
 

@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.torch import device, device_groups
 from elastic_driver.torch.device_groups import Store, shared_devices
 from elastic_driver.worker.native_engine import NativeEngine
@@ -87,7 +88,7 @@ def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest
 
 
 def test_workers_start_with_what_leaves_the_process_alone() -> None:
-    job = JobAddress("http://127.0.0.1:1", "token", b"key", "job", "127.0.0.1")
+    job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job", "127.0.0.1")
     slot = SlotInfo(0, 1, 0, 1, 0, 1)
     env = worker_env(
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
