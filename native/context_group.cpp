@@ -25,6 +25,8 @@
 namespace elastic {
 namespace {
 
+// What is reduced at a time, while messages are under way: little enough for the system's buffers not to run dry.
+constexpr size_t kComputeBytes = 128 * 1024;
 // What a plan can hold.
 constexpr size_t kMostGroups = 16;
 constexpr size_t kLongestName = 256;
@@ -274,7 +276,16 @@ void ContextGroup::allreduce(const std::string& group, void* data, size_t count,
         default:
           options.setOutput(static_cast<uint64_t*>(data), count);
       }
-      options.setReduceFunction(kernel);
+      // There is no thread that moves bytes meanwhile.
+      Transport& transport = *find(group).transport;
+      options.setReduceFunction([&transport, kernel, width](void* out, const void* a, const void* b, size_t elements) {
+        for (size_t at = 0; at < elements; at += kComputeBytes / width) {
+          const size_t offset = at * width;
+          kernel(static_cast<char*>(out) + offset, static_cast<const char*>(a) + offset,
+                 static_cast<const char*>(b) + offset, std::min(kComputeBytes / width, elements - at));
+          transport.move_some();
+        }
+      });
       // Never BCUBE: of its survivors, some wait until the time is up when a member dies.
       options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
       options.setTag(tag);

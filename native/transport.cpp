@@ -288,45 +288,50 @@ void Transport::pull(int member) {
   }
 }
 
-// Moves the bytes of all messages under way until one of these is done, and takes that.
 void Transport::wait(Count& messages) {
   check();
   if (messages.done == 0 && messages.under_way == 0) throw std::logic_error("a wait for a message that nobody began");
-  std::vector<pollfd> polled;
-  std::vector<int> members;
   while (messages.done == 0) {
-    polled.assign(1, {switch_->descriptor(), POLLIN, 0});
-    members.clear();
-    size_t kept = 0;
-    for (const int member : active_) {
-      const Link& one = link(member);
-      if (!one.busy()) {
-        is_active_[static_cast<size_t>(member)] = 0;
-        continue;
-      }
-      active_[kept++] = member;
-      const int events = (one.outgoing.empty() ? 0 : POLLOUT) | (one.incoming.empty() ? 0 : POLLIN);
-      polled.push_back({one.socket.get(), static_cast<short>(events), 0});
-      members.push_back(member);
-    }
-    active_.resize(kept);
     int wait_ms = -1;
     if (deadline_ != Clock::time_point::max()) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
       wait_ms = static_cast<int>(std::clamp<int64_t>(left + 1, 0, 3'600'000));
     }
-    const int ready = poll(polled.data(), polled.size(), wait_ms);
-    if (ready == 0 && Clock::now() >= deadline_) throw CollectiveTimeout("");
-    if (ready <= 0) continue;
-    if (polled[0].revents != 0) switch_->check();
-    for (size_t i = 0; i < members.size(); ++i) {
-      const short events = polled[i + 1].revents;
-      if (events == 0) continue;
-      if ((events & ~POLLIN) != 0 && !link(members[i]).outgoing.empty()) push(members[i]);
-      if ((events & ~POLLOUT) != 0) pull(members[i]);
-    }
+    if (!move(wait_ms) && Clock::now() >= deadline_) throw CollectiveTimeout("");
   }
   --messages.done;
+}
+
+void Transport::move_some() {
+  if (!active_.empty()) move(0);
+}
+
+// Moves bytes of the messages under way, where that can be done within the time. Whether there were any.
+bool Transport::move(int wait_ms) {
+  std::vector<pollfd> polled{{switch_->descriptor(), POLLIN, 0}};
+  std::vector<int> members;
+  size_t kept = 0;
+  for (const int member : active_) {
+    const Link& one = link(member);
+    if (!one.busy()) {
+      is_active_[static_cast<size_t>(member)] = 0;
+      continue;
+    }
+    active_[kept++] = member;
+    const int events = (one.outgoing.empty() ? 0 : POLLOUT) | (one.incoming.empty() ? 0 : POLLIN);
+    polled.push_back({one.socket.get(), static_cast<short>(events), 0});
+    members.push_back(member);
+  }
+  active_.resize(kept);
+  if (poll(polled.data(), polled.size(), wait_ms) <= 0) return false;
+  if (polled[0].revents != 0) switch_->check();
+  for (size_t i = 0; i < members.size(); ++i) {
+    const short events = polled[i + 1].revents;
+    if (events == 0) continue;
+    if ((events & ~POLLIN) != 0 && !link(members[i]).outgoing.empty()) push(members[i]);
+    if ((events & ~POLLOUT) != 0) pull(members[i]);
+  }
+  return true;
 }
 
 }  // namespace elastic

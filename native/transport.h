@@ -57,6 +57,8 @@ class Transport : public gloo::transport::Context {
   void set_deadline(std::chrono::steady_clock::time_point deadline) { deadline_ = deadline; }
   // Throws CollectiveError when what went before was not finished: the connections are of no use then.
   void check() const;
+  // Moves what can be moved without waiting. For those who compute while messages are under way.
+  void move_some();
   // Lets the peers see the end of their connections. Any thread, any time.
   void disconnect();
 
@@ -117,7 +119,9 @@ class Transport : public gloo::transport::Context {
   void push(int member);
   void pull(int member);
   void place_message(int member);
+  // Until one of these is done, which it takes.
   void wait(Count& messages);
+  bool move(int wait_ms);
   [[noreturn]] void lost(int member);
   void activate(int member);
 
