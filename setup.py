@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-GLOO_HEADER = "gloo/transport/tcp/device.h"
+GLOO_HEADER = "gloo/context.h"
 
 
 def extension() -> list[Extension]:

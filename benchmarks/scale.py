@@ -21,6 +21,8 @@ membership, no deadlines and no notices.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import hmac
 import multiprocessing
 import socket
 import statistics
@@ -41,8 +43,7 @@ import rendezvous
 from simulated import SLOTS_PER_HOST, simulation
 
 spawn = multiprocessing.get_context("spawn")
-_GREETING = struct.pack("<I", 0xE1A57001)
-_SECRET_BYTES = 16
+_GREETING = struct.pack("<I", 0xE1A57002)
 
 
 class Figures(NamedTuple):
@@ -110,6 +111,15 @@ def _text(value: bytes) -> bytes:
     return bytes([len(value)]) + value
 
 
+def _number(value: int) -> bytes:
+    """As native/wire.h writes it."""
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
+
+
 def _read(peer: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
@@ -127,17 +137,26 @@ def link(size: int) -> float:
     process = spawn.Process(target=_rank_0, args=(size, theirs), daemon=True)
     process.start()
     where = ours.recv()
-    port = int.from_bytes(bytes([where[-18] & 0x7F | (where[-17] & 1) << 7, where[-17] >> 1]), "little")
-    if where[-19] & 0x80:  # a port of three groups of seven bits
-        port = where[-19] & 0x7F | (where[-18] & 0x7F) << 7 | where[-17] << 14
+    # The host's length and the host, then the port in groups of seven bits.
+    groups = where[1 + where[0] :]
+    port = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(groups))
     peers = []
+    nonce, name = bytes(16), hashlib.sha256(b"").digest()[:8]
     for rank in range(1, size):
         peer = socket.create_connection(("127.0.0.1", port))
+        peer.sendall(_GREETING + struct.pack("<i", rank) + name + nonce)
+        peers.append(peer)
+    for rank, peer in enumerate(peers, 1):
+        answer = _read(peer, 48)
+        ends = [f"{host}:{number}".encode() for host, number in (peer.getsockname(), peer.getpeername())]
+        told = (b"", b"", _number(rank), _number(0), nonce, answer[:16], *ends)
+        texts = (_text(each) if place not in (2, 3) else each for place, each in enumerate(told))
+        peer.sendall(hmac.digest(b"", b"elastic_driver handshake dials\n" + b"".join(texts), "sha256"))
+    for rank, peer in enumerate(peers, 1):
+        _read(peer, 1)
         machine = b"node%d" % (rank // SLOTS_PER_HOST)
         introduction = _text(machine) + bytes([1, 2, 3, 4])
-        hello = _GREETING + where[-_SECRET_BYTES:] + struct.pack("<i", rank)
-        peer.sendall(hello + struct.pack("<I", len(introduction)) + introduction)
-        peers.append(peer)
+        peer.sendall(struct.pack("<I", len(introduction)) + introduction)
     for peer in peers:
         (length,) = struct.unpack("<I", _read(peer, 4))
         _read(peer, length)

@@ -23,16 +23,17 @@ class CollectiveTimeout(CollectiveError):
     """It did not end in the time allowed."""
 
 class ContextGroup:
-    def __init__(self, groups: Sequence[tuple[str, Sequence[int], int]], *, host: str) -> None:
-        """Groups as (name, global ranks of the members in order, this worker's index); host: local address."""
+    def __init__(
+        self, groups: Sequence[tuple[str, Sequence[int], int]], *, host: str, key: bytes = b"", purpose: str = ""
+    ) -> None:
+        """Groups as (name, global ranks of the members in order, this worker's index); host: local address.
+
+        key and purpose: the same on all members, which prove to each other that they have them.
+        """
     def prepare(self) -> bytes:
         """Listens. Returns what this worker publishes to the others."""
     def connect(self, blobs: Sequence[bytes], timeout_s: float) -> None:
         """Connects to all; blobs by global rank. Blocks. Who fails here is done: close it and make another."""
-    def cut(self, size: int) -> tuple[bytes, list[bytes]]:
-        """After prepare(), the same cut up: what is common to all, and what each of ``size`` ranks needs beside it."""
-    def connect_given(self, given: Sequence[tuple[bytes, bytes]], timeout_s: float) -> None:
-        """Like connect(), with what each rank has in common and its part for this one, by global rank."""
     def allreduce(self, group: str, buffer: Buffer, dtype: str, op: str, timeout_s: float) -> None:
         """In place. dtype by its numpy name or bfloat16; op: sum, average, min, max, product. Blocks."""
     def broadcast(self, group: str, buffer: Buffer, root: int, timeout_s: float) -> None:
@@ -94,20 +95,22 @@ class Engine:
         shared_memory: bool,
         direct_reads: bool,
         machine: str = "",
+        key: bytes = b"",
+        purpose: str = "",
     ) -> None:
-        """machine: ranks with different ones share no memory."""
+        """machine: ranks with different ones share no memory; key, purpose: as for ContextGroup."""
     def prepare(self, host: str) -> bytes:
         """On rank 0: listens, and returns how the others find it. On the others: nothing."""
     def connect(self, where: bytes, timeout_s: float) -> None:
         """Connects to all; where: what rank 0's prepare() returned. Blocks."""
     def connect_contexts(self, contexts: ContextGroup, timeout_s: float) -> None:
-        """Connects prepared contexts of all ranks, through rank 0; before start(). Blocks."""
+        """Prepares and connects contexts of all ranks, through rank 0; before start(). Blocks."""
     def start(self) -> None:
         """Starts the engine's thread."""
     def add_process_set(self, number: int, ranks: Sequence[int], contexts: ContextGroup | None) -> None:
-        """Contexts, for a set on several machines: groups "global" and "lane". Kept by the caller until close()."""
-    def remove_process_set(self, number: int) -> None:
-        """Forgets it."""
+        """Contexts, for a set on several machines: groups "global" and "lane"."""
+    def remove_process_set(self, number: int) -> Handle:
+        """Begins to forget it, on all ranks alike; what is under way in it fails."""
     def submit(self, operation: Operation) -> Handle:
         """Begins an operation, whose memory the caller keeps until it is done."""
     def next_turn(self, timeout_s: float) -> tuple[Any, ...] | None:

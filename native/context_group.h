@@ -1,7 +1,8 @@
 // The Gloo contexts of one worker in one round: global, local, cross, or whatever groups the round has.
 //
-// This is the Gloo store over the rendezvous, in one request: prepare() gives the bytes that this worker publishes,
-// connect() takes everybody's. Carrying them is the caller's; there is no HTTP here.
+// prepare() listens and gives the bytes that this worker publishes, connect() takes everybody's. Carrying them is the
+// caller's. Gloo has the algorithms; the connections are made and proven here (handshake.h), and used by one thread
+// (transport.h).
 //
 // One thread calls prepare, connect and the collectives; two at once in one group are refused. abort() may come from
 // any thread at any time. close() ends calls under way as abort() does, and waits for them. In a forked child all calls
@@ -15,21 +16,15 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "abortable_transport.h"
-#include "address_blob.h"
+#include "handshake.h"
 #include "reduce.h"
 #include "sockets.h"
-
-namespace gloo::transport {
-class Device;
-}
+#include "transport.h"
 
 namespace elastic {
 
@@ -41,25 +36,23 @@ struct GroupPlan {
   int index;                 // this worker's place among them
 };
 
-class ContextGroup {
+class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
  public:
-  // `host` is the local address on which pairs listen. Throws std::invalid_argument for a plan that cannot be.
-  ContextGroup(std::vector<GroupPlan> groups, std::string host);
+  // `host` is the local address at which it listens, `key` and `purpose` are what the members prove to each other; see
+  // Identity. Throws std::invalid_argument for a plan that cannot be.
+  ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose);
   ~ContextGroup();
   ContextGroup(const ContextGroup&) = delete;
   ContextGroup& operator=(const ContextGroup&) = delete;
 
-  // Starts the device and listens, for every pair. Returns this worker's blob.
+  // Listens. Returns this worker's blob. Its last kOwnBytes are this worker's own, the rest is what all workers at one
+  // host have in common.
   std::string prepare();
+  static constexpr size_t kOwnBytes = 2;
 
-  // Connects all pairs, in parallel. `blobs` by global rank. Throws CollectiveTimeout, naming who is missing, when
-  // it is not done in time; AbortedError; CollectiveError.
+  // Connects to all. `blobs` by global rank, of who is in none of the groups "". Throws CollectiveTimeout, naming who is
+  // missing, when it is not done in time; AbortedError; CollectiveError.
   void connect(const std::vector<std::string>& blobs, Seconds timeout);
-
-  // The other way, for many workers: after prepare(), what each of `size` ranks needs of this one; and what this one was
-  // given, (common, part) by global rank.
-  CutAddresses cut(size_t size) const;
-  void connect(const std::vector<std::pair<std::string, std::string>>& given, Seconds timeout);
 
   // In place on `count` elements. Integers wrap around; their average is rounded toward zero.
   void allreduce(const std::string& group, void* data, size_t count, DType dtype, ReduceOp op, Seconds timeout);
@@ -85,32 +78,26 @@ class ContextGroup {
  private:
   class GlooContext;
   struct Group;
-  struct Dial;
 
   // How far it is. What failed to connect stays kBroken.
   enum class Phase { kNew, kPrepared, kConnected, kBroken };
 
   void check() const;
   Group& find(const std::string& name) const;
-  // Where a peer listens for this worker: its global rank, the group, and its place in that.
-  using Lookup = std::function<Bytes(int rank, const GroupPlan& plan, int member)>;
-  void connect_all(const Lookup& lookup, Seconds timeout);
-  std::vector<Dial> plan_dials(const Lookup& lookup) const;
-  void dial(const std::vector<Dial>& dials, Seconds timeout);
-  void shut_down_sockets();
+  std::vector<Wanted> wanted(const std::vector<std::string>& blobs) const;
+  void disconnect();
   template <typename Operation>
   void run(const std::string& name, const char* what, uint64_t signature, Seconds timeout, Operation operation);
 
   const std::string host_;
-  const pid_t owner_;  // a forked child must not join threads that it does not have
+  Identity self_;
+  const pid_t owner_;
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<GroupAddresses> addresses_;  // of this worker; after prepare()
-  std::shared_ptr<gloo::transport::Device> device_;
+  Descriptor listener_;
   std::atomic<Phase> phase_{Phase::kNew};
-  std::mutex build_mutex_;  // held by prepare(), connect() and close(), in which groups_ and device_ change
-  std::mutex names_mutex_;  // guards names_
-  SocketNames names_;
+  std::mutex build_mutex_;   // held by prepare(), connect() and close(), in which groups_ change
+  std::mutex links_mutex_;   // held while the groups' transports change, and while they are disconnected
   bool closed_ = false;
 };
 

@@ -3,28 +3,25 @@
 // One thread sends and receives; wake() may come from any other.
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
+
+#include "handshake.h"
 
 namespace elastic {
 
 class ControlLink {
  public:
-  using Clock = std::chrono::steady_clock;
-  // Called while something blocks, each few milliseconds; throws when it is to end.
-  using Check = std::function<void()>;
   struct Frame {
     int rank;
     std::string bytes;
   };
 
-  ControlLink(int rank, int size);
-  ~ControlLink();
+  // `self`: of this rank; see handshake.h. Both ends of each connection have proven themselves when connect() is done.
+  ControlLink(Identity self, int size);
+  ~ControlLink() = default;
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
 
@@ -52,22 +49,20 @@ class ControlLink {
  private:
   struct Peer {
     int rank;
-    int socket;
+    Descriptor socket;
     std::string received;
     bool gone = false;
   };
 
-  void add(int rank, int socket);
-  void accept_all(Clock::time_point deadline, const Check& check);
-  void dial(const std::string& where, Clock::time_point deadline, const Check& check);
+  void add(int rank, Descriptor socket);
   [[noreturn]] void lost(int rank) const;
 
+  const Identity self_;
   const int rank_;
   const int size_;
-  int listener_ = -1;
-  int event_ = -1;
-  int epoll_ = -1;
-  std::string secret_;
+  Descriptor listener_;
+  Descriptor event_;
+  Descriptor epoll_;
   std::vector<Peer> peers_;         // connected
   std::vector<size_t> by_rank_;     // place in peers_
 };

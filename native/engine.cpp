@@ -58,7 +58,7 @@ std::string row(const Plan& plan, const std::string& key) {
 }  // namespace
 
 Engine::Engine(int rank, int size, EngineOptions options)
-    : rank_(rank), size_(size), options_(options), owner_(getpid()), link_(rank, size) {
+    : rank_(rank), size_(size), options_(options), owner_(getpid()), link_({rank, options_.key, options_.purpose}, size) {
   if (rank < 0 || rank >= size) throw std::invalid_argument("the rank is not below the size");
   if (options_.shared_memory) {
     try {
@@ -128,7 +128,7 @@ SegmentName read_name(Reader& reader, const std::string& machine) {
 
 // Rank 0 learns each rank's machine and segment. It tells each which ranks are together, as runs over the ranks, and the
 // segments of its neighbours. Sets machines_, for now as if all could share memory.
-std::map<int, SegmentName> Engine::introduce(Clock::time_point deadline, const ControlLink::Check& check) {
+std::map<int, SegmentName> Engine::introduce(Clock::time_point deadline, const Check& check) {
   Writer mine;
   mine.text(segment_ ? machine_ : "");
   if (segment_) write_name(mine, segment_->name());
@@ -202,7 +202,7 @@ std::map<int, SegmentName> Engine::introduce(Clock::time_point deadline, const C
 }
 
 void Engine::agree_on_memory(const std::map<int, SegmentName>& neighbours, Clock::time_point deadline,
-                             const ControlLink::Check& check) {
+                             const Check& check) {
   std::vector<std::unique_ptr<PeerSegment>> peers;
   bool mapped = true, direct = options_.direct_reads;
   try {
@@ -251,62 +251,46 @@ void Engine::agree_on_memory(const std::map<int, SegmentName>& neighbours, Clock
   }
 }
 
-std::vector<Engine::Given> Engine::swap(const std::string& common, const std::vector<std::string>& parts,
-                                        Seconds timeout) {
-  if (parts.size() != static_cast<size_t>(size_)) throw std::invalid_argument("there must be a part for each rank");
+std::vector<std::string> Engine::gather(const std::string& given, size_t own, Seconds timeout) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
   const auto check = [this] { throw_if_aborted(); };
-  std::vector<Given> given(static_cast<size_t>(size_));
+  std::vector<std::string> all;
   connecting([&] {
-    Writer mine;
-    mine.text(common);
-    for (const std::string& part : parts) mine.text(part);
     std::string told;
     if (rank_ != 0) {
-      link_.send(0, mine.bytes(), check);
+      link_.send(0, given, check);
       told = link_.receive_all(deadline, check)[0];
     } else {
       std::map<int, std::string> said = link_.receive_all(deadline, check);
-      said[0] = mine.take();
+      said[0] = given;
       // Ranks of one machine mostly have the same in common: it is told once.
       std::map<std::string_view, size_t> numbers;
-      std::vector<size_t> number_of;
-      std::vector<Reader> readers;
-      Writer table;
+      Writer table, rows;
       for (const auto& [rank, bytes] : said) {
-        readers.emplace_back(bytes);
-        const std::string_view text = readers.back().text();
-        const auto [found, is_new] = numbers.emplace(text, numbers.size());
-        if (is_new) table.text(text);
-        number_of.push_back(found->second);
+        const size_t shared = bytes.size() - std::min(own, bytes.size());
+        const std::string_view common = std::string_view(bytes).substr(0, shared);
+        const auto [found, is_new] = numbers.emplace(common, numbers.size());
+        if (is_new) table.text(common);
+        rows.number(found->second);
+        rows.text(std::string_view(bytes).substr(shared));
       }
-      Writer head;
-      head.number(numbers.size());
-      head.raw(table.bytes());
-      for (int rank = 0; rank < size_; ++rank) {
-        Writer one;
-        one.raw(head.bytes());
-        for (size_t from = 0; from < readers.size(); ++from) {
-          one.number(number_of[from]);
-          one.text(readers[from].text());
-        }
-        if (rank == 0) {
-          told = one.take();
-        } else {
-          link_.send(rank, one.bytes(), check);
-        }
-      }
+      Writer message;
+      message.number(numbers.size());
+      message.raw(table.bytes());
+      message.raw(rows.bytes());
+      told = message.take();
+      for (int rank = 1; rank < size_; ++rank) link_.send(rank, told, check);
     }
     Reader reader(told);
-    std::vector<std::string> table;
-    for (uint64_t left = reader.number(); left > 0; --left) table.emplace_back(reader.text());
-    for (Given& one : given) {
+    std::vector<std::string_view> table;
+    for (uint64_t left = reader.number(); left > 0; --left) table.push_back(reader.text());
+    for (int rank = 0; rank < size_; ++rank) {
       const uint64_t number = reader.number();
       if (number >= table.size()) throw CollectiveError("cannot read what rank 0 tells of the others");
-      one = {table[number], std::string(reader.text())};
+      all.push_back(std::string(table[number]).append(reader.text()));
     }
   });
-  return given;
+  return all;
 }
 
 void Engine::start() {
@@ -314,9 +298,9 @@ void Engine::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void Engine::add_process_set(int number, std::vector<int> ranks, ContextGroup* contexts) {
-  auto set = std::make_unique<ProcessSet>();
-  set->contexts = contexts;
+void Engine::add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts) {
+  auto set = std::make_shared<ProcessSet>();
+  set->contexts = std::move(contexts);
   const std::set<int> distinct(ranks.begin(), ranks.end());
   if (ranks.empty() || distinct.size() != ranks.size() || *distinct.begin() < 0 || *distinct.rbegin() >= size_) {
     throw std::invalid_argument("the members of a process set must be distinct ranks of the job");
@@ -339,7 +323,7 @@ void Engine::add_process_set(int number, std::vector<int> ranks, ContextGroup* c
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   if (place != ranks.end()) set->place = static_cast<int>(place - ranks.begin());
   set->ranks = std::move(ranks);
-  if (set->place >= 0 && !set->one_machine && contexts == nullptr) {
+  if (set->place >= 0 && !set->one_machine && !set->contexts) {
     throw std::invalid_argument("a process set on several machines needs contexts");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -347,13 +331,12 @@ void Engine::add_process_set(int number, std::vector<int> ranks, ContextGroup* c
   sets_[number] = std::move(set);
 }
 
-void Engine::remove_process_set(int number) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (coordinator_) coordinator_->remove_process_set(number);
-    sets_.erase(number);
-  }
-  if (coordinator_) link_.wake();  // to tell of what was under way in it
+std::shared_ptr<Operation> Engine::remove_process_set(int number) {
+  auto operation = std::make_shared<Operation>();
+  operation->name_ = "elastic_driver.process_set." + std::to_string(number) + ".removal";
+  operation->plan_.kind = Kind::kBarrier;
+  operation->removes_ = number;
+  return enter(std::move(operation));
 }
 
 std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, std::vector<Memory> memory,
@@ -363,8 +346,13 @@ std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, st
   operation->plan_ = std::move(plan);
   operation->memory_ = std::move(memory);
   operation->sizes_ = std::move(sizes);
+  return enter(std::move(operation));
+}
+
+std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
   operation->submitted_ = Clock::now();
   const Plan& what = operation->plan_;
+  const std::string& name = operation->name_;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (getpid() != owner_) throw AbortedError("the engine belongs to the process that forked this one");
@@ -464,17 +452,17 @@ void Engine::conclude(const Turn& turn, const std::string& error) {
 
 void Engine::abort(const std::string& reason) {
   if (getpid() != owner_) return;
-  std::vector<ContextGroup*> contexts;
+  std::vector<std::shared_ptr<ContextGroup>> contexts;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (broken_.empty()) broken_ = reason.empty() ? "aborted" : reason;
     changed_.notify_all();
     for (const auto& [number, set] : sets_) {
-      if (set->contexts != nullptr) contexts.push_back(set->contexts);
+      if (set->contexts) contexts.push_back(set->contexts);
     }
   }
   aborted_ = true;
-  for (ContextGroup* const one : contexts) one->abort(reason);
+  for (const auto& one : contexts) one->abort(reason);
   link_.wake();
 }
 
@@ -644,16 +632,37 @@ void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::Stat
   changed_.notify_all();
 }
 
-const Engine::ProcessSet* Engine::find_set(int number) {
+std::shared_ptr<const Engine::ProcessSet> Engine::find_set(int number) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = sets_.find(number);
-  return found == sets_.end() ? nullptr : found->second.get();
+  return found == sets_.end() ? nullptr : found->second;
+}
+
+void Engine::drop_set(int number) {
+  std::shared_ptr<const ProcessSet> last;  // freed without the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (coordinator_) coordinator_->remove_process_set(number);
+  const auto found = sets_.find(number);
+  if (found == sets_.end()) return;
+  last = std::move(found->second);
+  sets_.erase(found);
 }
 
 void Engine::run_entries(const std::vector<Entry>& entries) {
   const Plan& plan = *entries[0].plan;
-  const ProcessSet* const set = find_set(plan.process_set);
-  if (set == nullptr || set->place < 0) return;
+  const std::shared_ptr<const ProcessSet> set = find_set(plan.process_set);
+  if (!set) {
+    // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
+    for (const Entry& entry : entries) {
+      const auto operation = take_inflight(entry.key);
+      if (!operation) continue;
+      finish(operation, Operation::State::kMismatch,
+             "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(entry.key) +
+                 "': its process set was removed before it could run");
+    }
+    return;
+  }
+  if (set->place < 0) return;
   // None for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
   for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
@@ -693,6 +702,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
         } else {
           set->contexts->barrier("global", options_.collective_timeout);
         }
+        if (first != nullptr && first->removes_ >= 0) drop_set(first->removes_);
         break;
       case Kind::kJoin: {
         // Ranks have submitted different numbers of them by now; all begin anew, as the coordinator does.

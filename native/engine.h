@@ -46,6 +46,8 @@ struct EngineOptions {
   bool shared_memory = true;  // whether it is used where it can be
   bool direct_reads = true;   // whether private memory of peers is read where that is allowed
   std::string machine;        // ranks with different ones share no memory
+  // What ranks prove to each other; see Identity.
+  std::string key, purpose;
 };
 
 struct Memory {
@@ -78,6 +80,7 @@ class Operation {
   std::vector<int64_t> sizes_;
   std::vector<Output> outputs_;
   int last_joined_ = -1;
+  int removes_ = -1;  // a process set that goes when this, a barrier, is done
   std::chrono::steady_clock::time_point submitted_;
   State state_ = State::kPending;  // this and the next: guarded by the engine's mutex
   std::string error_;
@@ -96,10 +99,9 @@ class Engine {
   // CollectiveTimeout, AbortedError, CollectiveError.
   void connect(const std::string& where, Seconds timeout);
 
-  // After connect() and before start(), on all ranks at once: gives each rank what is common and its part, through
-  // rank 0. Returns what the others gave this one, by rank. Throws as connect() does.
-  using Given = std::pair<std::string, std::string>;
-  std::vector<Given> swap(const std::string& common, const std::vector<std::string>& parts, Seconds timeout);
+  // After connect() and before start(), on all ranks at once: what each rank gives, by rank, through rank 0. The last
+  // bytes, `own` of them, are each rank's own, the rest is mostly what others have too. Throws as connect() does.
+  std::vector<std::string> gather(const std::string& given, size_t own, Seconds timeout);
 
   // The ranks by machine, in the order of their first ranks; after connect(), the same on all ranks. Ranks that cannot
   // share memory are on machines of their own.
@@ -112,9 +114,11 @@ class Engine {
 
   // Members by rank, the same on all ranks. `contexts`, for sets on several machines: groups "global", of all
   // members in this order, and "lane": of the members that have this one's place on their machine, for the places that
-  // all machines have. Kept by the caller until close().
-  void add_process_set(int number, std::vector<int> ranks, ContextGroup* contexts);
-  void remove_process_set(int number);
+  // all machines have.
+  void add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts);
+  // Begins to; all ranks do it alike. It goes at the same point of the replies on all of them, so that what was agreed on
+  // before runs everywhere, and what comes after fails everywhere. Throws as submit() does.
+  std::shared_ptr<Operation> remove_process_set(int number);
 
   // `sizes`: see Plan::sized(). Throws DuplicateNameError, AbortedError, std::invalid_argument.
   std::shared_ptr<Operation> submit(const std::string& name, Plan plan, std::vector<Memory> memory,
@@ -152,15 +156,13 @@ class Engine {
   void close();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct ProcessSet {
     std::vector<int> ranks;
     int place = -1;  // this rank's; -1: not a member
     Party party;     // the members on this machine
     bool one_machine = true;
     int lanes = 0;   // with several machines: members that all machines have at least
-    ContextGroup* contexts = nullptr;
+    std::shared_ptr<ContextGroup> contexts;
   };
   struct Span {
     std::string what;
@@ -173,9 +175,9 @@ class Engine {
     DType type;
   };
   // What ranks tell each other through rank 0 while they connect.
-  std::map<int, SegmentName> introduce(Clock::time_point deadline, const ControlLink::Check& check);
+  std::map<int, SegmentName> introduce(Clock::time_point deadline, const Check& check);
   void agree_on_memory(const std::map<int, SegmentName>& neighbours, Clock::time_point deadline,
-                       const ControlLink::Check& check);
+                       const Check& check);
   template <typename Talk>
   void connecting(Talk talk);
   void run();
@@ -202,7 +204,9 @@ class Engine {
   // Puts an operation of this rank that was run into the timeline.
   void trace(const Operation& operation, const Plan& plan, Clock::time_point answered, const Span& whole,
              const std::vector<Span>& parts);
-  const ProcessSet* find_set(int number);
+  std::shared_ptr<const ProcessSet> find_set(int number);
+  void drop_set(int number);
+  std::shared_ptr<Operation> enter(std::shared_ptr<Operation> operation);
   void throw_if_aborted() const;
   uint64_t next_number() { return turn_number(reply_, turn_++); }
 
@@ -233,7 +237,8 @@ class Engine {
   std::deque<Turn> turns_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;
-  std::map<int, std::unique_ptr<ProcessSet>> sets_;
+  // What runs keeps the set it runs in, whatever other threads do with it.
+  std::map<int, std::shared_ptr<const ProcessSet>> sets_;
   std::string broken_;
   bool closing_ = false;
   uint64_t finished_ = 0;

@@ -147,7 +147,8 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
 }
 
 std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double stall_warn_s, double stall_fail_s,
-                             double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine) {
+                             double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine, const nb::bytes& key,
+                             const std::string& purpose) {
   if (!(timeout_s > 0)) throw std::invalid_argument("timeout_s must be above 0");
   EngineOptions options;
   options.fusion_bytes = fusion_bytes;
@@ -156,6 +157,8 @@ std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double sta
   options.shared_memory = shared_memory;
   options.direct_reads = direct_reads;
   options.machine = machine;
+  options.key.assign(key.c_str(), key.size());
+  options.purpose = purpose;
   return std::make_shared<Engine>(rank, size, options);
 }
 
@@ -217,7 +220,7 @@ void bind_engine(nb::module_& module) {
       .def("conclude", &Engine::conclude, arg("turn"), arg("error"), unlocked)
       .def(nb::new_(&make), arg("rank"), arg("size"), nb::kw_only(), arg("fusion_bytes"), arg("stall_warn_s"),
            arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"),
-           arg("machine") = "")
+           arg("machine") = "", arg("key") = nb::bytes("", 0), arg("purpose") = "")
       .def("prepare",
            [](Engine& self, const std::string& host) {
              std::string blob;
@@ -238,15 +241,20 @@ void bind_engine(nb::module_& module) {
       .def("connect_contexts",
            [](Engine& self, ContextGroup& contexts, double timeout_s) {
              const nb::gil_scoped_release released;
-             const CutAddresses cut = contexts.cut(static_cast<size_t>(self.size()));
-             contexts.connect(self.swap(cut.common, cut.parts, Seconds(timeout_s)), Seconds(timeout_s));
+             const std::string own = contexts.prepare();
+             contexts.connect(self.gather(own, ContextGroup::kOwnBytes, Seconds(timeout_s)), Seconds(timeout_s));
            },
            arg("contexts"), arg("timeout_s"))
       .def_prop_ro("machines", &Engine::machines)
       .def_prop_ro("unshared", &Engine::unshared)
       .def("start", &Engine::start, unlocked)
       .def("add_process_set", &Engine::add_process_set, arg("number"), arg("ranks"), arg("contexts").none(), unlocked)
-      .def("remove_process_set", &Engine::remove_process_set, arg("number"), unlocked)
+      .def("remove_process_set",
+           [](const std::shared_ptr<Engine>& self, int number) {
+             const nb::gil_scoped_release released;
+             return Handle{self, self->remove_process_set(number)};
+           },
+           arg("number"))
       .def("submit", &submit, arg("operation"))
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)

@@ -1,7 +1,7 @@
 // elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's
 // lock.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -51,10 +51,12 @@ Seconds checked(double timeout_s) {
 
 using Plan = std::tuple<std::string, std::vector<int>, int>;
 
-void make(ContextGroup* self, const std::vector<Plan>& groups, const std::string& host) {
+// Shared with an engine, whose thread may be in it when Python drops it.
+std::shared_ptr<ContextGroup> make(const std::vector<Plan>& groups, const std::string& host, const nb::bytes& key,
+                                   const std::string& purpose) {
   std::vector<elastic::GroupPlan> plans;
   for (const auto& [name, members, index] : groups) plans.push_back({name, members, index});
-  new (self) ContextGroup(std::move(plans), host);
+  return std::make_shared<ContextGroup>(std::move(plans), host, std::string(key.c_str(), key.size()), purpose);
 }
 
 nb::bytes prepare(ContextGroup& self) {
@@ -70,27 +72,6 @@ void connect_peers(ContextGroup& self, const std::vector<nb::bytes>& blobs, doub
   const Seconds timeout = checked(timeout_s);
   std::vector<std::string> copies;
   for (const nb::bytes& blob : blobs) copies.emplace_back(blob.c_str(), blob.size());
-  const nb::gil_scoped_release unlocked;
-  self.connect(copies, timeout);
-}
-
-nb::tuple cut(const ContextGroup& self, size_t size) {
-  elastic::CutAddresses cut;
-  {
-    const nb::gil_scoped_release unlocked;
-    cut = self.cut(size);
-  }
-  nb::list parts;
-  for (const std::string& part : cut.parts) parts.append(nb::bytes(part.data(), part.size()));
-  return nb::make_tuple(nb::bytes(cut.common.data(), cut.common.size()), parts);
-}
-
-void connect_given(ContextGroup& self, const std::vector<std::pair<nb::bytes, nb::bytes>>& given, double timeout_s) {
-  const Seconds timeout = checked(timeout_s);
-  std::vector<std::pair<std::string, std::string>> copies;
-  for (const auto& [common, part] : given) {
-    copies.emplace_back(std::string(common.c_str(), common.size()), std::string(part.c_str(), part.size()));
-  }
   const nb::gil_scoped_release unlocked;
   self.connect(copies, timeout);
 }
@@ -185,11 +166,10 @@ NB_MODULE(_native, module) {
   using nb::arg;
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<ContextGroup>(module, "ContextGroup")
-      .def("__init__", &make, arg("groups"), nb::kw_only(), arg("host"))
+      .def(nb::new_(&make), arg("groups"), nb::kw_only(), arg("host"), arg("key") = nb::bytes("", 0),
+           arg("purpose") = "")
       .def("prepare", &prepare)
       .def("connect", &connect_peers, arg("blobs"), arg("timeout_s"))
-      .def("cut", &cut, arg("size"))
-      .def("connect_given", &connect_given, arg("given"), arg("timeout_s"))
       .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))
       .def("broadcast", &broadcast, arg("group"), arg("buffer"), arg("root"), arg("timeout_s"))
       .def("allgather", &allgather, arg("group"), arg("input"), arg("output"), arg("counts"), arg("timeout_s"))

@@ -1,38 +1,57 @@
-// Finding and shutting down the sockets of Gloo's pairs, which Gloo does not give out.
+// Sockets of this process, and how many it may have.
 #pragma once
 
 #include <sys/socket.h>
 
 #include <cstddef>
-#include <set>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 namespace elastic {
 
-// "family/address/port" of a socket address; "" for one that is neither IPv4 nor IPv6.
-std::string endpoint(const sockaddr_storage& address);
+// A descriptor and its end.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : fd_(descriptor) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
 
-// The endpoints by which sockets are known: those bound to one of `own` (a listener of ours, or a connection it
-// accepted), and those connected, or on the way of connecting, to one of `peers`.
-struct SocketNames {
-  std::set<std::string> own;
-  std::set<std::string> peers;
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_ = -1;
 };
 
-enum class Which {
-  kAll,
-  kUnconnected,  // listeners, and sockets that wait for an answer to their SYN
+// Where somebody listens.
+struct Place {
+  std::string host;
+  uint16_t port = 0;
 };
 
-// Shuts down, both ways, every such TCP socket of this process. A wait on it ends at once. Nothing is closed: the
-// descriptors stay their owner's. Returns how many there were.
-int shutdown_sockets(const SocketNames& names, Which which);
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// Throws CollectiveError when there is no such host.
+SocketAddress resolve(const Place& place);
+
+// A listening socket on a free port of a local address, and that port. Throws CollectiveError.
+std::pair<Descriptor, uint16_t> listen_on(const std::string& host);
+
+// "address:port" at this end and at the other end of a connection; "" where there is none.
+std::string own_end(int socket);
+std::string far_end(int socket);
 
 // Sees to it that this process may open so many more files: raises its limit as far as is needed and allowed. Throws
 // CollectiveError where that is too little; `what` they are for.
 void require_descriptors(size_t more, const std::string& what);
-
-// Those of `names` that some open socket bears. The rest may by now be given to sockets that are not ours.
-SocketNames names_in_use(const SocketNames& names);
 
 }  // namespace elastic

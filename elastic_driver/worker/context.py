@@ -30,6 +30,7 @@ from elastic_driver.worker.engine import Engine, Kind, Operation, Result
 from elastic_driver.worker.messages import wait
 from elastic_driver.worker.plain_engine import Make, PlainEngine
 from elastic_driver.worker.plain_plan import LEAVING
+from elastic_driver.worker.seal import Seal
 from elastic_driver.worker.watch import Watch, WatchClient
 
 _log = logging.getLogger("elastic_driver.worker")
@@ -114,20 +115,25 @@ class ConnectableEngine(Engine, Protocol):
         """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
 
 
-def make_engine(assignment: RoundAssignment, address: str, limits: Limits) -> ConnectableEngine:
+def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal: Seal) -> ConnectableEngine:
     """The engine for a round, not yet connected.
 
     Raises:
         HorovodInternalError: the backend that the driver chose cannot be loaded here.
+        SettingsError: the environment asks for an engine that there is not.
     """
     slot = assignment.slot
-    plain = os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain"  # the same on all ranks, as the driver hands it on
+    if os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain":
+        raise SettingsError(
+            "cannot use ELASTIC_DRIVER_ENGINE=plain: there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch "
+            "does without the native one"
+        )
     try:
-        if slot.size > 1 and assignment.backend is Backend.NATIVE and not plain:
+        if slot.size > 1 and assignment.backend is Backend.NATIVE:
             from elastic_driver.worker.native_engine import NativeEngine
 
-            return NativeEngine(slot.rank, slot.size, address, timeout_s=limits.collective_s)
-        make = _collectives_of(assignment.backend, address) if slot.size > 1 else _solo
+            return NativeEngine(slot.rank, slot.size, address, timeout_s=limits.collective_s, seal=seal)
+        make = _torch_collectives(address) if slot.size > 1 else _solo
     except ImportError as error:
         raise HorovodInternalError(f"cannot load the {assignment.backend} backend: {error}") from error
     return PlainEngine(
@@ -144,16 +150,10 @@ def _solo(groups: tuple[Group, ...]) -> Collectives:
     return SoloCollectives()
 
 
-def _collectives_of(backend: Backend, address: str) -> Make:
-    match backend:
-        case Backend.NATIVE:
-            from elastic_driver.worker.native_backend import NativeCollectives
+def _torch_collectives(address: str) -> Make:
+    from elastic_driver.worker.torch_backend import TorchCollectives
 
-            return lambda groups: NativeCollectives(groups, address)
-        case Backend.TORCH:
-            from elastic_driver.worker.torch_backend import TorchCollectives
-
-            return lambda groups: TorchCollectives(groups, address)
+    return lambda groups: TorchCollectives(groups, address)
 
 
 class _RoundMeeting:
@@ -175,6 +175,13 @@ class _RoundMeeting:
         if found is None:
             raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
         return found
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls of one name that have succeeded in a round."""
+
+    count: int = 0
 
 
 class Context:
@@ -200,6 +207,8 @@ class Context:
         self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
         self.devices: list[Any] = []  # what each member says of its devices; likewise
         self.joins = 0  # how often all ranks have joined
+        self.seal = Seal.from_environ(os.environ, assignment.round_id)
+        self._calls: dict[tuple[int, int, str], Calls] = {}
         self._address = address
         self._client = client
         self._timeline = timeline
@@ -285,6 +294,10 @@ class Context:
         """
         self.check()
         return wait(self.engine.submit(operation), keep)
+
+    def calls_of(self, process_set: int, label: str) -> Calls:
+        """How often something was done, as all members count it: a rank that has joined does not take part."""
+        return self._calls.setdefault((self.joins, process_set, label), Calls())
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """Watch thread: the notice's level changed."""
@@ -383,7 +396,7 @@ class Context:
 
     def _connect(self) -> None:
         try:
-            engine = make_engine(self.assignment, self._address, self.limits)
+            engine = make_engine(self.assignment, self._address, self.limits, self.seal)
             with self._lock:
                 self._engine = engine
                 broken = self._broken

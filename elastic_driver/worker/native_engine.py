@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from elastic_driver import native_loader
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
 from elastic_driver.safe_files import open_named
 from elastic_driver.worker.collectives import Exchange, Meeting
-from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result, TensorSpec
-from elastic_driver.worker.messages import wait
+from elastic_driver.worker.engine import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.messages import gather
+from elastic_driver.worker.seal import NO_SEAL, Seal
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -30,7 +30,6 @@ _FUSION_BYTES = 64 << 20
 _STALL_WARN_S = 60.0
 _MOST = 1 << 50  # what elasticrun takes of MB, in bytes
 _LANE_END_S = 5.0
-_LENGTH = struct.Struct("<H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +127,19 @@ class NativeEngine:
     """
 
     def __init__(
-        self, rank: int, size: int, address: str, *, timeout_s: float, settings: EngineSettings | None = None
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        *,
+        timeout_s: float,
+        settings: EngineSettings | None = None,
+        seal: Seal = NO_SEAL,
     ) -> None:
         self._module: Any = native_loader.load()
         self._rank, self._size, self._address = rank, size, address
         self._timeout_s = timeout_s
+        self._seal = seal
         settings = settings or EngineSettings.from_environ(os.environ)
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the three below
@@ -151,6 +158,8 @@ class NativeEngine:
                 shared_memory=settings.shared_memory,
                 direct_reads=settings.direct_reads,
                 machine=settings.machine,
+                key=seal.key,
+                purpose=seal.purpose("control link"),
             )
 
     @contextlib.contextmanager
@@ -198,7 +207,7 @@ class NativeEngine:
         if len(parts) == 1:
             return None
         if self._rank not in members:
-            self._swap(number, b"", [b""] * self._size)
+            self._gather(number, b"")
             return None
         mine = next(part for part in parts if self._rank in part)
         place = mine.index(self._rank)
@@ -207,37 +216,24 @@ class NativeEngine:
             lane = [part[place] for part in parts]
             groups.append(("lane", lane, lane.index(self._rank)))
         with self.failures("connect to its peers"):
-            contexts = self._module.ContextGroup(groups, host=self._address)
+            contexts = self._module.ContextGroup(
+                groups, host=self._address, key=self._seal.key, purpose=self._seal.purpose(f"process set {number}")
+            )
             with self._lock:
                 self._contexts[number] = contexts
                 aborted = self._aborted
             if aborted:
                 contexts.abort(aborted)
-            contexts.prepare()
             if number == GLOBAL_SET:
                 self._native.connect_contexts(contexts, timeout_s)
             else:
-                contexts.connect_given(self._swap(number, *contexts.cut(self._size)), timeout_s)
+                contexts.connect(self._gather(number, contexts.prepare()), timeout_s)
         return contexts
 
-    def _swap(self, number: int, common: bytes, parts: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Gives each rank what is common and its part; returns what the others gave this one, by rank.
-
-        All ranks call it alike. The engine runs by now, so that it is one of its operations.
-        """
-        sent = [_LENGTH.pack(len(common)) + common + part if part else b"" for part in parts]
-        data = np.frombuffer(b"".join(sent), np.uint8)
-        spec = TensorSpec(data.ctypes.data, data.nbytes, data.dtype.name, data.shape, 0)
-        name = f"elastic_driver.process_set.{number}.addresses"
-        splits = (tuple(map(len, sent)),)
-        result = wait(self.submit(Operation(Kind.ALLTOALL, (spec,), name=name, splits=splits)), data)
-        received = result.arrays[0].tobytes()
-        given, at = [], 0
-        for size in result.received[0]:
-            one, at = received[at : at + size], at + size
-            length = _LENGTH.unpack_from(one)[0] if one else 0
-            given.append((one[_LENGTH.size : _LENGTH.size + length], one[_LENGTH.size + length :]))
-        return given
+    def _gather(self, number: int, address: bytes) -> list[bytes]:
+        """Each rank's address for a set that is added while the engine runs; all ranks call it alike."""
+        data = np.frombuffer(address, np.uint8).copy()
+        return [part.tobytes() for part in gather(self, data, f"process_set.{number}.addresses")]
 
     def submit(self, operation: Operation) -> NativeHandle:
         """See Engine."""
@@ -284,8 +280,8 @@ class NativeEngine:
 
     def remove_process_set(self, number: int) -> None:
         """See Engine."""
-        self._meet(number)
-        self._native.remove_process_set(number)
+        with self.failures("remove a process set"):
+            NativeHandle(self._native.remove_process_set(number), self, "remove a process set").result()
         with self._lock:
             contexts = self._contexts.pop(number, None)
             lane = self.lane

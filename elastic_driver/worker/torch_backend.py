@@ -4,12 +4,16 @@ Process groups are made directly over a Store of ours, so that ``torch.distribut
 Nothing in torch ends a blocked Gloo collective (its abort is a no-op there); shutting down the group's own sockets
 does. They are known by their ports: each member puts the port of its Gloo listener in front of its addresses, and a
 connection is ours when it was accepted at our port or leads to a peer's.
+
+That Gloo takes whoever connects. So before anything is sent, the members compare the ends of their connections through
+the driver, and give up the round when one leads elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import socket
@@ -17,7 +21,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +41,10 @@ _PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 _ADVICE = re.compile(r"\.? This (means|is typically) .*$")
 
 
+Ends: TypeAlias = tuple[str, str]
+"""A connection by its addresses: this process's, and the other one's."""
+
+
 class ExchangeStore(c10d.Store):
     """The Store of one group: Gloo sets its own addresses once, then reads everybody's.
 
@@ -46,7 +54,7 @@ class ExchangeStore(c10d.Store):
     def __init__(self, group: Group, exchange: Exchange, port: int) -> None:
         super().__init__()
         # Local groups of two hosts have one name; their first members differ.
-        self._scope = f"{CONTEXT_SCOPE}.torch.{group.name}.{group.members[0]}"
+        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}.{group.members[0]}"
         self._index, self._count = group.index, len(group.members)
         self._exchange, self._port = exchange, port
         self._own = b""
@@ -70,7 +78,7 @@ class ExchangeStore(c10d.Store):
         if not self._values:
             try:
                 value = _PORT.pack(self._port) + self._own
-                values = self._exchange(self._scope, key=self._index, count=self._count, value=value)
+                values = self._exchange(self.scope, key=self._index, count=self._count, value=value)
             except BaseException as error:
                 self.error = error  # torch turns it into another on its way up
                 raise
@@ -137,7 +145,9 @@ class TorchCollectives:
             store = ExchangeStore(group, exchange, port)
             with self._failures("connect to its peers", store):
                 self._groups[group.name] = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
-            self._adopt_connections(before, port, store.peer_ports)
+            ends = self._adopt_connections(before, port, store.peer_ports)
+            told = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
+            _check_ends(group, [_unpack(each) for each in told])
 
     def process_group(self, name: str) -> Any:
         """The process group of that name, once connected."""
@@ -172,12 +182,15 @@ class TorchCollectives:
                     return port
         raise HorovodInternalError("cannot find the listening socket of torch's Gloo device")
 
-    def _adopt_connections(self, before: set[int], port: int, peer_ports: set[int]) -> None:
+    def _adopt_connections(self, before: set[int], port: int, peer_ports: set[int]) -> list[Ends]:
+        """Keeps those that are new, and returns their ends."""
+        ends = []
         with self._lock:
             known = {os.fstat(own.fileno()).st_ino for own in self._own}
         for descriptor, inode in _sockets():
             if inode in before or inode in known:
                 continue
+            known.add(inode)  # its duplicate may come up in the list, under a number that was free before
             candidate = _duplicate(descriptor, inode)
             if candidate is None:
                 continue
@@ -190,9 +203,12 @@ class TorchCollectives:
             except OSError:
                 ours = False  # not connected
             if ours:
+                with contextlib.suppress(OSError):  # gone since
+                    ends.append((_text(candidate.getsockname()), _text(candidate.getpeername())))
                 self._adopt(candidate)
             else:
                 candidate.close()
+        return ends
 
     def _adopt(self, own: socket.socket) -> None:
         with self._lock:
@@ -267,6 +283,42 @@ class TorchCollectives:
     def abandon(self) -> None:
         """See Collectives. A process group's destructor would join threads that are only in the parent."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._groups))
+
+
+def _text(name: tuple[Any, ...]) -> str:
+    return f"{name[0]}:{name[1]}"
+
+
+def _pack(ends: list[Ends]) -> bytes:
+    return json.dumps(ends).encode()
+
+
+def _unpack(value: bytes) -> list[Ends]:
+    return [(own, far) for own, far in json.loads(value)]
+
+
+def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
+    """Sees to it that the connections of this member are those of the others to it, one with each and no more.
+
+    torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
+
+    Raises:
+        HorovodInternalError: it is not so.
+    """
+    owners = {(far, own): index for index, ends in enumerate(told) for own, far in ends}
+    found = [owners.get(each, -1) for each in told[group.index]]
+    others = [index for index in range(len(group.members)) if index != group.index]
+    if -1 in found:
+        stranger = told[group.index][found.index(-1)][1]
+        raise HorovodInternalError(
+            f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
+            "and belongs to no rank of this job; the native extension would have sent it away"
+        )
+    if sorted(found) != others:
+        lacking = [group.members[index] for index in others if found.count(index) != 1]
+        raise HorovodInternalError(
+            f"cannot use the connections of torch's Gloo: there is not one, and no more, with rank {lacking[0]}"
+        )
 
 
 def _essence(text: str) -> str:

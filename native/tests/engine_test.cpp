@@ -30,7 +30,7 @@ using elastic::Seconds;
 constexpr int kFloat32 = 2, kInt32 = 6;
 
 struct World {
-  explicit World(int size, EngineOptions options = {}) {
+  explicit World(int size, EngineOptions options = {}, bool apart = false) {
     std::string where;
     for (int rank = 0; rank < size; ++rank) {
       engines.push_back(std::make_unique<Engine>(rank, size, options));
@@ -41,8 +41,16 @@ struct World {
     std::iota(ranks.begin(), ranks.end(), 0);
     each([&](Engine& engine, int) {
       engine.connect(where, Seconds(20));
-      CHECK(engine.machines().size() == 1);
-      engine.add_process_set(0, ranks, nullptr);
+      CHECK(engine.machines().size() == (apart ? ranks.size() : 1));
+      std::shared_ptr<elastic::ContextGroup> contexts;
+      if (apart) {
+        const int rank = engine.rank();
+        const std::vector<elastic::GroupPlan> plans{{"global", ranks, rank}, {"lane", ranks, rank}};
+        contexts = std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all");
+        const std::string own = contexts->prepare();
+        contexts->connect(engine.gather(own, elastic::ContextGroup::kOwnBytes, Seconds(20)), Seconds(20));
+      }
+      engine.add_process_set(0, ranks, contexts);
       engine.start();
     });
   }
@@ -222,6 +230,53 @@ void test_engine_messages() {
     try {
       elastic::ReplyReader().read(spoil(reply));
     } catch (const elastic::CollectiveError&) {
+    }
+  }
+}
+
+// Each rank has a thread that uses a process set while another takes it away, on one machine and on several.
+void test_engine_process_sets() {
+  for (int round = 0; round < 6; ++round) {
+    const bool apart = round % 2 == 1;
+    EngineOptions options;
+    options.shared_memory = !apart;
+    World world(2, options, apart);
+    for (int number = 1; number <= 8; ++number) {
+      std::vector<std::shared_ptr<elastic::ContextGroup>> contexts(2);
+      if (apart) {
+        std::vector<std::string> blobs;
+        for (int rank = 0; rank < 2; ++rank) {
+          const std::vector<elastic::GroupPlan> plans{{"global", {0, 1}, rank}, {"lane", {0, 1}, rank}};
+          contexts[static_cast<size_t>(rank)] =
+              std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", std::to_string(number));
+          blobs.push_back(contexts[static_cast<size_t>(rank)]->prepare());
+        }
+        world.each([&](Engine&, int rank) { contexts[static_cast<size_t>(rank)]->connect(blobs, Seconds(20)); });
+      }
+      world.each([&](Engine& engine, int rank) {
+        engine.add_process_set(number, {0, 1}, contexts[static_cast<size_t>(rank)]);
+        finish(engine, engine.submit("added", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
+        std::thread user([&] {
+          std::vector<float> data(1000, 1.0f);
+          try {
+            for (int step = 0;; ++step) {
+              Plan reduce = plan(Kind::kAllreduce, kFloat32, {static_cast<int64_t>(data.size())});
+              reduce.process_set = number;
+              finish(engine, engine.submit("s" + std::to_string(step), reduce, {{data.data(), data.data()}}, {}));
+            }
+          } catch (const elastic::MismatchError&) {
+          } catch (const std::invalid_argument&) {
+          }
+        });
+        // The others see it go at the same point of the replies: nobody is left waiting, and the round goes on.
+        finish(engine, engine.remove_process_set(number));
+        if (contexts[static_cast<size_t>(rank)]) contexts[static_cast<size_t>(rank)]->close();
+        contexts[static_cast<size_t>(rank)].reset();
+        user.join();
+        std::vector<float> data(3, 1.0f);
+        finish(engine, engine.submit("after", plan(Kind::kAllreduce, kFloat32, {3}), {{data.data(), data.data()}}, {}));
+        CHECK(data[0] == 2);
+      });
     }
   }
 }

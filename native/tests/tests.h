@@ -12,6 +12,9 @@
     }                                                                           \
   } while (false)
 
+void test_hmac();
+void test_handshakes();
 void test_engine_operations();
 void test_engine_aborts();
 void test_engine_messages();
+void test_engine_process_sets();

@@ -74,7 +74,7 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_mesh_takes_one_request_a_worker(backend: Backend) -> None:
+def test_a_mesh_takes_few_requests_a_worker(backend: Backend) -> None:
     workers, rounds = workers_on(a=2, b=1), 4
     asked: Counter[int] = Counter()
     with FakeJob(backend=backend) as job:
@@ -92,5 +92,6 @@ def test_a_mesh_takes_one_request_a_worker(backend: Backend) -> None:
             job.plan(workers)
         for worker in workers:
             job.wait_end(worker)
-    # None at all would mean that nothing was counted.
-    assert all(0 < asked[round_id] <= len(workers) for round_id in range(1, rounds + 1)), asked
+    # None at all would mean that nothing was counted. Over torch's Gloo one more, about the ends of the connections.
+    most = len(workers) * (2 if backend is Backend.TORCH else 1)
+    assert all(0 < asked[round_id] <= most for round_id in range(1, rounds + 1)), asked

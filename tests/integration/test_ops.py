@@ -15,33 +15,33 @@ pytestmark = pytest.mark.integration
 
 ENGINES = [
     pytest.param(
-        backend, engine, id=name, marks=pytest.mark.skipif(backend not in usable_backends(), reason="not to be had")
+        backend, sharing, id=name, marks=pytest.mark.skipif(backend not in usable_backends(), reason="not to be had")
     )
-    for name, backend, engine in (
-        ("native", Backend.NATIVE, ""),
-        ("plain-over-native", Backend.NATIVE, "plain"),
-        ("plain-over-torch", Backend.TORCH, ""),
+    for name, backend, sharing in (
+        ("native", Backend.NATIVE, "on"),
+        ("native-over-the-network", Backend.NATIVE, "off"),
+        ("plain-over-torch", Backend.TORCH, "on"),
     )
 ]
 
 
-@pytest.mark.parametrize(("backend", "engine"), ENGINES)
-def test_every_collective(backend: Backend, engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "sharing"), ENGINES)
+def test_every_collective(backend: Backend, sharing: str, tmp_path: Path) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend, auto=False) as job:
         for worker in workers:
-            env = {"ELASTIC_DRIVER_ENGINE": engine, "PYTHONWARNINGS": "error"}
+            env = {"ELASTIC_DRIVER_SHARED_MEMORY": sharing, "PYTHONWARNINGS": "error"}
             job.spawn(worker, "ops_program.everything", str(tmp_path), env=env)
         job.plan(workers)
         for worker in workers:
             assert job.wait_end(worker).lines[-1] == {"ok": True}
 
 
-@pytest.mark.parametrize(("backend", "engine"), ENGINES)
-def test_process_sets_outlive_resets(backend: Backend, engine: str) -> None:
+@pytest.mark.parametrize(("backend", "sharing"), ENGINES)
+def test_process_sets_outlive_resets(backend: Backend, sharing: str) -> None:
     workers = workers_on(a=3)
     newcomer = WorkerId("a", 2, 1)
-    env = {"ELASTIC_DRIVER_ENGINE": engine}
+    env = {"ELASTIC_DRIVER_SHARED_MEMORY": sharing}
 
     def reached(worker: WorkerId, turn: int) -> bool:
         return any(line.get("turn") == turn for line in job.processes[worker].lines)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from elastic_driver.worker.collectives import ReduceOp
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
 from elastic_driver.worker.native_engine import EngineSettings, NativeEngine
+from elastic_driver.worker.seal import Seal
 
 TIMEOUT_S = 30.0
 _kept: list[Any] = []
@@ -78,10 +79,12 @@ class PipeMeeting:
         return value
 
 
-def make_engine(rank: int, size: int, machine: str = "", **settings: Any) -> NativeEngine:
-    return NativeEngine(
-        rank, size, "127.0.0.1", timeout_s=TIMEOUT_S, settings=EngineSettings(machine=machine, **settings)
-    )
+SEAL = Seal(b"the ranks' key of a test", 1)
+
+
+def make_engine(rank: int, size: int, machine: str = "", seal: Seal = SEAL, **settings: Any) -> NativeEngine:
+    options = EngineSettings(machine=machine, **settings)
+    return NativeEngine(rank, size, "127.0.0.1", timeout_s=TIMEOUT_S, settings=options, seal=seal)
 
 
 @contextlib.contextmanager

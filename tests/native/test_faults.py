@@ -98,7 +98,8 @@ def test_a_peer_that_never_comes_is_named_in_time() -> None:
 
     def connect(rank: int) -> None:
         began = time.monotonic()
-        with pytest.raises(native.CollectiveError, match=r"rank(s)? 2|\b2\b"):
+        # Or rank 0, which has given up because of rank 2.
+        with pytest.raises(native.CollectiveError, match="rank 2" if rank == 0 else "rank 0|rank 2"):
             members[rank].connect(blobs, 0.5)
         failed.append(time.monotonic() - began)
 
@@ -233,7 +234,9 @@ def test_rounds_that_end_in_an_abort_leave_nothing_behind() -> None:
     before = resources()
     for _ in range(30):
         assert set(in_threads(2, body)) == {0, 1}
-    assert resources() == before
+    deadline = time.monotonic() + SOON_S  # a thread that was joined takes a moment to go
+    while resources() != before:
+        assert time.monotonic() < deadline, (resources(), before)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,14 @@ import pytest
 
 import elastic_driver as hvd
 from elastic_driver.compat.common_util import env
-from elastic_driver.errors import HorovodInternalError
+from elastic_driver.errors import HorovodInternalError, SettingsError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.messages import Backend, RoundAssignment
 from elastic_driver.worker.collectives import Bytes, Exchange, Group, SoloCollectives
+from elastic_driver.worker.context import Limits, make_engine
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
 from elastic_driver.worker.plain_engine import PlainEngine
+from elastic_driver.worker.seal import NO_SEAL
 from elastic_driver.worker.trace import Trace
 
 pytestmark = pytest.mark.unit
@@ -126,3 +130,11 @@ def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest
         trace.operation("allreduce.a", "ALLREDUCE", 0.0, 0.0, 0.0)
     trace.close()
     assert caplog.text.count("cannot go on with the timeline") == 1
+
+
+def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = SlotInfo(0, 2, 0, 2, 0, 1)
+    assignment = RoundAssignment(1, slot, (0, 1), (0,), sync=True, commits=0, backend=Backend.NATIVE, cause="a test")
+    monkeypatch.setenv("ELASTIC_DRIVER_ENGINE", "plain")
+    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_BACKEND=torch"):
+        make_engine(assignment, "127.0.0.1", Limits(), NO_SEAL)

@@ -1,0 +1,340 @@
+"""Other users of the machine who connect to whatever listens while ranks find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from elastic_driver.errors import HorovodInternalError
+
+from .conftest import native
+from .engines import SEAL, TIMEOUT_S, After, Meeting, Seal, allreduce, each_rank, make_engine, together
+
+# Rounds take milliseconds here; the test only tells them from retransmitted SYNs and time limits.
+SOON_S = 10.0
+
+# Looks for new listeners all the time, as sock_diag and /proc/net/tcp show them to everybody, connects to each, says
+# something or nothing, and binds the port as soon as it is free.
+ATTACKER = textwrap.dedent(
+    """
+    import os, socket, sys
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    def listeners():
+        with open("/proc/net/tcp") as table:
+            rows = [line.split() for line in table.readlines()[1:]]
+        return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[1].startswith("0100007F")}
+    known, held, each = listeners(), [], int(sys.argv[1])
+    print("ready", flush=True)
+    while True:
+        for port in listeners() - known:
+            for turn in range(each):
+                guest = socket.socket()
+                guest.setblocking(False)
+                guest.connect_ex(("127.0.0.1", port))
+                if turn % 2:
+                    try:
+                        guest.send(bytes.fromhex("0270a5e1") + (1).to_bytes(4, "little") + bytes(100))
+                    except OSError:
+                        pass
+                held.append(guest)
+            known.add(port)
+            print(port, flush=True)
+            squat = socket.socket()
+            try:
+                squat.bind(("127.0.0.1", port))
+                squat.listen(1)
+            except OSError:
+                pass
+            held.append(squat)
+        del held[:-900]
+    """
+)
+
+
+@contextlib.contextmanager
+def attacker(each: int) -> Iterator[subprocess.Popen[str]]:
+    """Another local user, where this process may become one."""
+    process = subprocess.Popen([sys.executable, "-c", ATTACKER, str(each)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def attacked(process: subprocess.Popen[str]) -> int:
+    """How many listeners it has found so far."""
+    assert process.stdout is not None
+    descriptor, found = process.stdout.fileno(), b""
+    while select.select([descriptor], [], [], 0)[0]:
+        found += os.read(descriptor, 65536)
+    return found.count(b"\n")
+
+
+def listening() -> set[int]:
+    found = psutil.Process().net_connections("tcp")
+    return {connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("guests", [1, 200])
+def test_strangers_who_come_first_keep_no_peer_out(guests: int) -> None:
+    """To each listener of a round's contexts, before any peer, again and again."""
+    for _ in range(5):
+        before = listening()
+        groups = [[("global", [0, 1, 2], rank), ("lane", [0, 1, 2], rank)] for rank in range(3)]
+        members = [native.ContextGroup(each, host="127.0.0.1", key=b"key", purpose="test") for each in groups]
+        blobs = [member.prepare() for member in members]
+        ports = listening() - before
+        assert ports
+        strangers = [socket.create_connection(("127.0.0.1", port)) for port in ports for _ in range(guests)]
+        errors: list[BaseException] = []
+
+        def run(
+            rank: int,
+            members: list[Any] = members,
+            blobs: list[bytes] = blobs,
+            errors: list[BaseException] = errors,
+        ) -> None:
+            try:
+                members[rank].connect(blobs, TIMEOUT_S)
+                for group in ("global", "lane"):
+                    data = np.full(1000, rank, np.float32)
+                    members[rank].allreduce(group, data, "float32", "sum", TIMEOUT_S)
+                    assert data[0] == 3
+            except BaseException as error:
+                errors.append(error)
+                for member in members:
+                    member.abort("another has failed")
+
+        began = time.monotonic()
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        assert time.monotonic() - began < SOON_S
+        for member in members:
+            member.close()
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_rounds_form_while_another_user_connects_to_all_that_listens() -> None:
+    """Rank 0's link, each rank's connections over the network, and those of a process set that comes later."""
+    with attacker(300) as process:
+        for _ in range(3):
+            meeting = Meeting()
+            made = [make_engine(rank, 3, shared_memory=False) for rank in range(3)]
+
+            def body(engine: Any, rank: int, meeting: Meeting = meeting) -> None:
+                def wait_for_guests(where: bytes) -> None:
+                    # The others let the stranger come first.
+                    deadline = time.monotonic() + 0.2
+                    while rank and time.monotonic() < deadline and not attacked(process):
+                        pass
+
+                engine.connect(After(meeting, wait_for_guests), timeout_s=TIMEOUT_S)
+                engine.add_process_set(1, [0, 2])
+                array = np.full(1000, rank, np.float32)
+                allreduce(engine, array)
+                assert array[0] == 3
+                if rank != 1:
+                    allreduce(engine, array, process_set=1)
+                    assert array[0] == 6
+
+            began = time.monotonic()
+            try:
+                together(made, body)
+            finally:
+                for engine in made:
+                    engine.close()
+            assert time.monotonic() - began < SOON_S
+
+
+def test_a_relay_to_rank_0_is_refused() -> None:
+    """It passes on what both say, byte for byte; rank 1 dials it because it was told a wrong address."""
+    meeting, relays = Meeting(), []
+
+    class Diverted(After):
+        def share(self, scope: str, value: bytes | None) -> bytes:
+            where = super().share(scope, value)
+            if value is not None:
+                return where
+            relays.append(Relay(port_of(where)))
+            return where[: 1 + where[0]] + seven_bits(relays[0].port)
+
+    made = [make_engine(rank, 2) for rank in range(2)]
+
+    def body(engine: Any, rank: int) -> None:
+        try:
+            engine.connect(Diverted(meeting, lambda where: None), timeout_s=TIMEOUT_S)
+        except HorovodInternalError:
+            made[1 - rank].abort("the other one has failed")
+            raise
+
+    errors = each_rank(made, body)
+    assert "does not prove that he is this rank of this job" in str(errors[1])
+    assert sorted(errors) == [0, 1]
+    assert relays[0].passed > 50
+    for each in (*made, *relays):
+        each.close()
+
+
+@pytest.mark.parametrize("machines", ["", "ab"])
+@pytest.mark.parametrize("wrong", [Seal(b"another key", SEAL.round_id), Seal(SEAL.key, SEAL.round_id + 1)])
+def test_a_rank_of_another_job_or_round_is_refused(wrong: Seal, machines: str) -> None:
+    meeting = Meeting()
+    made = [
+        make_engine(0, 2, machines[:1], shared_memory=True),
+        make_engine(1, 2, machines[1:], seal=wrong, shared_memory=True),
+    ]
+
+    def body(engine: Any, rank: int) -> None:
+        try:
+            engine.connect(meeting, timeout_s=TIMEOUT_S)
+        finally:
+            made[1 - rank].abort("the other one has failed")
+
+    errors = each_rank(made, body)
+    assert sorted(errors) == [0, 1]
+    assert "does not prove" in str(errors[1])
+    for engine in made:
+        engine.close()
+
+
+RANK_0 = textwrap.dedent(
+    """
+    import os, resource, sys, threading, time
+    import numpy as np
+    from tests.native.engines import After, Meeting, allreduce, make_engine
+
+    hear, tell = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+
+    def then(where):
+        # As many as the round needs, and some.
+        highest = len(os.listdir("/proc/self/fd")) + 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        print(where.hex(), file=tell, flush=True)
+        threading.Thread(target=look).start()
+
+    def look():
+        hear.readline()  # all the guests are there
+        used = time.process_time()
+        time.sleep(0.3)  # what it costs that they are
+        print(time.process_time() - used, file=tell, flush=True)
+
+    engine = make_engine(0, 2)
+    engine.connect(After(Meeting(), then), timeout_s=60.0)
+    array = np.ones(3)
+    allreduce(engine, array)
+    assert array[0] == 2
+    hear.readline()
+    engine.close()
+    """
+)
+
+
+def test_guests_do_not_use_up_the_descriptors() -> None:
+    """Hundreds that say nothing: the oldest are dropped, nothing spins, and who belongs there still gets in."""
+    to_child, from_child = os.pipe(), os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", RANK_0, str(to_child[0]), str(from_child[1])],
+        pass_fds=(to_child[0], from_child[1]),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(to_child[0])
+    os.close(from_child[1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    guests: list[socket.socket] = []
+    engine = make_engine(1, 2)
+    try:
+        with os.fdopen(to_child[1], "w") as tell, os.fdopen(from_child[0]) as hear:
+            where = bytes.fromhex(hear.readline())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+            for _ in range(1000):
+                guests.append(socket.create_connection(("127.0.0.1", port_of(where)), timeout=TIMEOUT_S))
+            print("there", file=tell, flush=True)
+            assert float(hear.readline()) < 0.2
+            meeting = Meeting()
+            meeting.share("engine", where)
+            engine.connect(meeting, timeout_s=TIMEOUT_S)
+            array = np.ones(3)
+            allreduce(engine, array)
+            assert array[0] == 2
+            print("done", file=tell, flush=True)
+        assert child.wait(TIMEOUT_S) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        engine.close()
+        for guest in guests:
+            guest.close()
+        child.kill()
+        _, said = child.communicate()
+        print(said)
+
+
+def port_of(where: bytes) -> int:
+    """Of what rank 0 publishes: its host as a text, and the port in groups of seven bits."""
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(where[1 + where[0] :]))
+
+
+def seven_bits(value: int) -> bytes:
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
+
+
+class Relay:
+    """Between a port of its own and another: one connection, byte for byte."""
+
+    def __init__(self, target: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.passed = 0
+        self._target = target
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._listener.settimeout(TIMEOUT_S)
+        near, _ = self._listener.accept()
+        far = socket.create_connection(("127.0.0.1", self._target))
+        with near, far:
+            while True:
+                for one in select.select([near, far], [], [], TIMEOUT_S)[0]:
+                    try:
+                        data = one.recv(4096)
+                    except ConnectionError:
+                        data = b""
+                    if not data:
+                        return
+                    self.passed += len(data)
+                    (far if one is near else near).sendall(data)
+
+    def close(self) -> None:
+        self._thread.join()
+        self._listener.close()
