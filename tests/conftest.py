@@ -1,11 +1,13 @@
 """Puts this folder on the import path, for what tests of several kinds share (``membership_job``).
 
-The tests run side by side (pytest-xdist): those that share something costly have one ``xdist_group``.
+The tests run side by side (pytest-xdist), each in whatever process is free.
 """
 
 from __future__ import annotations
 
+import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,24 @@ import pytest
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+# What stays together: a wheel is built once, a training alone is run once for each example, and the checks of an
+# optimizer share a job.
+_TOGETHER = re.compile(
+    r"(test_wheel)|(test_examples)\.py::.*\[(train_[a-z]+)|(test_optimizer)\.py::(?:(test_three)|test_two_ranks\[([a-z]+))"
+)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = _TOGETHER.search(nodeid)
+            return " ".join(filter(None, shared.groups())) if shared else nodeid
+
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError, RendezvousTimeoutError, SettingsError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
 from elastic_driver.rendezvous.messages import Backend, RoundAssignment
 from elastic_driver.worker.collectives import Collectives, Group, Meeting, SoloCollectives
 from elastic_driver.worker.engine import Engine, Kind, Operation, Result
@@ -120,9 +121,13 @@ def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal:
 
     Raises:
         HorovodInternalError: the backend that the driver chose cannot be loaded here.
-        SettingsError: the environment asks for an engine that there is not.
+        SettingsError: the environment asks for an engine that there is not, or lacks what ranks prove themselves with.
     """
     slot = assignment.slot
+    if slot.size > 1 and not seal.key:
+        raise SettingsError(
+            f"cannot join a round of {slot.size} workers: {ENV_RANKS_KEY} is not set, although elasticrun sets it"
+        )
     if os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain":
         raise SettingsError(
             "cannot use ELASTIC_DRIVER_ENGINE=plain: there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch "

@@ -23,7 +23,7 @@ import forked
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.messages import (
     ENV_ADDRESS,
     ENV_RENDEZVOUS,
@@ -235,6 +235,7 @@ class FakeJob:
         full |= {
             ENV_RENDEZVOUS: f"http://127.0.0.1:{self.port}",
             ENV_KEY: self.key.of_worker(worker).hex(),
+            ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             ENV_ADDRESS: "127.0.0.1",
             "OMP_NUM_THREADS": "1",

@@ -40,13 +40,6 @@ CHECKS = (
 )
 
 
-# With -n, checks of one job go to one process of pytest's.
-JOBS = [
-    pytest.param(*backend.values, marks=[*backend.marks, pytest.mark.xdist_group(f"optimizer-{backend.values[0]}")])
-    for backend in BACKENDS
-]
-
-
 @functools.cache
 def run_checks(backend: Backend, size: int, checks: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """Runs checks in one job, since starting processes costs more than they do: what each said, and all output."""
@@ -74,7 +67,7 @@ def assert_ok(said: dict[str, str], story: str, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", JOBS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks(backend: Backend, check: str) -> None:
     assert_ok(*run_checks(backend, 2, CHECKS), check)
 
@@ -83,7 +76,6 @@ THREE = ("plain_averages", "missing_gradients", "adasum", "sparse_gradients", "u
 
 
 @pytest.mark.parametrize("check", THREE)
-@pytest.mark.xdist_group("optimizer-three-ranks")
 def test_three_ranks(check: str) -> None:
     assert_ok(*run_checks(Backend.NATIVE, 3, THREE), check)
 

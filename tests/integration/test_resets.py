@@ -99,6 +99,9 @@ def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatc
         initialized = True
         context = Context()
 
+        def note_restore_point(self) -> None:
+            pass
+
     monkeypatch.setattr(state_module, "runtime", Process)
     state = ObjectState(weights=np.zeros(1 << 20), names={"of": "many"})
     state.commit()

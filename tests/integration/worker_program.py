@@ -394,7 +394,7 @@ def rebuild(times: str) -> None:
         hvd.init()
     import threading
 
-    say(done=True, first=counts[3], last=counts[-1], threads=threading.active_count())
+    say(done=True, first=counts[3], last=counts[-1], threads=sorted(one.name for one in threading.enumerate()))
 
 
 if __name__ == "__main__":

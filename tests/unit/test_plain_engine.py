@@ -21,7 +21,7 @@ from elastic_driver.worker.collectives import Bytes, Exchange, Group, SoloCollec
 from elastic_driver.worker.context import Limits, make_engine
 from elastic_driver.worker.engine import Kind, Operation, TensorSpec
 from elastic_driver.worker.plain_engine import PlainEngine
-from elastic_driver.worker.seal import NO_SEAL
+from elastic_driver.worker.seal import NO_SEAL, Seal
 from elastic_driver.worker.trace import Trace
 
 pytestmark = pytest.mark.unit
@@ -137,4 +137,13 @@ def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.Mo
     assignment = RoundAssignment(1, slot, (0, 1), (0,), sync=True, commits=0, backend=Backend.NATIVE, cause="a test")
     monkeypatch.setenv("ELASTIC_DRIVER_ENGINE", "plain")
     with pytest.raises(SettingsError, match="ELASTIC_DRIVER_BACKEND=torch"):
+        make_engine(assignment, "127.0.0.1", Limits(), Seal(b"key", 1))
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_nobody_joins_others_without_a_key_to_prove_them_with(backend: Backend) -> None:
+    assignment = RoundAssignment(
+        1, SlotInfo(0, 2, 0, 2, 0, 1), (0, 1), (0,), sync=True, commits=0, backend=backend, cause="a test"
+    )
+    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_RANKS_KEY is not set"):
         make_engine(assignment, "127.0.0.1", Limits(), NO_SEAL)
