@@ -41,7 +41,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.server import RendezvousServer
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Process:

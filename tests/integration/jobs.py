@@ -16,7 +16,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("step_program.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class Job:

@@ -186,6 +186,4 @@ def test_signals_end_a_process_that_is_blocked_in_a_collective(backend: Backend,
         _wait_blocked(job, workers)
         time.sleep(0.2)  # until it really waits; it ends either way
         job.processes[workers[1]].popen.send_signal(number)
-        started = time.monotonic()
         job.wait_end(workers[1], -number)
-        assert time.monotonic() - started < 5.0

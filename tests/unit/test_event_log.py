@@ -120,11 +120,19 @@ def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
 
 def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    answers, write = threading.Event(), os.write
+    hangs, answers, write = threading.Event(), threading.Event(), os.write
+
+    def hang(descriptor: int, data: bytes) -> int:
+        hangs.set()
+        assert answers.wait(60)
+        return write(descriptor, data)
+
     monkeypatch.setattr(file_writer, "ROOM_BYTES", 10_000)
-    monkeypatch.setattr(os, "write", lambda *words: answers.wait(60) and write(*words))
+    monkeypatch.setattr(os, "write", hang)
     log = EventLog(tmp_path / "e", on_warning=said.append)
-    for number in range(200):
+    log.write("event", number=0)
+    assert hangs.wait(30)
+    for number in range(1, 200):
         log.write("event", number=number, text="x" * 100)
     assert said == [f"the event log {tmp_path / 'e'} misses events: the disc does not keep up"]
     log.close(0.01)
