@@ -246,15 +246,17 @@ class _Run:
     async def kill_tree(self) -> None:
         """Kills the script and all that this run of it started. Waits for the script's end."""
         tree: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
+        # Nor may a machine without free descriptors or threads keep the run from being closed and reaped.
+        with contextlib.suppress(psutil.Error, OSError):
             root = psutil.Process(self._popen.pid)
             tree = [*root.children(recursive=True), root]
         # The group first: at once, and before any of its members can leave another descendant behind.
         self._kill_group()
         for one in tree:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 one.kill()
-        await asyncio.to_thread(_kill_run, self._mark)
+        with contextlib.suppress(OSError, MemoryError, RuntimeError):
+            await asyncio.to_thread(_kill_run, self._mark)
         self._close()
         await asyncio.wait((self.ended,), timeout=_REAP_S)
         if self.ended.done():

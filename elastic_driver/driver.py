@@ -641,7 +641,7 @@ class ElasticDriver:
 
     def running(self, report: RunningReport) -> None:
         """A member trains."""
-        self._take_report(WorkerRunning(report.worker, report.round_id, report.commits))
+        self._take_report(WorkerRunning(report.worker, report.round_id, report.commits, report.another))
 
     def leave(self, request: LeaveRequest) -> None:
         """A worker was told by a signal to leave: its place is drained.

@@ -74,8 +74,9 @@ def newest_commit(folder: Path | None) -> int | None:
     if folder is not None:
         # A daemon, left alone when the disc hangs: the job has ended.
         thread = threading.Thread(target=look, name="elasticrun-commits", daemon=True)
-        thread.start()
-        thread.join(_LOOK_S)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the end is told without it
+            thread.start()
+            thread.join(_LOOK_S)
     return max(found, default=None)
 
 

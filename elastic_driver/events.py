@@ -66,11 +66,17 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRunning:
-    """A member has built its contexts and synced its state."""
+    """A member has built its contexts and synced its state.
+
+    Attributes:
+        worker, round_id, commits: as it says, see RunningReport.
+        another: whether it is another training than the last one it told of, which has come to its end.
+    """
 
     worker: WorkerId
     round_id: int
     commits: int
+    another: bool = False
 
 
 @dataclass(frozen=True, slots=True)

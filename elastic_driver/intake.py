@@ -182,6 +182,10 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
     record = record_of(t.state, event.worker)
     if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
         return False
+    if event.another:
+        record = replace(record, commits=event.commits)
+        t.put(record)
+        t.state = replace(t.state, setbacks=t.state.setbacks.another_training(event.commits))
     if record.running:
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))

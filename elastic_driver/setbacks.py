@@ -105,7 +105,8 @@ class Setbacks:
     """How far the training has come, and how often in a row it has come no further.
 
     Attributes:
-        commits, steps: the furthest it has ever been: the most commits, and the most operations finished beyond them.
+        commits, steps: the furthest it has ever been: the most commits, and the most operations finished beyond them;
+            of the present training, where a script has several.
         count: setbacks in a row.
         last: the failure that ended the last of them.
         one_error, one_rank: whether that was the same error each time, and the same rank.
@@ -136,6 +137,10 @@ class Setbacks:
         if (commits, steps) <= (self.commits, self.steps):
             return self
         return replace(self, commits=commits, steps=steps, moved=True)
+
+    def another_training(self, commits: int) -> Setbacks:
+        """A member of the present round has ended a training and begins another, whose commits are counted anew."""
+        return replace(self, commits=commits, steps=0, moved=True)
 
     def failed(self, failure: Failure, fault: Fault) -> Setbacks:
         """A member of the present round has failed."""

@@ -161,8 +161,9 @@ async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> N
         await _wait_polling(process, until)
         return
     try:
-        if not process.is_running():  # its id belongs to another process now
-            return
+        with contextlib.suppress(OSError):  # no descriptor is free to look: as far as we know, it does
+            if not process.is_running():  # its id belongs to another process now
+                return
         dead: asyncio.Future[None] = loop.create_future()
         loop.add_reader(descriptor, set_once, dead)
         try:

@@ -8,7 +8,6 @@ none: whoever gave it, the driver is asked again. Imports nothing heavy.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import socket
@@ -465,9 +464,10 @@ def _key_path(round_id: int, scope: str, key: str) -> str:
 
 
 def _text(body: bytes) -> str:
+    # Whose body it is may not be known: parse_json() bears whatever a stranger says.
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+        return str(parse_json(body)["error"])
+    except (RendezvousProtocolError, KeyError):
         return body[:200].decode(errors="replace")
 
 
@@ -475,9 +475,9 @@ def _error(status: int, body: bytes) -> RendezvousError:
     """The error that an answer stands for."""
     if status == 409:
         try:
-            data = json.loads(body)
+            data = parse_json(body)
             return StaleRoundError(int(data["round_id"]), int(data["current_round_id"]))
-        except (ValueError, KeyError, TypeError):
+        except (RendezvousProtocolError, ValueError, KeyError, TypeError):
             return RendezvousProtocolError(f"cannot read the driver's answer 409: {_text(body)}")
     if status == 410:
         return RendezvousClosedError(_text(body))

@@ -439,21 +439,32 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class RunningReport:
-    """``POST /v1/running``: the worker's contexts stand and its state is in step; it goes on training."""
+    """``POST /v1/running``: the worker's contexts stand and its state is in step; it goes on training.
+
+    Attributes:
+        worker: who says so.
+        round_id: in which round.
+        commits: of the state.
+        another: whether it has been through one training since it said so last, and begins the next: commits are
+            counted anew.
+    """
 
     worker: WorkerId
     round_id: int
     commits: int
+    another: bool = False
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
-        return json.dumps({"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits}).encode()
+        data = {"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits, "another": self.another}
+        return json.dumps(data).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         data = parse_json(body)
-        return cls(_worker(data), _get(data, "round_id", int), _get(data, "commits", int))
+        round_id, commits = _get(data, "round_id", int), _get(data, "commits", int)
+        return cls(_worker(data), round_id, commits, _get(data, "another", bool))
 
 
 def pack_entries(entries: Sequence[tuple[str, bytes]]) -> bytes:

@@ -213,7 +213,7 @@ class Context:
         self.devices: list[Any] = []  # what each member says of its devices; likewise
         self.joins = 0  # how often all ranks have joined
         self.seal = Seal.from_environ(os.environ, assignment.round_id)
-        self._calls: dict[tuple[int, int, str], Calls] = {}
+        self._calls: dict[tuple[int, str], Calls] = {}
         self._address = address
         self._client = client
         self._timeline = timeline
@@ -301,8 +301,8 @@ class Context:
         return wait(self.engine.submit(operation), keep)
 
     def calls_of(self, process_set: int, label: str) -> Calls:
-        """How often something was done, as all members count it: a rank that has joined does not take part."""
-        return self._calls.setdefault((self.joins, process_set, label), Calls())
+        """How often something was done, as all members count it: while one has joined it is refused to all."""
+        return self._calls.setdefault((process_set, label), Calls())
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """Watch thread: the notice's level changed."""

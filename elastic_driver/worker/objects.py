@@ -105,9 +105,8 @@ def allgather_among(members: Members, obj: Any, name: str | None) -> list[Any]:
     mark = context.seal.mark(pickled, label, Place(members.number, context.slot.rank, calls.count))
     sent = np.frombuffer(_RANK.pack(context.slot.rank) + mark + pickled, np.uint8).copy()
     parts = gather(context.engine, sent, label, members.number)
-    # A rank that has joined sends nothing.
     senders = [_RANK.unpack_from(part.data)[0] if part.nbytes >= _HEAD_BYTES else -1 for part in parts]
-    if [rank for rank in members.ranks if rank in senders] != senders:
+    if senders != list(members.ranks):
         raise HorovodInternalError(f"cannot use what came as {label}: it says to be from ranks {senders}")
     for rank, part in zip(senders, parts, strict=True):
         place = Place(members.number, rank, calls.count)

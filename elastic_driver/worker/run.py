@@ -48,6 +48,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 result = func(state, *args, **kwargs)
                 _finish(process, state)
                 process.note_exception(raised=False)
+                process.note_end_of_training()
                 return result
             except HorovodInternalError as error:
                 # The driver tells the user what happened, once; each rank's own view is for who looks closer.

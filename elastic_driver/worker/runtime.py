@@ -113,6 +113,7 @@ class Runtime:
         self._retired: list[Context] = []
         self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._left_by_exception = False
+        self._begins_another = False  # a training has ended, and of none after it was told
         self._finished_before: int | None = None  # operations of the round before the restore point; None: no training
         self._environ = os.environ
         self._timeline = TimelineSettings()
@@ -278,6 +279,10 @@ class Runtime:
             old.abort(detail)
         self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
 
+    def note_end_of_training(self) -> None:
+        """What this process trains from here on is another training, with commits of its own."""
+        self._begins_another = True
+
     def report_running(self, commits: int) -> None:
         """Tells the driver that this process trains.
 
@@ -289,7 +294,8 @@ class Runtime:
             return
         round_id = self.context.assignment.round_id
         try:
-            self._client.running(RunningReport(self._worker, round_id, commits))
+            self._client.running(RunningReport(self._worker, round_id, commits, self._begins_another))
+            self._begins_another = False
         except StaleRoundError as error:
             raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import socket
@@ -231,6 +232,32 @@ def test_many_runs_leave_no_descriptors_behind(tmp_path: Path) -> None:
 
     before, after = asyncio.run(run_them())
     assert after <= before
+
+
+def test_a_machine_without_room_keeps_no_run_from_being_closed(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is neither a descriptor to look into /proc with, nor a thread for it."""
+
+    def no_descriptor(pid: int) -> psutil.Process:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run_them() -> tuple[int, int]:
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr("elastic_driver.discovery.psutil.Process", no_descriptor)
+            patched.setattr("elastic_driver.discovery.asyncio.to_thread", no_thread)
+            with pytest.raises(DiscoveryError, match="did not end within"):
+                await ScriptDiscovery("sleep 1000", None, 0.05).find_hosts()
+        await asyncio.sleep(0)  # what reads the pipes is closed by the loop
+        return before, len(os.listdir("/proc/self/fd"))
+
+    before, after = asyncio.run(run_them())
+    assert after <= before
+    assert gone(mark)
 
 
 def test_fixed_hosts_stay() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 
@@ -363,3 +365,25 @@ def test_a_strangers_session_is_left_alone() -> None:
             assert list(guard.find_processes("no-such-job", {"a": psutil.Process(process.pid)})) == ["a"]
 
     run("asyncio", main)
+
+
+def test_a_wait_for_an_end_bears_that_nobody_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last free descriptor is the one that the wait has taken itself."""
+
+    def no_descriptor(process: psutil.Process) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        waiting = asyncio.create_task(death.wait_gone([psutil.Process(child.pid)], asyncio.Future()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        child.kill()
+        async with asyncio.timeout(20):
+            await waiting
+
+    with subprocess.Popen(["sleep", "120"]) as child:
+        monkeypatch.setattr(psutil.Process, "is_running", no_descriptor)
+        try:
+            asyncio.run(main())
+        finally:
+            child.kill()

@@ -417,7 +417,7 @@ def test_rubbish_in_json(service: Service, peer: Peer) -> None:
             for _ in range(rng.randrange(1, 4)):
                 body[rng.randrange(len(body))] = rng.randrange(256)
             answer = peer.ask("POST", f"{target}?wait_s=0.001", bytes(body))
-            assert answer.status in (204, 400, 409)
+            assert answer.status in (204, 400, 403, 409)  # 403: it names another worker
     assert service.errors == []
 
 

@@ -282,6 +282,8 @@ MADE_UP = {
     "halves": lambda _: http("200 OK", b'{"nonce": "\\ud800", "proof": "\\ud800"}'),
     "letters": lambda _: http("200 OK", b'{"nonce": "x", "proof": "\xc3\xa4"}'),
     "array": lambda _: http("200 OK", b"[]"),
+    "deep": lambda _: http("200 OK", b"[" * 3000),
+    "deep refusal": lambda _: http("503 X", b"[" * 3000),
     "endless": lambda _: b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 2000,
     "long": lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + bytes(5000),
     "noise": lambda _: b"\xff\r\n\r\n" * 2000,

@@ -482,6 +482,16 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, link: Callable[[Path, 
     assert victim.read_text() == "precious"
 
 
+def test_a_machine_without_threads_keeps_no_end_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert newest_commit(tmp_path) is None
+
+
 def test_the_driver_finds_the_newest_commit(tmp_path: Path) -> None:
     assert newest_commit(None) is None
     assert newest_commit(tmp_path / "absent") is None

@@ -7,9 +7,9 @@ import signal
 import pytest
 from membership_job import Job
 
-from elastic_driver.events import EndJob, Fault, PublishRound, Report
+from elastic_driver.events import EndJob, Fault, PublishRound, Report, WorkerRunning
 from elastic_driver.hosts import WorkerId
-from elastic_driver.job_state import WorkerPhase
+from elastic_driver.job_state import JobPhase, WorkerPhase
 from elastic_driver.rendezvous.messages import ReadyCause
 from elastic_driver.setbacks import Failure, Setbacks, fault_of, last_words
 
@@ -134,6 +134,37 @@ def test_the_job_ends_and_does_not_wait_before_it_does() -> None:
     assert isinstance(end := job.commands[-1], EndJob)
     assert (end.exit_code, job.now) == (1, 2.0)
     assert end.message.startswith("the training failed 3 times in a row and came no further than commit 3; the same")
+
+
+def test_another_training_is_no_setback_of_the_one_before() -> None:
+    """It begins without commits; what it commits is progress, though the first one had come to more."""
+    job = failing(setbacks_limit=3)
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 3))  # it goes on with the first one ...
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 0, another=True))  # ... and comes to its end
+    for commits in (0, 1, 2, 3, 4):
+        formed = job.round_id
+        for worker in job.members:
+            job.ready(str(worker), commits=commits, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+        assert (job.round_id, job.state.setbacks.count) == (formed + 1, 0)
+    for _ in range(3):
+        for worker in job.members:
+            job.ready(str(worker), commits=4, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+        job.timer(at=job.now + 2.0)
+    assert job.state.phase is JobPhase.ENDED
+
+
+def test_the_state_of_another_training_is_that_with_the_most_of_its_commits() -> None:
+    job = failing()
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 3))
+        job.feed(WorkerRunning(worker, job.round_id, 0, another=True))
+    first, second = job.members
+    job.ready(str(first), commits=1, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+    formed = job.ready(str(second), commits=2, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+    (publish,) = [command for command in formed if isinstance(command, PublishRound)]
+    assert (publish.placed[0].worker, publish.commits) == (second, 2)
 
 
 def test_each_pause_is_told_once() -> None:

@@ -11,8 +11,10 @@ import pytest
 import elastic_driver as hvd
 from elastic_driver.elastic import ObjectState, State, run
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt, NotInitializedError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import RunningReport
 from elastic_driver.worker.collectives import divide_inplace, scale_inplace
-from elastic_driver.worker.runtime import current
+from elastic_driver.worker.runtime import current, runtime
 
 torch = pytest.importorskip("torch")
 
@@ -399,3 +401,32 @@ def test_integers_are_scaled_toward_zero() -> None:
     array = np.array([-7, 7], np.int32)
     scale_inplace(array, 0.5)
     assert array.tolist() == [-3, 3]
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_the_driver_is_told_when_another_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the same one is begun again, in another round."""
+    told: list[tuple[int, bool]] = []
+
+    class Client:
+        def running(self, report: RunningReport) -> None:
+            told.append((report.commits, report.another))
+
+    process = runtime()
+    monkeypatch.setattr(process, "_client", Client())
+    monkeypatch.setattr(process, "_worker", WorkerId("a", 0, 0))
+    monkeypatch.setattr(process, "_begins_another", False)  # other tests have trained in this process
+    # The same round stands for the next one.
+    monkeypatch.setattr(process.context, "abort", lambda _: None)
+    monkeypatch.setattr(process, "reset", lambda *_, **__: None)
+
+    @run
+    def train(state: ObjectState) -> None:
+        state.commit()
+        if state._commits == 1:
+            raise HorovodInternalError("once")
+
+    train(ObjectState())
+    train(ObjectState())
+    monkeypatch.undo()
+    assert told == [(0, False), (1, False), (0, True), (1, False)]
