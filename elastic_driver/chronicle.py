@@ -77,6 +77,8 @@ class Chronicle:
         self._last_words: dict[WorkerId, Sequence[str]] = {}
         self._folders: dict[str, _Folder] = {}
         self._waiting_since: float | None = None
+        self._stood_still_s = 0.0
+        self._has_trained = False
         self._waits_for = ""
         self._wait_step_s = self._told_after_s = _WAIT_S
 
@@ -217,6 +219,7 @@ class Chronicle:
 
     def round_resumed(self, command: ReportResumed) -> None:
         """All members of the round train."""
+        self._has_trained = True
         self._log.write(
             "round_resumed", round_id=command.round_id, commits=command.commits, took_s=round(command.took_s, 4)
         )
@@ -262,14 +265,25 @@ class Chronicle:
         if known.troubled >= 2 and known.troubled.bit_count() == 1:
             self.warning(f"commits do not reach the disc: the newest is {known}")
 
+    def stood_still(self, stood_s: float) -> None:
+        """The driver was stopped, or starved, for so long. What changes cost is measured without that."""
+        self._stood_still_s += stood_s
+
     def found_on_disc(self, where: str, newest: int) -> None:
-        """The newest commit in the driver's own folder, when nobody writes any more."""
+        """The newest commit in the driver's own folder, when nobody writes any more, going by its name."""
+        if not self._folders and not self._has_trained:
+            return  # it may be one that could not be read
         if not self._folders:
             self._folders[""] = _Folder(DiscReport("", where, newest, newest, "", drivers=True))
         for known in self._folders.values():
             one = known.report
             if one.drivers:
                 known.report = replace(one, written=max(one.written, newest), commits=max(one.commits, newest))
+
+    def _standstill_notes(self) -> list[tuple[str, bool]]:
+        if not self._stood_still_s:
+            return []
+        return [(f"the driver stood still for {self._stood_still_s:.0f} s in all, which is not counted above", False)]
 
     def _disc_notes(self) -> list[tuple[str, bool]]:
         """What the summary says of commits on disc, and which of it is a warning."""
@@ -368,5 +382,5 @@ class Chronicle:
             last,
             self._left_out_s + sum(one.took_s or 0.0 for one in changes),
             self._unknown + sum(one.took_s is None for one in changes),
-            self._disc_notes(),
+            [*self._standstill_notes(), *self._disc_notes()],
         )

@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
         "first word that is no flag is the command.",
         epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in time, "
-        "4 reset limit, 70 internal error, 130 and 143 interrupted.",
+        "4 reset limit, 70 internal error, 129, 130 and 143 interrupted.",
     )
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")

@@ -245,6 +245,7 @@ class ElasticDriver:
             self._chronicle.warning("cannot see that all processes of the job have ended; they are left to the guard")
 
     def _stood_still(self, stood_s: float) -> None:
+        self._chronicle.stood_still(stood_s)
         self._chronicle.warning(
             f"the driver stood still for {stood_s:.0f} s: it was stopped or starved, or a disc that it writes to hung; "
             "no time limit ran meanwhile"
@@ -655,6 +656,11 @@ class ElasticDriver:
             raise RendezvousClosedError(f"worker {request.worker} is to end at once")
         worker = request.worker
         self._drain_place(worker.hostname, worker.slot, f"it was sent {request.signal}")
+        short = self._what_is_short()
+        if short:
+            self._chronicle.warning(
+                f"worker {worker} is drained{short}; elasticrun drain --undo {worker.hostname} gives its place back"
+            )
 
     def drain(self, request: DrainHostRequest) -> str:
         """A host's workers are to leave at their next commit; or the host may be used again."""
@@ -696,9 +702,9 @@ class ElasticDriver:
                 self._supervisor.end_unless_gone(record.worker, limit_s, reason, while_=is_late)
 
     def _is_to_leave(self, worker: WorkerId) -> bool:
-        """Whether a worker in a drained place has not begun to leave."""
+        """Whether a worker in a drained place still trains. Who is READY waits for the others, and for slots."""
         record = record_of(self._state, worker)
-        if record is None or record.phase is WorkerPhase.LEAVING:
+        if record is None or record.phase in (WorkerPhase.LEAVING, WorkerPhase.READY):
             return False
         return is_drained(self._state, worker.hostname, worker.slot)
 

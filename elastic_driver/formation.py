@@ -19,6 +19,7 @@ from elastic_driver.job_state import (
     all_offered,
     causes,
     in_target,
+    is_drained,
     most_advanced,
     wanted_places,
 )
@@ -124,8 +125,14 @@ def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
         if not old:
             parts.append(f"host {name} added")
         elif name not in failed and old != now:
-            word = "drained" if any(place[0] == name for place in state.drained) else "removed"
-            parts.append(f"host {name}: {old} -> {now} slots" if now else f"host {name} {word}")
+            gone = [worker for worker in state.members if worker.hostname == name and worker not in new]
+            if now and gone and all(is_drained(state, name, worker.slot) for worker in gone):
+                parts.append(f"{names(gone)} drained")
+            elif now:
+                parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
+            else:
+                word = "drained" if any(place[0] == name for place in state.drained) else "removed"
+                parts.append(f"host {name} {word}")
     if state.reinits:
         who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
         parts.append(f"{who} called shutdown() and init() again")

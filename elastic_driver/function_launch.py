@@ -214,7 +214,7 @@ def _results(folder: Path, events: Path) -> list[Any]:
         code = int((folder / function_driver.EXIT_CODE).read_text())
     except (OSError, ValueError):
         raise JobFailedError("the driver ended without saying how", 70) from None
-    if code in (130, 143):
+    if code in (129, 130, 143):
         raise KeyboardInterrupt
     if code:
         _raise_first([one for one in outcomes if "error" in one], code, _last_message(events))

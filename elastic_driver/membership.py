@@ -381,4 +381,7 @@ def _resets_that_count(t: Transition) -> int:
 
 
 def _described(failure: Failure | None) -> str:
-    return "no failure was recorded" if failure is None else str(failure)
+    if failure is None:
+        return "no failure was recorded"
+    # Without a line of code, its last words may have nothing to do with its end.
+    return failure.full if failure.where else str(failure)

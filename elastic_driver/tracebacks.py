@@ -8,6 +8,7 @@ has ended (then it is compared) or a moment has passed (then it was a message, a
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 # A process that prints its last traceback is gone within milliseconds, with exit handlers within tenths of a second.
@@ -15,7 +16,8 @@ _HOLD_S = 1.0
 _MOST_BYTES = 65536
 _MOST_KNOWN = 100
 _MARK = b"]<stderr>:"
-_FIRST_LINE = _MARK + b"Traceback (most recent call last):"
+# The last two: a script that Python cannot compile, or find.
+_FIRST_LINE = re.compile(re.escape(_MARK) + rb"(Traceback \(most recent call last\):|  File \"|\S+: can't open file )")
 
 
 @dataclass(slots=True)
@@ -39,10 +41,10 @@ class Tracebacks:
         if held is not None and mark:
             held.data += data
             return self._held.pop(label).data if len(held.data) > _MOST_BYTES else b""
-        at = data.find(_FIRST_LINE)
-        if at < 0:
+        first = _FIRST_LINE.search(data)
+        if first is None:
             return data
-        start = data.rfind(b"\n", 0, at) + 1
+        start = data.rfind(b"\n", 0, first.start()) + 1
         self._held[label] = _Held(now, data[start:])
         return data[:start]
 

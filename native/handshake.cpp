@@ -277,6 +277,8 @@ class Meeting {
     if (error != 0) {
       throw CollectiveError("cannot connect to " + peer_of(talk.wanted) + ": " + std::strerror(error));
     }
+    // Nobody listens there any more, and the system has given this end that very port: it is connected to itself.
+    if (own_end(talk.socket.get()) == far_end(talk.socket.get())) return false;
     talk.nonce = random_bytes(kNonceBytes);
     const uint32_t head[2] = {kGreeting, static_cast<uint32_t>(self_.rank)};
     const std::string hello = std::string(reinterpret_cast<const char*>(head), sizeof(head)) +

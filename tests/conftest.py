@@ -5,8 +5,12 @@ The tests run side by side (pytest-xdist), each in whatever process is free.
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import shutil
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -34,6 +38,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return " ".join(filter(None, shared.groups())) if shared else nodeid
 
     return Scheduler(config, log)
+
+
+# Where jobs leave their files: not among those of the user who runs the tests.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="elasticrun-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)

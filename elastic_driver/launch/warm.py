@@ -301,9 +301,9 @@ class WarmStarts:
             self._failures += 1
             how = warmed.reason or str(ExitStatus(warmed.popen.wait()))
             if self._failures >= _MAX_FAILURES:
-                self._give_up(f"the process that they are forked from failed {self._failures} times; now it {how}")
+                self._give_up(f"the process that they are forked from failed {self._failures} times; last: {how}")
                 return
-            self._warn(f"the warmed process {how}; starting another")
+            self._warn(f"the warmed process has ended ({how}); starting another")
         self.warm_up()
 
     def _give_up(self, why: str) -> None:

@@ -18,7 +18,14 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host
 from elastic_driver.job_clock import JobClock
 from elastic_driver.rendezvous.connection import Connection
-from elastic_driver.rendezvous.messages import JobOver, LeaveRequest, ReadyCause, RoundAssignment, WatchRequest
+from elastic_driver.rendezvous.messages import (
+    DrainHostRequest,
+    JobOver,
+    LeaveRequest,
+    ReadyCause,
+    RoundAssignment,
+    WatchRequest,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -342,3 +349,32 @@ def test_slots_are_waited_for_as_long_as_the_driver_runs(tmp_path: Path) -> None
         assert "gave up after 600 s (--elastic-timeout)" in job.text()
 
     standing(tmp_path, main, min_num_proc=2)
+
+
+def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.train(2)
+        for host in (A, B):
+            job.driver.drain(DrainHostRequest(host.name, undo=False))
+        answers = [job.ready(worker, after=1, commits=1, cause=ReadyCause.HOSTS_UPDATED) for worker in workers]
+        await asyncio.sleep(300)
+        assert job.launcher.living(), "it waits for slots, longer than the drain's limit"
+        assert "--drain-timeout" not in job.text()
+        job.driver.drain(DrainHostRequest(B.name, undo=True))
+        await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, drain_timeout_s=20.0, heartbeat_timeout_s=0.0)
+
+
+def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        _, second = await job.train(2)
+        job.driver.leave(LeaveRequest(second, "SIGTERM"))
+        assert "of the 2 that the job needs (--min-np)" in job.text()
+        assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, min_num_proc=2, heartbeat_timeout_s=0.0)

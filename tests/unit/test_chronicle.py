@@ -248,9 +248,23 @@ def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbea
 
 
 def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story) -> None:
+    story.chronicle.round_resumed(ReportResumed(1, 0, 0.5))
     story.chronicle.found_on_disc("/d", 52)
     story.chronicle.ended(1, "nothing works")
     assert story.said()[0] == "elasticrun: on disc: commit 52 in /d"
+
+
+def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(1, "none of the commits can be used")
+    assert story.said() == ["elasticrun: job failed: none of the commits can be used (exit code 1)"]
+
+
+def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story) -> None:
+    story.chronicle.stood_still(80)
+    story.chronicle.stood_still(10)
+    story.chronicle.ended(0, "")
+    assert "elasticrun: the driver stood still for 90 s in all, which is not counted above" in story.said()
 
 
 def test_many_folders_are_cut(story: Story) -> None:

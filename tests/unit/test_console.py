@@ -242,6 +242,21 @@ def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None
     assert (held.take(first, 13.0), held.rest(), held.rest()) == (b"", first, b"")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        ['  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax"],
+        ["/usr/bin/python3: can't open file '/home/me/nosuch.py': [Errno 2] No such file or directory"],
+    ],
+)
+def test_a_script_that_python_does_not_take_is_told_of_once(said: list[str]) -> None:
+    held = Tracebacks()
+    for label in ("0", "1"):
+        text = "".join(f"[{label}]<stderr>:{line}\n" for line in said).encode()
+        assert held.take(text, 1.0) == b""
+        assert held.ended(label) == ((text, "") if label == "0" else (b"", "0"))
+
+
 def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
     held = Tracebacks()
     for second, label in enumerate(("0", "1")):

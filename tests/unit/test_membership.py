@@ -14,6 +14,7 @@ from elastic_driver.events import (
     DiscoveryFailed,
     DismissWorker,
     EndJob,
+    Fault,
     HostsDiscovered,
     PublishRound,
     ReportResumed,
@@ -653,3 +654,13 @@ def test_a_start_that_fails_again_and_again_is_told_in_a_line_that_can_be_read()
     assert isinstance(formed, PublishRound)
     assert formed.cause.count("; ") == 17
     assert formed.cause.endswith("; and 24 more failures")
+
+
+def test_the_end_says_what_the_first_failure_was_and_where() -> None:
+    job = Job(num_proc=1, min_num_proc=1)
+    job.train("a:1")
+    worker = job.members[0]
+    job.feed(WorkerExited(worker, 1, "exited with code 1", 0.5, Fault.OWN, "ValueError: 7 rows", "train.py:40"))
+    end = job.last(EndJob)
+    assert isinstance(end, EndJob)
+    assert "worker a[0] (rank 0) exited with code 1: ValueError: 7 rows (at train.py:40)" in end.message
