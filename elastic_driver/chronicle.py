@@ -131,8 +131,7 @@ class Chronicle:
 
     def worker_stopped(self, worker: WorkerId, reason: str) -> None:
         """A worker is being stopped."""
-        self._log.write("worker_stopped", worker=worker.key, reason=reason)
-        self._console.line(f"stopping worker {worker}: {reason}")
+        self.workers_stopped([StopWorker(worker, reason)])
 
     def workers_stopped(self, commands: Sequence[StopWorker]) -> None:
         """Workers are being stopped, for one reason or several."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from driver_fakes import FakeProcess
 
 from elastic_driver.chronicle import Chronicle
 from elastic_driver.console import Console
@@ -15,7 +16,6 @@ from elastic_driver.errors import LaunchError
 from elastic_driver.event_log import EventLog
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.job_state import WorkerPhase, in_phase
-from elastic_driver.launch import ExitStatus
 from elastic_driver.rendezvous.messages import (
     Backend,
     DrainHostRequest,
@@ -33,35 +33,6 @@ PODS = 60
 STAYS = "localhost"
 
 
-class Process:
-    """See WorkerProcess. It does what the test says."""
-
-    def __init__(self, worker: WorkerId, pid: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.worker, self.pid, self.label = worker, pid, ""
-        self.exited: asyncio.Future[ExitStatus] = loop.create_future()
-        self.dying: asyncio.Future[ExitStatus | str] = loop.create_future()
-        self.last_lines: Sequence[str] = ("Traceback", "RuntimeError: a bug")
-
-    def end(self, returncode: int) -> None:
-        if not self.exited.done():
-            self.dying.cancel()
-            self.exited.set_result(ExitStatus(returncode))
-
-    def watch_threads(self, pid: int, thread: int) -> None:
-        pass
-
-    async def wait(self) -> ExitStatus:
-        return await self.exited
-
-    async def stop(self, grace_s: float) -> ExitStatus:
-        self.end(-15)
-        return await self.exited
-
-    def kill(self) -> None:
-        self.end(-9)
-
-
 class World:
     """Discovery and launcher in one. Each fourth pod cannot start its worker."""
 
@@ -70,7 +41,7 @@ class World:
     def __init__(self) -> None:
         self.hosts: tuple[Host, ...] = (Host(STAYS, 1),)
         self.asked = 0
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, FakeProcess] = {}
         self.refused = 0
 
     async def find_hosts(self) -> tuple[Host, ...]:
@@ -82,11 +53,12 @@ class World:
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> Process:
+    ) -> FakeProcess:
         if worker.hostname.endswith(("0", "4", "8")):
             self.refused += 1
             raise LaunchError("no such machine")
-        process = self.processes[worker.hostname] = Process(worker, 1_000_000 + len(self.processes))
+        process = self.processes[worker.hostname] = FakeProcess(worker, 1_000_000 + len(self.processes))
+        process.last_lines = ("Traceback", "RuntimeError: a bug")
         return process
 
     def kill(self) -> None:
