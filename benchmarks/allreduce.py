@@ -24,8 +24,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from elastic_driver import native_loader
-from elastic_driver.worker.engine import Kind, Operation, TensorSpec
+from elastic_driver.worker.engine import native_loader
+from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 
 fork = multiprocessing.get_context("fork")
 SIZES = {"4 KB": 1 << 10, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}  # elements

@@ -28,7 +28,7 @@ def train(turns: int, sizes: list[float]) -> None:
     import torch
 
     import elastic_driver.torch as hvd
-    from elastic_driver.torch import reducer
+    from elastic_driver.torch.optimizer import reducer
 
     hvd.init()
     torch.set_num_threads(1)

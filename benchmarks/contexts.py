@@ -29,12 +29,12 @@ import numpy as np
 import torch.distributed as dist
 import uvloop
 
-from elastic_driver import native_loader
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
-from elastic_driver.rendezvous.server import RendezvousServer
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.worker.engine import native_loader
 
 fork = multiprocessing.get_context("fork")
 KEY = JobKey.new()

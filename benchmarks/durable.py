@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import elastic_driver.torch as hvd
-from elastic_driver.worker import durable as module
+from elastic_driver.worker.durable import commits as module
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from meetings import PipeMeeting, meet
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine import Kind, Operation, TensorSpec
-from elastic_driver.worker.native_engine import NativeEngine
+from elastic_driver.worker.engine.native import NativeEngine
+from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 
 fork = multiprocessing.get_context("fork")
 Body = Callable[[NativeEngine, int, int, Connection], None]

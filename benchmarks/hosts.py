@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from meetings import PipeMeeting, meet
 
-from elastic_driver.worker.collectives import ReduceOp
-from elastic_driver.worker.engine import Kind, Operation, TensorSpec
-from elastic_driver.worker.native_engine import NativeEngine
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.native import NativeEngine
+from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 
 fork = multiprocessing.get_context("fork")
 SIZES = {"4 KB": 1 << 10, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}  # elements

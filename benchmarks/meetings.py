@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 
 class PipeMeeting:
-    """A rank's end. See :class:`elastic_driver.worker.collectives.Meeting`."""
+    """A rank's end. See :class:`elastic_driver.worker.engine.collectives.Meeting`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

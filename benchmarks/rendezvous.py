@@ -66,7 +66,7 @@ class Idle:
 
 def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """The project's server."""
-    from elastic_driver.rendezvous.server import RendezvousServer
+    from elastic_driver.rendezvous.server.server import RendezvousServer
 
     async def main() -> None:
         server = RendezvousServer(Idle(), key=KEY)

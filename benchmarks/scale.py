@@ -83,7 +83,7 @@ async def one_run(size: int, profile_to: str | None) -> Figures:
 
 
 def _rank_0(size: int, pipe: Connection) -> None:
-    from elastic_driver import native_loader
+    from elastic_driver.worker.engine import native_loader
 
     native: Any = native_loader.load()
     engine = native.Engine(

@@ -25,28 +25,26 @@ from typing import Any
 
 import uvloop
 
-from elastic_driver.chronicle import Chronicle
-from elastic_driver.console import Console
-from elastic_driver.driver import ElasticDriver
-from elastic_driver.event_log import EventLog
+from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.launch import ExitStatus
+from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.credentials import ENV_KEY, Identity, Role
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
 from elastic_driver.rendezvous.messages import (
     API,
-    ENV_RENDEZVOUS,
-    Backend,
     NextRoundRequest,
     Notice,
-    NoticeKind,
-    ReadyCause,
     RoundAssignment,
     RunningReport,
     WatchRequest,
     parse_next_round_reply,
 )
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
-from elastic_driver.settings import Settings
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.console import Console
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 SLOTS_PER_HOST = 8
 PATIENCE_S = 120.0
@@ -286,7 +284,7 @@ class _Asker(asyncio.Protocol):
 
 
 class Worker:
-    """A simulated worker: what worker/runtime.py, watch.py and native_engine.py send, and nothing else."""
+    """A simulated worker: what worker/rounds/runtime.py, watch.py and native_engine.py send, and nothing else."""
 
     def __init__(self, job: Simulation, worker: WorkerId, key: bytes) -> None:
         self.job, self.worker = job, worker

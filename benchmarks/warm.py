@@ -23,9 +23,9 @@ from typing import Literal
 import psutil
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch import LocalLauncher
+from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
-from elastic_driver.rendezvous.messages import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 
 _SCRIPT = """\
 import torch

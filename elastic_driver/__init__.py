@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from elastic_driver.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from elastic_driver import elastic as elastic
@@ -19,72 +19,72 @@ if TYPE_CHECKING:
     from elastic_driver.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
     from elastic_driver.errors import MismatchError as MismatchError
     from elastic_driver.errors import NotInitializedError as NotInitializedError
-    from elastic_driver.function_launch import run as run
-    from elastic_driver.worker.builds import ccl_built as ccl_built
-    from elastic_driver.worker.builds import check_extension as check_extension
-    from elastic_driver.worker.builds import cuda_built as cuda_built
-    from elastic_driver.worker.builds import ddl_built as ddl_built
-    from elastic_driver.worker.builds import gloo_built as gloo_built
-    from elastic_driver.worker.builds import gloo_enabled as gloo_enabled
-    from elastic_driver.worker.builds import mpi_built as mpi_built
-    from elastic_driver.worker.builds import mpi_enabled as mpi_enabled
-    from elastic_driver.worker.builds import mpi_threads_supported as mpi_threads_supported
-    from elastic_driver.worker.builds import nccl_built as nccl_built
-    from elastic_driver.worker.builds import rocm_built as rocm_built
-    from elastic_driver.worker.builds import start_timeline as start_timeline
-    from elastic_driver.worker.builds import stop_timeline as stop_timeline
-    from elastic_driver.worker.collectives import Adasum as Adasum
-    from elastic_driver.worker.collectives import Average as Average
-    from elastic_driver.worker.collectives import Max as Max
-    from elastic_driver.worker.collectives import Min as Min
-    from elastic_driver.worker.collectives import Product as Product
-    from elastic_driver.worker.collectives import ReduceOp as ReduceOp
-    from elastic_driver.worker.collectives import Sum as Sum
-    from elastic_driver.worker.numpy_api import allgather as allgather
-    from elastic_driver.worker.numpy_api import allgather_async as allgather_async
-    from elastic_driver.worker.numpy_api import allreduce as allreduce
-    from elastic_driver.worker.numpy_api import allreduce_ as allreduce_
-    from elastic_driver.worker.numpy_api import allreduce_async as allreduce_async
-    from elastic_driver.worker.numpy_api import allreduce_async_ as allreduce_async_
-    from elastic_driver.worker.numpy_api import alltoall as alltoall
-    from elastic_driver.worker.numpy_api import alltoall_async as alltoall_async
-    from elastic_driver.worker.numpy_api import barrier as barrier
-    from elastic_driver.worker.numpy_api import broadcast as broadcast
-    from elastic_driver.worker.numpy_api import broadcast_ as broadcast_
-    from elastic_driver.worker.numpy_api import broadcast_async as broadcast_async
-    from elastic_driver.worker.numpy_api import broadcast_async_ as broadcast_async_
-    from elastic_driver.worker.numpy_api import grouped_allgather as grouped_allgather
-    from elastic_driver.worker.numpy_api import grouped_allgather_async as grouped_allgather_async
-    from elastic_driver.worker.numpy_api import grouped_allreduce as grouped_allreduce
-    from elastic_driver.worker.numpy_api import grouped_allreduce_ as grouped_allreduce_
-    from elastic_driver.worker.numpy_api import grouped_allreduce_async as grouped_allreduce_async
-    from elastic_driver.worker.numpy_api import grouped_allreduce_async_ as grouped_allreduce_async_
-    from elastic_driver.worker.numpy_api import grouped_reducescatter as grouped_reducescatter
-    from elastic_driver.worker.numpy_api import grouped_reducescatter_async as grouped_reducescatter_async
-    from elastic_driver.worker.numpy_api import join as join
-    from elastic_driver.worker.numpy_api import poll as poll
-    from elastic_driver.worker.numpy_api import reducescatter as reducescatter
-    from elastic_driver.worker.numpy_api import reducescatter_async as reducescatter_async
-    from elastic_driver.worker.numpy_api import synchronize as synchronize
-    from elastic_driver.worker.objects import allgather_object as allgather_object
-    from elastic_driver.worker.objects import broadcast_object as broadcast_object
-    from elastic_driver.worker.process_sets import ProcessSet as ProcessSet
-    from elastic_driver.worker.process_sets import add_process_set as add_process_set
-    from elastic_driver.worker.process_sets import global_process_set as global_process_set
-    from elastic_driver.worker.process_sets import remove_process_set as remove_process_set
-    from elastic_driver.worker.runtime import cross_rank as cross_rank
-    from elastic_driver.worker.runtime import cross_size as cross_size
-    from elastic_driver.worker.runtime import init as init
-    from elastic_driver.worker.runtime import is_homogeneous as is_homogeneous
-    from elastic_driver.worker.runtime import is_initialized as is_initialized
-    from elastic_driver.worker.runtime import local_rank as local_rank
-    from elastic_driver.worker.runtime import local_size as local_size
-    from elastic_driver.worker.runtime import rank as rank
-    from elastic_driver.worker.runtime import shutdown as shutdown
-    from elastic_driver.worker.runtime import size as size
+    from elastic_driver.function.launch import run as run
+    from elastic_driver.worker.api.builds import ccl_built as ccl_built
+    from elastic_driver.worker.api.builds import check_extension as check_extension
+    from elastic_driver.worker.api.builds import cuda_built as cuda_built
+    from elastic_driver.worker.api.builds import ddl_built as ddl_built
+    from elastic_driver.worker.api.builds import gloo_built as gloo_built
+    from elastic_driver.worker.api.builds import gloo_enabled as gloo_enabled
+    from elastic_driver.worker.api.builds import mpi_built as mpi_built
+    from elastic_driver.worker.api.builds import mpi_enabled as mpi_enabled
+    from elastic_driver.worker.api.builds import mpi_threads_supported as mpi_threads_supported
+    from elastic_driver.worker.api.builds import nccl_built as nccl_built
+    from elastic_driver.worker.api.builds import rocm_built as rocm_built
+    from elastic_driver.worker.api.builds import start_timeline as start_timeline
+    from elastic_driver.worker.api.builds import stop_timeline as stop_timeline
+    from elastic_driver.worker.api.numpy import allgather as allgather
+    from elastic_driver.worker.api.numpy import allgather_async as allgather_async
+    from elastic_driver.worker.api.numpy import allreduce as allreduce
+    from elastic_driver.worker.api.numpy import allreduce_ as allreduce_
+    from elastic_driver.worker.api.numpy import allreduce_async as allreduce_async
+    from elastic_driver.worker.api.numpy import allreduce_async_ as allreduce_async_
+    from elastic_driver.worker.api.numpy import alltoall as alltoall
+    from elastic_driver.worker.api.numpy import alltoall_async as alltoall_async
+    from elastic_driver.worker.api.numpy import barrier as barrier
+    from elastic_driver.worker.api.numpy import broadcast as broadcast
+    from elastic_driver.worker.api.numpy import broadcast_ as broadcast_
+    from elastic_driver.worker.api.numpy import broadcast_async as broadcast_async
+    from elastic_driver.worker.api.numpy import broadcast_async_ as broadcast_async_
+    from elastic_driver.worker.api.numpy import grouped_allgather as grouped_allgather
+    from elastic_driver.worker.api.numpy import grouped_allgather_async as grouped_allgather_async
+    from elastic_driver.worker.api.numpy import grouped_allreduce as grouped_allreduce
+    from elastic_driver.worker.api.numpy import grouped_allreduce_ as grouped_allreduce_
+    from elastic_driver.worker.api.numpy import grouped_allreduce_async as grouped_allreduce_async
+    from elastic_driver.worker.api.numpy import grouped_allreduce_async_ as grouped_allreduce_async_
+    from elastic_driver.worker.api.numpy import grouped_reducescatter as grouped_reducescatter
+    from elastic_driver.worker.api.numpy import grouped_reducescatter_async as grouped_reducescatter_async
+    from elastic_driver.worker.api.numpy import join as join
+    from elastic_driver.worker.api.numpy import poll as poll
+    from elastic_driver.worker.api.numpy import reducescatter as reducescatter
+    from elastic_driver.worker.api.numpy import reducescatter_async as reducescatter_async
+    from elastic_driver.worker.api.numpy import synchronize as synchronize
+    from elastic_driver.worker.api.objects import allgather_object as allgather_object
+    from elastic_driver.worker.api.objects import broadcast_object as broadcast_object
+    from elastic_driver.worker.engine.collectives import Adasum as Adasum
+    from elastic_driver.worker.engine.collectives import Average as Average
+    from elastic_driver.worker.engine.collectives import Max as Max
+    from elastic_driver.worker.engine.collectives import Min as Min
+    from elastic_driver.worker.engine.collectives import Product as Product
+    from elastic_driver.worker.engine.collectives import ReduceOp as ReduceOp
+    from elastic_driver.worker.engine.collectives import Sum as Sum
+    from elastic_driver.worker.rounds.process_sets import ProcessSet as ProcessSet
+    from elastic_driver.worker.rounds.process_sets import add_process_set as add_process_set
+    from elastic_driver.worker.rounds.process_sets import global_process_set as global_process_set
+    from elastic_driver.worker.rounds.process_sets import remove_process_set as remove_process_set
+    from elastic_driver.worker.rounds.runtime import cross_rank as cross_rank
+    from elastic_driver.worker.rounds.runtime import cross_size as cross_size
+    from elastic_driver.worker.rounds.runtime import init as init
+    from elastic_driver.worker.rounds.runtime import is_homogeneous as is_homogeneous
+    from elastic_driver.worker.rounds.runtime import is_initialized as is_initialized
+    from elastic_driver.worker.rounds.runtime import local_rank as local_rank
+    from elastic_driver.worker.rounds.runtime import local_size as local_size
+    from elastic_driver.worker.rounds.runtime import rank as rank
+    from elastic_driver.worker.rounds.runtime import shutdown as shutdown
+    from elastic_driver.worker.rounds.runtime import size as size
 
 _HOME = {
-    "elastic_driver.function_launch": ("run",),
+    "elastic_driver.function.launch": ("run",),
     "elastic_driver.errors": (
         "DuplicateNameError",
         "HorovodInternalError",
@@ -92,7 +92,7 @@ _HOME = {
         "MismatchError",
         "NotInitializedError",
     ),
-    "elastic_driver.worker.builds": (
+    "elastic_driver.worker.api.builds": (
         "ccl_built",
         "check_extension",
         "cuda_built",
@@ -107,7 +107,7 @@ _HOME = {
         "start_timeline",
         "stop_timeline",
     ),
-    "elastic_driver.worker.collectives": (
+    "elastic_driver.worker.engine.collectives": (
         "Adasum",
         "Average",
         "Max",
@@ -116,7 +116,7 @@ _HOME = {
         "ReduceOp",
         "Sum",
     ),
-    "elastic_driver.worker.numpy_api": (
+    "elastic_driver.worker.api.numpy": (
         "allgather",
         "allgather_async",
         "allreduce",
@@ -144,17 +144,17 @@ _HOME = {
         "reducescatter_async",
         "synchronize",
     ),
-    "elastic_driver.worker.objects": (
+    "elastic_driver.worker.api.objects": (
         "allgather_object",
         "broadcast_object",
     ),
-    "elastic_driver.worker.process_sets": (
+    "elastic_driver.worker.rounds.process_sets": (
         "ProcessSet",
         "add_process_set",
         "global_process_set",
         "remove_process_set",
     ),
-    "elastic_driver.worker.runtime": (
+    "elastic_driver.worker.rounds.runtime": (
         "cross_rank",
         "cross_size",
         "init",

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from elastic_driver.cli import main
+from elastic_driver.cli.main import main
 
 sys.exit(main())

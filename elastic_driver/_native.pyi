@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from elastic_driver.worker.engine import Operation
+from elastic_driver.worker.engine.protocol import Operation
 
 def park_threads_at_exit() -> None:
     """From now on, threads with C++ frames that wake up while the interpreter ends wait for its end, and do no harm."""

@@ -1,7 +1,4 @@
-"""Puts this folder on the import path, for what tests of several kinds share (``membership_job``).
-
-The tests run side by side (pytest-xdist), each in whatever process is free.
-"""
+"""Tests run side by side (pytest-xdist), each in whatever process is free. What they share is in ``tests/support``."""
 
 from __future__ import annotations
 
@@ -13,7 +10,12 @@ import signal
 import tempfile
 from typing import Any
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("loaded", deadline=None)
+hypothesis.settings.load_profile("loaded")
 
 # A shell starts jobs in the background with SIGINT ignored, nohup does so with SIGHUP, and what is ignored stays so in
 # every process that a test starts. Tests send these signals.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic_driver.worker import builds, runtime
-from elastic_driver.worker.collectives import Adasum, Average, Max, Min, Product, Sum
+from elastic_driver.worker.api import builds
+from elastic_driver.worker.engine.collectives import Adasum, Average, Max, Min, Product, Sum
+from elastic_driver.worker.rounds import runtime
 
 __all__ = ["HorovodBasics"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic_driver.worker import context
+from elastic_driver.worker.rounds import context
 from elastic_driver.worker.run import run
 from elastic_driver.worker.state import ObjectState, State
 

@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from elastic_driver.compat.python_path import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
 
 # The release whose names and signatures are followed.
 HOROVOD_VERSION = "0.28.1"
@@ -48,16 +48,16 @@ _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod.common.basics": (False, (f"{_OWN}.common_basics",)),
     "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),
     "horovod.common.exceptions": (False, (f"{_OWN}.common_exceptions",)),
-    "horovod.common.process_sets": (False, (f"{_WORKER}.process_sets",)),
-    "horovod.common.util": (False, (f"{_OWN}.common_util", f"{_WORKER}.builds")),
+    "horovod.common.process_sets": (False, (f"{_WORKER}.rounds.process_sets",)),
+    "horovod.common.util": (False, (f"{_OWN}.common_util", f"{_WORKER}.api.builds")),
     "horovod.torch": (True, (_TORCH, f"{_OWN}.top")),
-    "horovod.torch.compression": (False, (f"{_TORCH}.compression",)),
+    "horovod.torch.compression": (False, (f"{_TORCH}.optimizer.compression",)),
     "horovod.torch.elastic": (True, (f"{_TORCH}.elastic", f"{_OWN}.common_elastic")),
     "horovod.torch.elastic.sampler": (False, (f"{_TORCH}.sampler",)),
     "horovod.torch.elastic.state": (False, (f"{_TORCH}.state", f"{_TORCH}.elastic")),
     "horovod.torch.functions": (False, (f"{_TORCH}.functions", _TORCH)),
     "horovod.torch.mpi_ops": (False, (_TORCH, f"{_TORCH}.ops")),
-    "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer", _TORCH)),
+    "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer.optimizer", _TORCH)),
     "horovod.torch.sync_batch_norm": (False, (f"{_TORCH}.sync_batch_norm", _TORCH)),
 }
 _MISSING = {

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from elastic_driver.compat.finder import HOROVOD_VERSION as __version__
-from elastic_driver.function_launch import run
+from elastic_driver.function.launch import run
 
 __all__ = ["__version__", "run"]

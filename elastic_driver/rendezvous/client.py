@@ -24,6 +24,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -35,7 +36,6 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
     parse_json,
     parse_next_round_reply,
-    unpack_entries,
 )
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 

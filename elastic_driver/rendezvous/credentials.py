@@ -15,7 +15,7 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_WORKER
 
 KEY_BYTES = 32
 

@@ -6,59 +6,19 @@ Owns shapes and validation, both directions. Opens no socket. The paths are in d
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from enum import StrEnum
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import Ranks, SlotInfo, WorkerId
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 API = "/v1"
-
-# Environment of a worker process, set by the driver. Keys are in credentials.py; the HOROVOD_* names
-# beside them are in docs/design.md.
-ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
-ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
-ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
-ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
-ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
-ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
-ENV_OWNER = (
-    "ELASTIC_DRIVER_OWNER"  # the driver's process, as worker/owner.py names it: while it lives, it is waited for
-)
-ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
-ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
 
 
 # More than any job has; a message of a few bytes must not fill the memory.
 _MOST_RANKS = 1 << 20
-
-
-class ReadyCause(StrEnum):
-    """Why a worker asks for the next round."""
-
-    START = "start"  # first init() of this process
-    HOSTS_UPDATED = "hosts_updated"  # interrupted at a commit, by the driver's notice
-    INTERNAL_ERROR = "internal_error"  # a collective failed
-    REINIT = "reinit"  # the user's code called shutdown() and init() again
-
-
-class Backend(StrEnum):
-    """What carries the collectives of a round. All members of a round use one."""
-
-    NATIVE = "native"  # elastic_driver._native
-    TORCH = "torch"  # torch.distributed's own Gloo over our key-value store
-
-
-class NoticeKind(StrEnum):
-    """What the driver tells the members of a round through their watch request."""
-
-    NONE = "none"
-    HOSTS_UPDATED = "hosts_updated"  # leave the round at the next commit, together
-    ABORT = "abort"  # the round is broken: end blocked collectives now
-    JOB_OVER = "job_over"  # the job ends; the process is about to be stopped
 
 
 def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -465,43 +425,3 @@ class RunningReport:
         data = parse_json(body)
         round_id, commits = _get(data, "round_id", int), _get(data, "commits", int)
         return cls(_worker(data), round_id, commits, _get(data, "another", bool))
-
-
-def pack_entries(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    """Keys and values as one body: ``u32 count``, then for each ``u16 key length, key, u32 value length, value``.
-
-    Little-endian; keys are UTF-8 and at most 65,535 bytes.
-    """
-    parts = [struct.pack("<I", len(entries))]
-    for key, value in entries:
-        name = key.encode()
-        parts += (struct.pack("<H", len(name)), name, struct.pack("<I", len(value)), value)
-    return b"".join(parts)
-
-
-def unpack_entries(body: bytes) -> list[tuple[str, bytes]]:
-    """The inverse of :func:`pack_entries`.
-
-    Raises:
-        RendezvousProtocolError: the body is cut short, or longer than it says.
-    """
-    entries: list[tuple[str, bytes]] = []
-    try:
-        (count,) = struct.unpack_from("<I", body)
-        offset = 4
-        for _ in range(count):
-            (length,) = struct.unpack_from("<H", body, offset)
-            offset += 2
-            key = body[offset : offset + length].decode()
-            offset += length
-            (length,) = struct.unpack_from("<I", body, offset)
-            offset += 4
-            if offset + length > len(body):
-                raise RendezvousProtocolError("cannot read entries: cut short")
-            entries.append((key, body[offset : offset + length]))
-            offset += length
-    except (struct.error, UnicodeDecodeError) as error:
-        raise RendezvousProtocolError(f"cannot read entries: {error}") from None
-    if offset != len(body):
-        raise RendezvousProtocolError("cannot read entries: bytes left over")
-    return entries

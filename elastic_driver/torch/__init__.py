@@ -10,9 +10,6 @@ from elastic_driver.errors import (
     NotInitializedError,
 )
 from elastic_driver.torch import elastic
-from elastic_driver.torch.compression import (
-    Compression,
-)
 from elastic_driver.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -48,13 +45,12 @@ from elastic_driver.torch.ops import (
     join,
     reducescatter,
 )
-from elastic_driver.torch.optimizer import (
-    DistributedOptimizer,
-)
+from elastic_driver.torch.optimizer.compression import Compression
+from elastic_driver.torch.optimizer.optimizer import DistributedOptimizer
 from elastic_driver.torch.sync_batch_norm import (
     SyncBatchNorm,
 )
-from elastic_driver.worker.builds import (
+from elastic_driver.worker.api.builds import (
     ccl_built,
     check_extension,
     cuda_built,
@@ -69,26 +65,15 @@ from elastic_driver.worker.builds import (
     start_timeline,
     stop_timeline,
 )
-from elastic_driver.worker.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-)
-from elastic_driver.worker.objects import (
-    allgather_object,
-    broadcast_object,
-)
-from elastic_driver.worker.process_sets import (
+from elastic_driver.worker.api.objects import allgather_object, broadcast_object
+from elastic_driver.worker.engine.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from elastic_driver.worker.rounds.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from elastic_driver.worker.runtime import (
+from elastic_driver.worker.rounds.runtime import (
     cross_rank,
     cross_size,
     init,

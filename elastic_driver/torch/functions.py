@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from elastic_driver.torch.snapshot import broadcast_tensors, broadcast_tree, flatten, optimizer_tree, set_optimizer
-from elastic_driver.worker.objects import check_root
-from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
+from elastic_driver.worker.api.objects import check_root
+from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
 
 
 def broadcast_parameters(

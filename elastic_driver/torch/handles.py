@@ -18,9 +18,9 @@ from elastic_driver.torch.tensors import (
     begin_broadcast,
     begin_reducescatter,
 )
-from elastic_driver.worker.collectives import Average, ReduceOp, Sum, resolve_op
-from elastic_driver.worker.handles import poll, synchronize
-from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
+from elastic_driver.worker.api.handles import poll, synchronize
+from elastic_driver.worker.engine.collectives import Average, ReduceOp, Sum, resolve_op
+from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
 
 __all__ = [
     "allgather_async",

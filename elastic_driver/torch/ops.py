@@ -13,13 +13,13 @@ import torch
 
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch import handles
-from elastic_driver.torch.compression import Compression
+from elastic_driver.torch.optimizer.compression import Compression
 from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
-from elastic_driver.worker.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
-from elastic_driver.worker.handles import synchronize
-from elastic_driver.worker.numpy_api import barrier, join
-from elastic_driver.worker.process_sets import ProcessSet, global_process_set, members_of
-from elastic_driver.worker.runtime import current
+from elastic_driver.worker.api.handles import synchronize
+from elastic_driver.worker.api.numpy import barrier, join
+from elastic_driver.worker.engine.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
+from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
+from elastic_driver.worker.rounds.runtime import current
 
 __all__ = [
     "allgather",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from elastic_driver.worker.runtime import rank, runtime, size
+from elastic_driver.worker.rounds.runtime import rank, runtime, size
 
 
 class ElasticSampler(Sampler[int]):

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 
 from elastic_driver.errors import UnsupportedOperationError
-from elastic_driver.torch import device
-from elastic_driver.worker.arrays import checked_splits
-from elastic_driver.worker.collectives import Bytes, ReduceOp
-from elastic_driver.worker.engine import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
-from elastic_driver.worker.handles import begin
-from elastic_driver.worker.objects import check_root
-from elastic_driver.worker.process_sets import ProcessSet, members_of
-from elastic_driver.worker.reductions import carried_dtype, check_scattered, engine_op
+from elastic_driver.torch.device import lane as device
+from elastic_driver.worker.api.arrays import checked_splits
+from elastic_driver.worker.api.handles import begin
+from elastic_driver.worker.api.objects import check_root
+from elastic_driver.worker.engine.collectives import Bytes, ReduceOp
+from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.engine.reductions import carried_dtype, check_scattered, engine_op
+from elastic_driver.worker.rounds.process_sets import ProcessSet, members_of
 
 
 def dtype_name(dtype: torch.dtype) -> str:

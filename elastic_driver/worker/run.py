@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
-from elastic_driver.rendezvous.messages import ReadyCause
-from elastic_driver.worker.durable import durable
-from elastic_driver.worker.runtime import Runtime, runtime
+from elastic_driver.words import ReadyCause
+from elastic_driver.worker.durable.commits import durable
+from elastic_driver.worker.rounds.runtime import Runtime, runtime
 from elastic_driver.worker.state import State
 
 _log = logging.getLogger("elastic_driver.worker")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt
-from elastic_driver.worker.collectives import ReduceOp
-from elastic_driver.worker.durable import durable
-from elastic_driver.worker.engine import Kind, Operation
-from elastic_driver.worker.messages import PREFIX, array_spec
-from elastic_driver.worker.objects import broadcast_object
-from elastic_driver.worker.runtime import runtime
+from elastic_driver.worker.api.objects import broadcast_object
+from elastic_driver.worker.durable.commits import durable
+from elastic_driver.worker.engine.byte_messages import PREFIX, array_spec
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.protocol import Kind, Operation
+from elastic_driver.worker.rounds.runtime import runtime
 
 
 class _HostMessages:

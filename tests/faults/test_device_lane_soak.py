@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.rendezvous.messages import Backend
-from elastic_driver.worker.context import usable_backends
+from elastic_driver.words import Backend
+from elastic_driver.worker.engine.choice import usable_backends
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,13 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
 from jobs import Job, check_agreement
 
-from elastic_driver.job_files import running_jobs
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.rendezvous.messages import DrainHostRequest
 
 pytestmark = pytest.mark.faults

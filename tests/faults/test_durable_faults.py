@@ -15,16 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from jobs import SUPPORT, Job, check_agreement
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
-from jobs import Job, check_agreement
-
-from elastic_driver.worker import durable_format
+from elastic_driver.worker.durable import format as durable_format
 
 pytestmark = [pytest.mark.faults]
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("durable_program.py"))]
+COMMAND = [sys.executable, str(SUPPORT / "durable_program.py")]
 TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from elastic_driver.launch.guard import find_processes
+from elastic_driver.launch.processes.guard import find_processes
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -40,7 +40,7 @@ time.sleep(120)
 DRIVER = r"""
 import asyncio, os, sys, uvloop
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch import LocalLauncher
+from elastic_driver.launch.local.launcher import LocalLauncher
 
 class Sink:
     def write(self, stream, data):
@@ -187,7 +187,7 @@ ctypes.PyDLL(None).sleep(120)
 """
 STOPPED = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
 # The command is a shell script that goes on after the training; neither hears SIGTERM. init() calls this function.
-TRAINING = "import time; from elastic_driver.tether import tie_this_process; tie_this_process(); time.sleep(120)"
+TRAINING = "import time; from elastic_driver.system.tether import tie_this_process; tie_this_process(); time.sleep(120)"
 BELOW_A_SHELL = f"""
 import os, sys
 os.execv("/bin/sh", ["sh", "-c", "trap '' TERM; \\"$0\\" -c \\"$1\\"; sleep 120", sys.executable, {TRAINING!r}])

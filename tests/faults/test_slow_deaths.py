@@ -10,10 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
-from jobs import Job, check_agreement
+from jobs import PROGRAM, Job, check_agreement
 
 pytestmark = pytest.mark.faults
 
@@ -43,7 +40,7 @@ def order(job: Job) -> list[str]:
 def test_survivors_go_on_while_a_large_process_is_taken_down(tmp_path: Path) -> None:
     """A GB in small pages takes the system a tenth of a second or more to free; its sockets close no earlier."""
     program = tmp_path / "program.py"
-    steps = Path(__file__).resolve().parents[1] / "integration" / "step_program.py"
+    steps = PROGRAM
     program.write_text(
         "import mmap, os, runpy\nimport numpy as np\n"
         "if os.environ['ELASTIC_DRIVER_WORKER'].startswith('127'):\n"
@@ -96,7 +93,7 @@ def test_a_process_that_replaces_itself_does_not_die(tmp_path: Path) -> None:
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="may not dump core")
 def test_nobody_waits_for_a_core_dump(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    steps = Path(__file__).resolve().parents[1] / "integration" / "step_program.py"
+    steps = PROGRAM
     program.write_text(
         f"import resource, runpy, os\nos.chdir({str(tmp_path)!r})\n"
         "hard = resource.getrlimit(resource.RLIMIT_CORE)[1]\nresource.setrlimit(resource.RLIMIT_CORE, (hard, hard))\n"

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
 from jobs import Job, check_agreement
 
 pytestmark = pytest.mark.faults

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.cli import build_parser
-from elastic_driver.events import ExitCode
+from elastic_driver.cli.main import build_parser
+from elastic_driver.words import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver import native_loader
+from elastic_driver.worker.engine import native_loader
 
 try:
     native: Any = native_loader.load()

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from elastic_driver.worker.collectives import ReduceOp
-from elastic_driver.worker.engine import Kind, Operation, TensorSpec
-from elastic_driver.worker.native_engine import EngineSettings, NativeEngine
-from elastic_driver.worker.seal import Seal
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.native import EngineSettings, NativeEngine
+from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
+from elastic_driver.worker.engine.seal import Seal
 
 TIMEOUT_S = 30.0
 _kept: list[Any] = []

@@ -35,7 +35,7 @@ dist.destroy_process_group()
 print("both work")
 """
 GLOBALLY = "sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL); import torch; sys.setdlopenflags(os.RTLD_NOW)"
-OURS = "from elastic_driver.native_loader import load; load()"
+OURS = "from elastic_driver.worker.engine.native_loader import load; load()"
 
 
 @pytest.mark.parametrize(

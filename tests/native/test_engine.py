@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
-from elastic_driver.worker.engine import region
-from elastic_driver.worker.trace import Trace
+from elastic_driver.worker.engine.protocol import region
+from elastic_driver.worker.engine.trace import Trace
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import Kind, Operation, ReduceOp, allreduce, barrier, each_rank, engines, spec, together

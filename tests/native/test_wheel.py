@@ -131,7 +131,7 @@ def test_symbols_are_bound_to_the_right_library(installed: Path, tmp_path: Path,
     """The extension takes the bundled Gloo, and that itself, whatever else is loaded."""
     if "torch" in first:
         pytest.importorskip("torch")
-    program = f"{first}\nfrom elastic_driver.native_loader import load\nload()"
+    program = f"{first}\nfrom elastic_driver.worker.engine.native_loader import load\nload()"
     bound: dict[tuple[str, str], set[str]] = {}
     with subprocess.Popen(
         [sys.executable, "-c", program],

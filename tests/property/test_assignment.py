@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from membership_job import naive_slots
 
-from elastic_driver.assignment import assign_ranks, members_by_host, members_by_local_rank, order_hosts
+from elastic_driver.core.assignment import assign_ranks, members_by_host, members_by_local_rank, order_hosts
 from elastic_driver.hosts import Host, WorkerId
 
 pytestmark = pytest.mark.property

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from elastic_driver import attempts, blacklist
-from elastic_driver.events import (
+from elastic_driver.core import attempts, blacklist
+from elastic_driver.core.events import (
     Command,
     Event,
     HostsDiscovered,
@@ -17,9 +17,9 @@ from elastic_driver.events import (
     WorkerReady,
     WorkerRunning,
 )
+from elastic_driver.core.membership import Policy, check_invariants, new_state, step
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.membership import Policy, check_invariants, new_state, step
-from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.property
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from membership_job import BOTH, Job
 
-from elastic_driver.events import (
+from elastic_driver.core.deadlines import next_deadline
+from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
     Event,
@@ -25,9 +26,9 @@ from elastic_driver.events import (
     WorkerReady,
     WorkerRunning,
 )
+from elastic_driver.core.state import WorkerPhase
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.job_state import WorkerPhase, next_deadline
-from elastic_driver.rendezvous.messages import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.property
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pytest
 from membership_job import BOTH, Job
 
-from elastic_driver.events import (
+from elastic_driver.core.deadlines import next_deadline
+from elastic_driver.core.events import (
     Event,
     HostsDiscovered,
     TimerExpired,
@@ -23,9 +24,9 @@ from elastic_driver.events import (
     WorkerReady,
     WorkerRunning,
 )
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing
 from elastic_driver.hosts import Host, parse_host
-from elastic_driver.job_state import JobPhase, State, WorkerPhase, finishing, next_deadline
-from elastic_driver.rendezvous.messages import NoticeKind, ReadyCause
+from elastic_driver.words import NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.property
 

@@ -32,11 +32,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 from membership_job import BOTH, Job, worker_id  # noqa: E402
 
-from elastic_driver.events import (  # noqa: E402
+from elastic_driver.core.deadlines import next_deadline  # noqa: E402
+from elastic_driver.core.events import (  # noqa: E402
     Command,
     DiscoveryFailed,
     DismissWorker,
@@ -54,9 +55,9 @@ from elastic_driver.events import (  # noqa: E402
     WorkerNotStarted,
     WorkerRunning,
 )
-from elastic_driver.job_state import WorkerPhase, next_deadline  # noqa: E402
-from elastic_driver.membership import explain  # noqa: E402
-from elastic_driver.rendezvous.messages import Backend, ReadyCause  # noqa: E402
+from elastic_driver.core.membership import explain  # noqa: E402
+from elastic_driver.core.state import WorkerPhase  # noqa: E402
+from elastic_driver.words import Backend, ReadyCause  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from history import digest  # noqa: E402
 
 import elastic_driver.torch as hvd  # noqa: E402
-from elastic_driver.worker.runtime import runtime  # noqa: E402
+from elastic_driver.worker.rounds.runtime import runtime  # noqa: E402
 
 SAMPLES, PER_STEP = 480, 12
 COMMIT_EVERY = 3

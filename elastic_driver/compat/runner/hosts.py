@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_driver.assignment import assign_ranks
+from elastic_driver.core.assignment import assign_ranks
 from elastic_driver.hosts import WorkerId
 
 __all__ = [

@@ -1,0 +1,85 @@
+"""Until when the job waits for what, all from the state: the next moment at which something is due without an event."""
+
+from __future__ import annotations
+
+from elastic_driver.core.placement import in_target, keeps_its_places, next_members, target_places
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.words import NoticeKind
+
+# How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
+# one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
+JOINERS_WINDOW_S = 5.0
+
+
+def joiners_wait_until(state: State) -> float | None:
+    """Until when READY joiners wait for others that still boot, before the round is closed for them.
+
+    A worker that leaves a place counts as one that boots there: its successor is started as soon as it is gone. None
+    when nothing waits for this: no joiner is READY or none boots, the notice is out already, or the job lacks workers
+    (then their number decides, not the window).
+    """
+    joiners = any(record.phase is WorkerPhase.READY and not record.round_id for record in state.workers)
+    if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        return None
+    targets = target_places(state)
+    ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
+    joined = [record.since for record in ready if not record.round_id]
+    alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
+    free = dict.fromkeys(place for place in targets if place not in alive)
+    booting = [record for record in in_phase(state, WorkerPhase.BOOTING) if in_target(record, targets)]
+    booting += [record for record in in_phase(state, WorkerPhase.LEAVING) if in_target(record, free)]
+    if not joined or not booting:
+        return None
+    if state.phase is JobPhase.RUNNING:
+        waiting = state.notice_kind is NoticeKind.NONE and not finishing(state)
+    else:
+        waiting = state.registry.complete and len(ready) >= state.policy.min_num_proc
+    return min(joined) + JOINERS_WINDOW_S if waiting else None
+
+
+def pause_until(state: State) -> float | None:
+    """Until when no round is formed, since the last one was a setback; None when nothing is put off.
+
+    It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
+    makes the difference. Processes that were started again in the same places do not.
+    """
+    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
+        return None
+    failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
+    return state.setbacks.until if all(in_target(record, failed) for record in next_members(state)) else None
+
+
+def held_until(state: State) -> float | None:
+    """Until when a round that could be formed waits: for the end of a pause, or for joiners. None: for nothing."""
+    if state.phase not in (JobPhase.STARTING, JobPhase.RESETTING) or not state.registry.complete:
+        return None
+    waits, pause = joiners_wait_until(state), pause_until(state)
+    if waits is None and pause is None:
+        return None
+    members = next_members(state)
+    if len(members) < state.policy.min_num_proc:
+        return None
+    # Survivors that suffice never wait for joiners, nor does a start that has all it asked for.
+    survivors = sum(1 for record in members if record.round_id)
+    if survivors >= state.policy.min_num_proc or (
+        state.phase is JobPhase.STARTING and len(members) >= state.policy.num_proc
+    ):
+        waits = None
+    return max((time for time in (waits, pause) if time is not None), default=None)
+
+
+def next_deadline(state: State) -> float | None:
+    """When the driver is to feed TimerExpired next (seconds, the clock of ``now``); None for never.
+
+    May be in the past: then at once. The step that takes it moves the deadline on.
+    """
+    if state.phase is JobPhase.ENDED:
+        return None
+    times = [record.deadline for record in state.workers]
+    if state.phase in (JobPhase.STARTING, JobPhase.RESETTING) and not state.registry.complete:
+        times.append(state.registry.deadline)
+    if state.discovery_failing_since is not None:
+        times.append(state.discovery_failing_since + state.policy.elastic_timeout_s)
+    joiners = joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state)
+    times += [state.slots_deadline, state.blacklist.next_expiry(), joiners]
+    return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,275 @@
+"""What happens to a job (events, facts in the past tense) and what is to be done about it (commands).
+
+Values only. :mod:`elastic_driver.core.membership` turns events into commands; the driver turns the world into
+events and commands into I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic_driver.core.assignment import Placed
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+
+class Fault(StrEnum):
+    """Whose doing the end of a process is."""
+
+    OWN = "own"  # an exception, an exit code, a signal of its own making, a hang
+    OUTSIDE = "outside"  # the machine, the scheduler, a person
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostsDiscovered:
+    """Discovery answered: these are all hosts now."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """Discovery gave no answer. The hosts known so far stay."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker asks for the round after ``after_round``. See NextRoundRequest."""
+
+    worker: WorkerId
+    after_round: int
+    commits: int
+    cause: ReadyCause
+    detail: str
+    backends: tuple[Backend, ...]
+    steps: int = 0
+    where: str = ""
+    raised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRunning:
+    """A member has built its contexts and synced its state.
+
+    Attributes:
+        worker, round_id, commits: as it says, see RunningReport.
+        another: whether it is another training than the last one it told of, which has come to its end.
+    """
+
+    worker: WorkerId
+    round_id: int
+    commits: int
+    another: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A worker's process has ended.
+
+    Attributes:
+        worker: whose.
+        returncode: exit code; negative for a signal.
+        how: in words, "killed by SIGKILL".
+        draw: a random number from 0 to 1, for the host's cooldown.
+        fault: whose doing it is, when the driver has ended it; else the returncode says so.
+        error: the last line that it wrote; "" for none.
+        where: the line of code that it named last; "" for none.
+    """
+
+    worker: WorkerId
+    returncode: int
+    how: str
+    draw: float
+    fault: Fault | None = None
+    error: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDying:
+    """A worker's process is going to end, and not well: it runs no more, but holds its place until it has ended.
+
+    Attributes:
+        worker: whose.
+        how: in words, "killed by SIGKILL".
+        draw: a random number from 0 to 1, for the host's cooldown.
+        fault: whose doing it is.
+        error, where: see WorkerExited.
+    """
+
+    worker: WorkerId
+    how: str
+    draw: float
+    fault: Fault = Fault.OUTSIDE
+    error: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReported:
+    """Several workers have reported, or ended, at about the same time: one decision for all of them."""
+
+    reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNotStarted:
+    """A worker's process could not be started."""
+
+    worker: WorkerId
+    message: str
+    draw: float
+    bad_command: bool  # the command itself is at fault, on whatever host
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Somebody wants workers to leave at their next commit, without any blame.
+
+    Attributes:
+        hostname: of which host.
+        slot: of which slot; None for all of the host's.
+        why: who asked, in words.
+        undo: the opposite: the places may be used again.
+    """
+
+    hostname: str
+    slot: int | None
+    why: str
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user (or a signal) asks for the end of the job."""
+
+    signal: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerExpired:
+    """The time of next_deadline has come."""
+
+
+Event = (
+    HostsDiscovered
+    | DiscoveryFailed
+    | WorkerReady
+    | WorkerRunning
+    | WorkersReported
+    | WorkerExited
+    | WorkerDying
+    | WorkerNotStarted
+    | DrainRequested
+    | StopRequested
+    | TimerExpired
+)
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process.
+
+    Attributes:
+        worker: its name.
+        planned: the place it would have if the round were formed now.
+        standby: whether it is to wait without a rank.
+    """
+
+    worker: WorkerId
+    planned: SlotInfo
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """TERM to the process tree, grace, KILL."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """Answer the worker's open request with Removed: it ends by itself, with exit code 0."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRound:
+    """Fence the past, and answer the members' open requests with their places.
+
+    Attributes:
+        round_id: the new round.
+        placed: its members by rank.
+        sync: whether the members broadcast rank 0's state first.
+        commits: commits of rank 0's state.
+        backend: what carries its collectives.
+        cause: what made it, in words.
+        old_size: members of the round before (0 for the first round).
+        reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
+    """
+
+    round_id: int
+    placed: tuple[Placed, ...]
+    sync: bool
+    commits: int
+    backend: Backend
+    cause: str
+    old_size: int
+    reinit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetNotice:
+    """Tell the members of the round, through their watch requests."""
+
+    version: int
+    round_id: int
+    kind: NoticeKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResumed:
+    """All members of the round train again.
+
+    Attributes:
+        round_id: the round.
+        commits: what it went on from.
+        took_s: seconds from the change (death seen, or first member at the commit) until now.
+    """
+
+    round_id: int
+    commits: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something a user wants to read at once."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Stop every worker and exit."""
+
+    exit_code: int
+    message: str
+
+
+Command = StartWorker | StopWorker | DismissWorker | PublishRound | SetNotice | ReportResumed | Report | EndJob

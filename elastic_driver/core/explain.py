@@ -1,0 +1,166 @@
+"""One sentence that says why the job is or is not running: for the log, the status page, timeout messages and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic_driver.core.deadlines import joiners_wait_until, pause_until
+from elastic_driver.core.placement import in_target, is_drained, standby_places, standing_by, target_places
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.words import NoticeKind
+
+
+def names(workers: Sequence[WorkerId], *, at_most: int = 6) -> str:
+    """Workers as a list for a sentence: "worker a[0]", "workers a[0], a[1]", "workers a[0], … and 3 more"."""
+    if not workers:
+        return ""
+    text = _listed([str(worker) for worker in workers], at_most=at_most)
+    return f"worker{'s' if len(workers) > 1 else ''} {text}"
+
+
+def explain(state: State, now: float) -> str:
+    """Why the job stands where it stands.
+
+    Args:
+        state: the job.
+        now: the present, seconds of the core's clock.
+    """
+    policy = state.policy
+    match state.phase:
+        case JobPhase.WAITING:
+            if not state.discovered:
+                return "waiting for host discovery to answer"
+            left = _discovery(state, now) + _left(state.slots_deadline, now)
+            return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
+        case JobPhase.STARTING if not state.registry.complete:
+            missing = names(state.registry.missing)
+            return f"waiting for {missing} to call hvd.init(){_left(state.registry.deadline, now)}"
+        case JobPhase.RESETTING if not state.registry.complete:
+            missing = names(state.registry.missing)
+            left = _left(state.registry.deadline, now)
+            return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
+        case JobPhase.STARTING | JobPhase.RESETTING:
+            ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
+                times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
+                return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
+            if len(ready) >= policy.min_num_proc:
+                left = _left(joiners_wait_until(state), now)
+                return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
+            return (
+                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
+                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{_left(state.slots_deadline, now)}"
+            )
+        case JobPhase.RUNNING:
+            members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
+            if finishing(state):
+                return f"{members}; some have finished, waiting for the others"
+            if state.notice_kind is NoticeKind.HOSTS_UPDATED:
+                return f"{members}; hosts changed, waiting for the next commit"
+            out = _kept_out(state, now, before="; ")
+            return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
+        case JobPhase.ENDED:
+            return "the job has ended"
+
+
+def _listed(words: Sequence[str], *, at_most: int = 6) -> str:
+    more = f" and {len(words) - at_most} more" if len(words) > at_most else ""
+    return f"{', '.join(words[:at_most])}{more}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _slots(state: State, now: float) -> str:
+    """The slots that can be used, and of all others that are listed why they cannot."""
+    free = [Host(host.name, slots) for host in state.hosts if (slots := _free_slots(state, host))]
+    text = f"slots: {sum(host.slots for host in free)}"
+    text += f" ({_listed([str(host) for host in free])})" if free else ""
+    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ')}"
+
+
+def _free_slots(state: State, host: Host) -> int:
+    if state.blacklist.is_blacklisted(host.name):
+        return 0
+    return (
+        host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
+    )
+
+
+def _kept_out(state: State, now: float, *, before: str) -> str:
+    """The listed hosts and slots that get no workers, why, and what lets them have some again."""
+    text = ""
+    out = [entry for entry in state.blacklist.entries if entry.active]
+    if out:
+        times = ["for good" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
+        hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
+        text += f"{before}blacklisted: {_listed(hosts)}"
+    drained: dict[str, list[int | None]] = {}
+    for hostname, slot in state.drained:
+        drained.setdefault(hostname, []).append(slot)
+    places: list[str] = []
+    for host in state.hosts if drained else ():
+        slots = drained.get(host.name, [])
+        if None in slots:
+            places.append(host.name)
+        else:
+            places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
+    if places:
+        text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
+    return text
+
+
+def room_for_standbys(state: State, now: float) -> str:
+    """That there are fewer places for standbys than were asked for, and why."""
+    policy = state.policy
+    ranked = policy.max_num_proc or len(state.members)
+    return (
+        f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
+        f"{_count(ranked, 'worker')} (--max-np), {_slots(state, now)}"
+    )
+
+
+def why_no_place(state: State, hostname: str, slot: int) -> str:
+    """Why a worker that was there has no place in the job any more."""
+    host = next((host for host in state.hosts if host.name == hostname), None)
+    if host is None:
+        return f"host {hostname} is not listed any more"
+    if slot >= host.slots:
+        return f"host {hostname} has only {_count(host.slots, 'slot')} now"
+    if (hostname, None) in state.drained:
+        return f"host {hostname} is drained"
+    if is_drained(state, hostname, slot):
+        return f"slot {slot} of host {hostname} is drained"
+    if state.blacklist.is_blacklisted(hostname):
+        return f"host {hostname} is blacklisted"
+    return f"the job has its {_count(state.policy.max_num_proc or len(state.members), 'worker')} (--max-np)"
+
+
+def _booting(state: State) -> str:
+    """Who is on the way, and who still holds a place for which another waits."""
+    booting = [record.worker for record in in_phase(state, WorkerPhase.BOOTING)]
+    text = f"; {names(booting)} starting" if booting else ""
+    leaving = in_phase(state, WorkerPhase.LEAVING)
+    places = target_places(state) if leaving else {}
+    ending = [record.worker for record in leaving if in_target(record, places)]
+    return text + (f"; {names(ending)} still ending" if ending else "")
+
+
+def _discovery(state: State, now: float) -> str:
+    """That discovery fails, which ends the job at some time."""
+    since = state.discovery_failing_since
+    if since is None:
+        return ""
+    left_s = max(0.0, since + state.policy.elastic_timeout_s - now)
+    return f"; host discovery fails ({state.discovery_error}), and ends the job in {left_s:.0f} s unless it answers"
+
+
+def _standby(state: State) -> str:
+    standbys = standing_by(state)
+    return f"; {names([record.worker for record in standbys])} standing by" if standbys else ""
+
+
+def _left(deadline: float | None, now: float) -> str:
+    return "" if deadline is None else f"; {max(0.0, deadline - now):.0f} s left"

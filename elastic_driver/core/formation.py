@@ -1,0 +1,137 @@
+"""The forming of a round: who is in it, whose state it goes on from, whether it syncs, and what made it.
+
+Owns no decision on whether a round is due; :mod:`elastic_driver.core.membership` asks for one when the registry is
+closed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.events import PublishRound
+from elastic_driver.core.explain import names, why_no_place
+from elastic_driver.core.placement import all_offered, in_target, is_drained, wanted_places
+from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
+from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, causes, most_advanced
+from elastic_driver.core.transition import Transition
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import Backend, ExitCode, NoticeKind
+
+# The order in which the driver prefers collective backends.
+_BACKENDS = (Backend.NATIVE, Backend.TORCH)
+
+
+def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
+    state = t.state
+    stateful = tuple(record for record in members if record.has_state)
+    root = most_advanced(stateful) if stateful else None
+    backend = _common_backend(members)
+    if backend is None:
+        have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
+        t.end(
+            ExitCode.BAD_USAGE,
+            f"cannot run {len(members)} workers: they have no collective backend in common ({have}); install the "
+            "native extension or PyTorch in every worker's environment",
+        )
+        return
+    placed = assign_ranks(
+        tuple(record.worker for record in members), host_order=state.host_order, root=root.worker if root else None
+    )
+    # Members who were interrupted at one commit hold equal states, unless one of them is new.
+    in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
+    commits = root.commits if root else 0
+    round_id = state.round_id + 1
+    by_worker = {record.worker: record for record in members}
+    t.commands.append(
+        PublishRound(
+            round_id=round_id,
+            placed=placed,
+            sync=state.unplanned or not in_step,
+            commits=commits,
+            backend=backend,
+            cause=_cause(t, tuple(one.worker for one in placed)),
+            old_size=len(state.members),
+            reinit=bool(state.reinits) and not state.unplanned,
+        )
+    )
+    t.state = replace(
+        state,
+        phase=JobPhase.RUNNING,
+        round_id=round_id,
+        members=tuple(one.worker for one in placed),
+        # The one who hands over comes first.
+        handing_over=None if all_offered(state, (members[0].worker,)) else members[0].worker,
+        registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
+        slots_deadline=None,
+        resets=state.resets + (1 if state.unplanned else 0),
+        reset_times=_reset_times(t),
+        setbacks=state.setbacks.next_round(),
+        unplanned=False,
+        crashes=(),
+        reinits=(),
+        more_crashes=0,
+        first_failure=None,
+    )
+    t.put_all(
+        replace(
+            by_worker[one.worker],
+            phase=WorkerPhase.MEMBER,
+            since=t.now,
+            round_id=round_id,
+            # Before the first commit, what a process is born with is the state.
+            has_state=by_worker[one.worker].has_state or not commits,
+            rank=one.slot.rank,
+        )
+        for one in placed
+    )
+    t.notify(NoticeKind.NONE, "")
+    places = wanted_places(t.state)
+    for record in ready:
+        # Who stands by, and who had to make room for a handover, stays READY for a round after this.
+        if record.worker not in by_worker and not in_target(record, places):
+            t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
+
+
+def _reset_times(t: Transition) -> tuple[float, ...]:
+    """When those resets were that may count for the limit, with this one."""
+    window_s = t.state.policy.reset_window_s
+    if window_s is None:
+        return ()
+    now = (t.now,) if t.state.unplanned else ()
+    return (*(at for at in t.state.reset_times if t.now - at < window_s), *now)
+
+
+def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
+    """What makes the round that is being formed, in words."""
+    state = t.state
+    if not state.round_id:
+        return "; ".join(("start", *causes(state)))
+    parts = causes(state)
+    failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
+    before = Counter(worker.hostname for worker in state.members)
+    after = Counter(worker.hostname for worker in new)
+    for name in dict.fromkeys((*before, *after)):
+        old, now = before[name], after[name]
+        if not old:
+            parts.append(f"host {name} added")
+        elif name not in failed and old != now:
+            gone = [worker for worker in state.members if worker.hostname == name and worker not in new]
+            if now and gone and all(is_drained(state, name, worker.slot) for worker in gone):
+                parts.append(f"{names(gone)} drained")
+            elif now:
+                parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
+            else:
+                word = "drained" if any(place[0] == name for place in state.drained) else "removed"
+                parts.append(f"host {name} {word}")
+    if state.reinits:
+        who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
+        parts.append(f"{who} called shutdown() and init() again")
+    return ", ".join(parts) or "hosts changed and changed back"
+
+
+def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:
+    common = [backend for backend in _BACKENDS if all(backend in record.backends for record in members)]
+    # One worker alone needs none: its collectives are copies.
+    return common[0] if common else (Backend.NATIVE if len(members) == 1 else None)

@@ -1,0 +1,89 @@
+"""Which workers are frozen or hang: they are silent, or they stand still while others wait for them.
+
+Owns when each was last heard and when it last made progress. Reads no clock and does no I/O; the driver tells
+the time, and ends who is found. It is a clock that stands still with the driver: nobody is blamed for a silence that
+the driver slept through.
+
+A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
+is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
+in one for others. A member that waits is not the one that hangs, however long it waits. A worker that is READY, which
+may be a standby for hours, repeats its request for a round as often, and waits all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from elastic_driver.hosts import WorkerId
+
+
+def interval_s(timeout_s: float, hang_timeout_s: float) -> float:
+    """How often to look, and how often members are to be heard, with these limits: 0 for never."""
+    limits = [limit for limit in (timeout_s, hang_timeout_s) if limit]
+    return min(limits) / 4 if limits else 0.0
+
+
+@dataclass(slots=True)
+class _Member:
+    heard_at: float
+    progress: int
+    progress_at: float
+    waiting: bool
+
+
+class Heartbeats:
+    """The members that are watched over.
+
+    Args:
+        timeout_s: how long a member may be silent; 0 for ever.
+        hang_timeout_s: how long a member may neither finish operations nor wait in one; 0 for ever.
+        now: the present, seconds.
+    """
+
+    def __init__(self, timeout_s: float, hang_timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._members: dict[WorkerId, _Member] = {}
+        self.interval_s = interval_s(timeout_s, hang_timeout_s)
+
+    def heard(self, worker: WorkerId, progress: int, *, waiting: bool, now: float) -> None:
+        """A member has asked for notices, or a worker for its round."""
+        member = self._members.get(worker)
+        if member is None:
+            self._members[worker] = _Member(now, progress, now, waiting)
+            return
+        member.heard_at = now
+        if progress != member.progress or waiting or member.waiting:
+            member.progress_at = now
+        member.progress, member.waiting = progress, waiting
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker has left its round, or is dead."""
+        self._members.pop(worker, None)
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        """The round is over for all but these."""
+        self._members = {worker: member for worker, member in self._members.items() if worker in but}
+
+    def look_in_s(self, now: float) -> float:
+        """How long until somebody may be found, at most ``interval_s``."""
+        due = [self.interval_s]
+        for member in self._members.values():
+            if self._timeout_s:
+                due.append(member.heard_at + self._timeout_s - now)
+            if self._hang_timeout_s and not member.waiting:
+                due.append(member.progress_at + self._hang_timeout_s - now)
+        return max(0.0, min(due))
+
+    def find(self, now: float) -> list[tuple[WorkerId, str, bool]]:
+        """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says."""
+        found = []
+        for worker, member in self._members.items():
+            if self._timeout_s and now - member.heard_at >= self._timeout_s:
+                found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
+            elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
+                found.append((worker, f"no progress for {now - member.progress_at:.1f} s", False))
+        for worker, *_ in found:
+            del self._members[worker]
+        return found

@@ -1,0 +1,86 @@
+"""WorkerStateRegistry: who is expected to report in a round, and what they have reported. A barrier kept as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from elastic_driver.core.roster import Roster
+from elastic_driver.hosts import WorkerId
+
+
+class WorkerState(StrEnum):
+    """What a worker has reported of itself in a round."""
+
+    READY = "READY"  # it asks for the next round
+    SUCCESS = "SUCCESS"  # its process ended with exit code 0
+    FAILURE = "FAILURE"  # its process ended otherwise, was stopped, or stayed silent for too long
+
+
+class Record(NamedTuple):
+    """What a worker has reported."""
+
+    worker: WorkerId
+    state: WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStateRegistry:
+    """The reports of one round.
+
+    A value: recording gives a new registry. Nothing waits inside it; whoever holds it looks at :attr:`complete`.
+
+    Attributes:
+        round_id: the round whose members report (0: the workers started for the first round).
+        expected: those who have to report, in rank (or start) order.
+        records: who reported what, in order of arrival; the last report of a worker counts.
+        deadline: when the silent are voted out (seconds, the clock of the core); None while the round runs.
+    """
+
+    round_id: int
+    expected: tuple[WorkerId, ...]
+    records: Roster[Record] = field(default_factory=Roster)
+    deadline: float | None = None
+    # Of expected. Derived, and handed on so that it is made once for each round.
+    _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._known is None:
+            object.__setattr__(self, "_known", frozenset(self.expected))
+
+    def record(self, worker: WorkerId, state: WorkerState) -> WorkerStateRegistry:
+        """Records a report. One of a worker that is not expected, or after its process has ended, changes nothing."""
+        if self._known is None or worker not in self._known:
+            return self
+        if self.state_of(worker) in (WorkerState.SUCCESS, WorkerState.FAILURE):
+            return self
+        return replace(self, records=self.records.without(worker).put(Record(worker, state)))
+
+    def without(self, worker: WorkerId) -> WorkerStateRegistry:
+        """Expects this worker no more."""
+        return replace(
+            self,
+            expected=tuple(other for other in self.expected if other != worker),
+            records=self.records.without(worker),
+            _known=None,
+        )
+
+    def state_of(self, worker: WorkerId) -> WorkerState | None:
+        """What the worker has reported; None for nothing yet."""
+        record = self.records.find(worker)
+        return None if record is None else record.state
+
+    def workers_in(self, state: WorkerState) -> tuple[WorkerId, ...]:
+        """The workers that have reported this, in order of arrival."""
+        return tuple(worker for worker, reported in self.records if reported is state)
+
+    @property
+    def missing(self) -> tuple[WorkerId, ...]:
+        """Expected and silent, in rank order."""
+        return tuple(worker for worker in self.expected if self.state_of(worker) is None)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all who are expected have reported."""
+        return len(self.records) == len(self.expected)

@@ -1,0 +1,208 @@
+"""The no-progress rule: which rounds were setbacks, how long to pause after them, and when the job is given up.
+
+A setback is a round that a worker's own failure ended (an exception, an exit code, a signal of its own making, a hang)
+and that came no further than one before it. What happens to a job from outside is none: hosts that are lost, drained or
+removed, and deaths by others' signals. Further means further than ever, and not than the last time: a script that
+fails at the same step for ever finishes the same steps before it each time.
+
+Pure values; :mod:`elastic_driver.core.intake` notes what happens, :mod:`elastic_driver.core.membership` has it judged
+when the round is over. decisions/0018 says why the rule is as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elastic_driver.core.events import Fault
+from elastic_driver.hosts import WorkerId
+
+# What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
+# the scheduler, the OOM killer, a person.
+_OWN_SIGNALS = frozenset(
+    (
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
+# A shell, and many handlers of signals, end with 128 and the signal's number instead.
+_OUTSIDE_CODES = frozenset(
+    128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+)
+# A line of a traceback.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# Of an error in a sentence, characters.
+_LONGEST_ERROR = 300
+# Addresses, process ids, steps and times differ in errors that are the same.
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def fault_of(returncode: int | None) -> Fault:
+    """Whose doing it is that a process ends so.
+
+    Args:
+        returncode: its exit code, or minus the number of the signal; None when it dumps its core, which says as much.
+    """
+    if returncode is None:
+        return Fault.OWN
+    if returncode < 0:
+        return Fault.OWN if -returncode in _OWN_SIGNALS else Fault.OUTSIDE
+    return Fault.OUTSIDE if returncode in _OUTSIDE_CODES else Fault.OWN
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker's failure, for messages.
+
+    Attributes:
+        worker: whose.
+        rank: its rank in the round; None before its first.
+        how: what happened to it, in words: "exited with code 1".
+        error: what it said of it, one line; "" for nothing.
+        where: the line of the user's code; "" when that is not known.
+    """
+
+    worker: WorkerId
+    rank: int | None
+    how: str
+    error: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return f"worker {self.worker}{rank} {self.how}"
+
+    @classmethod
+    def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str) -> Failure:
+        """With what a worker said, as one line of a bounded length."""
+        return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR])
+
+    @property
+    def told(self) -> str:
+        """As the cause of a new round."""
+        return f"worker {self.worker} {self.how}{self.error and f' ({self.error})'}"
+
+    @property
+    def full(self) -> str:
+        """With the error and its place."""
+        return f"{self}{self.error and f': {self.error}'}{self.where and f' (at {self.where})'}"
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the same error at the same place, on whatever worker."""
+        mine, its = (_VARYING.sub("#", f"{one.how}\n{one.error}") for one in (self, other))
+        return mine == its and self.where == other.where
+
+
+@dataclass(frozen=True, slots=True)
+class Setbacks:
+    """How far the training has come, and how often in a row it has come no further.
+
+    Attributes:
+        commits, steps: the furthest it has ever been: the most commits, and the most operations finished beyond them;
+            of the present training, where a script has several.
+        count: setbacks in a row.
+        last: the failure that ended the last of them.
+        one_error, one_rank: whether that was the same error each time, and the same rank.
+        moved: whether the present round has come further than ever.
+        excused: whether anything from outside had part in its end.
+        failure: the first failure of their own making among its members.
+        complaint: the first of its members that lost the round and goes on. Nothing but a consequence when a member
+            failed or something came from outside.
+        raised: whether that member's own code raised the error, and not its collective.
+        until: when the pause after it ends; None until its end was judged.
+    """
+
+    commits: int = 0
+    steps: int = 0
+    count: int = 0
+    last: Failure | None = None
+    one_error: bool = True
+    one_rank: bool = True
+    moved: bool = False
+    excused: bool = False
+    failure: Failure | None = None
+    complaint: Failure | None = None
+    raised: bool = False
+    until: float | None = None
+
+    def came_to(self, commits: int, steps: int) -> Setbacks:
+        """A member of the present round has so many commits, and has finished so many operations since."""
+        if (commits, steps) <= (self.commits, self.steps):
+            return self
+        return replace(self, commits=commits, steps=steps, moved=True)
+
+    def another_training(self, commits: int) -> Setbacks:
+        """A member of the present round has ended a training and begins another, whose commits are counted anew."""
+        return replace(self, commits=commits, steps=0, moved=True)
+
+    def failed(self, failure: Failure, fault: Fault) -> Setbacks:
+        """A member of the present round has failed."""
+        if fault is Fault.OUTSIDE:
+            return self.excuse()
+        return self if self.failure is not None else replace(self, failure=failure)
+
+    def complained(self, failure: Failure, *, raised: bool) -> Setbacks:
+        """A member has lost the round, and lives. Who raised the error knew of it before those whom it reached."""
+        if self.complaint is not None and (self.raised or not raised):
+            return self
+        return replace(self, complaint=failure, raised=raised)
+
+    def excuse(self) -> Setbacks:
+        """Something from outside had part in the end of the present round."""
+        return self if self.excused else replace(self, excused=True)
+
+    def judged(self, now: float, pause_range_s: tuple[float, float]) -> Setbacks:
+        """The present round is over, and all of its members have been heard."""
+        cause = None if self.excused else self.failure or self.complaint
+        if self.moved:
+            return replace(self, count=0, last=None, one_error=True, one_rank=True, until=now)
+        if cause is None:
+            return replace(self, until=now)
+        before = self.last
+        return replace(
+            self,
+            count=self.count + 1,
+            last=cause,
+            one_error=self.one_error and (before is None or cause.is_like(before)),
+            one_rank=self.one_rank and (before is None or cause.rank == before.rank),
+            until=now + _pause_s(self.count + 1, pause_range_s),
+        )
+
+    def next_round(self) -> Setbacks:
+        """A round begins."""
+        return replace(self, moved=False, excused=False, failure=None, complaint=None, raised=False, until=None)
+
+    @property
+    def told(self) -> str:
+        """All of them in words: how often, how far, who, how, and whether it was the same each time."""
+        if self.one_error:
+            alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank; the last")
+        else:
+            alike = f"different errors{', all on the same rank' if self.one_rank else ''}; the last"
+        beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
+        cause = self.last.full if self.last is not None else "no failure was recorded"
+        return (
+            f"the training failed {self.count} times in a row and came no further than commit {self.commits}{beyond}; "
+            f"{alike}: {cause}"
+        )
+
+
+def last_words(lines: Sequence[str]) -> tuple[str, str]:
+    """What a process said of its end: its last line, and the line of code that it named last, or ""."""
+    said = [line.strip() for line in lines if line.strip()]
+    named = [match for line in said if (match := _FRAME.match(line))]
+    where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
+    return (said[-1] if said else ""), where
+
+
+def _pause_s(count: int, range_s: tuple[float, float]) -> float:
+    """None after the first: what fails once mostly does not fail twice, and others wait to train on."""
+    low, high = range_s
+    return 0.0 if count < 2 else min(low * 2.0 ** min(count - 2, 60), high)

@@ -1,0 +1,1 @@
+"""How a worker is spoken to: the environment it is started with, by dialect."""

@@ -1,0 +1,1 @@
+"""Where the hosts of a job come from."""

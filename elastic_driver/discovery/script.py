@@ -1,0 +1,287 @@
+"""Hosts from a script that is run again and again.
+
+Owns the running of the script: its time, its output, its process tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+
+import psutil
+
+from elastic_driver.errors import DiscoveryError, SettingsError
+from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.launch.locality import check_local
+from elastic_driver.launch.processes.death import set_once, watch_child
+from elastic_driver.rendezvous.environment import ENV_JOB
+from elastic_driver.system.job_clock import CallLater
+
+# A list of 4,096 hosts with long names is under 300 KB.
+_MAX_OUTPUT_BYTES = 1 << 20
+# What of the script's standard error is kept, and shown.
+_STDERR_BYTES = 65536
+_STDERR_LINES = 5
+_MAX_SAID = 1000
+# A killed process ends at once, unless the kernel holds it (a dead network disc).
+_REAP_S = 5.0
+# A script that runs for longer is told of while a job waits for it.
+_SLOW_S = 2.0
+# Tells the processes of one run of the script from all others, also those that left its session.
+_ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
+
+
+class ScriptDiscovery:
+    """Runs the user's script.
+
+    Args:
+        script: a shell command; its standard output is the list.
+        default_slots: slots of a host that the script lists without any; None makes that an error.
+        timeout_s: how long one run may take; then its whole process tree is killed.
+        job_id: marks its processes, so that they end with a driver that is killed.
+        call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        default_slots: int | None,
+        timeout_s: float,
+        *,
+        job_id: str = "",
+        call_later: CallLater | None = None,
+    ) -> None:
+        self._script = script
+        self._job_id = job_id
+        self._default_slots = default_slots
+        self._timeout_s = timeout_s
+        self._call_later = call_later
+        self._began: float | None = None  # when the run under way began
+        self._run: _Run | None = None  # the last
+        self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
+
+    def remark(self) -> str:
+        """That it takes long, or lists no hosts, and what it says of that on its standard error."""
+        took_s = 0.0 if self._began is None else time.monotonic() - self._began
+        if took_s >= _SLOW_S:
+            what, said = f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)", self._said()
+        elif self._lists_none is not None:
+            what, said = "lists no hosts", self._lists_none
+        else:
+            return ""
+        return f"{self._what} {what}" + (f", and says on its standard error: {said}" if said else "")
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """Runs the script once.
+
+        Returns:
+            Its hosts, in the order of its lines; none for an empty answer, which is no failure.
+
+        Raises:
+            DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
+        """
+        self._began = time.monotonic()
+        try:
+            hosts = await self._find_hosts()
+        finally:
+            self._began = None
+        self._lists_none = None if hosts else self._said()
+        return hosts
+
+    async def _find_hosts(self) -> tuple[Host, ...]:
+        self._run = None
+        try:
+            self._run = run = _Run(self._script, self._job_id)
+        except OSError as error:
+            raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
+        try:
+            async with self._time_limit():
+                stdout = await run.output()
+                await asyncio.shield(run.ended)
+        except TimeoutError:
+            # The shell may have ended while something that it started holds its output open.
+            happened = "left a process that holds its output open" if run.ended.done() else "did not end"
+            await run.kill_tree()
+            said = self._said()
+            raise DiscoveryError(
+                f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
+                f"{said and f': {said}'}"
+            ) from None
+        except _TooMuchError:
+            await run.kill_tree()
+            raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes") from None
+        except BaseException:
+            await run.kill_tree()
+            raise
+        returncode = run.bury()
+        if returncode:
+            said = self._said()
+            raise DiscoveryError(
+                f"{self._what} {_failed(returncode)}: {said or 'it printed nothing on its standard error'}"
+            )
+        try:
+            hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
+        except UnicodeDecodeError as error:
+            near = stdout[max(0, error.start - 20) : error.start + 20]
+            raise DiscoveryError(f"{self._what} printed bytes that are not UTF-8: {near!r}") from None
+        except SettingsError as error:
+            raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
+        await asyncio.to_thread(check_local, hosts)
+        return hosts
+
+    @contextlib.asynccontextmanager
+    async def _time_limit(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            timer = (self._call_later or loop.call_later)(self._timeout_s, lambda: limit.reschedule(loop.time()))
+            try:
+                yield
+            finally:
+                timer.cancel()
+
+    @property
+    def _what(self) -> str:
+        return f"the host discovery script {self._script!r}"
+
+    def _said(self) -> str:
+        """The last lines of the last run's standard error, as one."""
+        errors = b"" if self._run is None else self._run.errors
+        return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
+
+
+class _TooMuchError(Exception):
+    """The script prints without end."""
+
+
+class _Run:
+    """One run of the script, in a session of its own. Made on the running loop.
+
+    Its shell is reaped only after its session was killed: until then nobody else can be given the session's number.
+
+    Attributes:
+        ended: done when the shell is dead.
+        errors: the end of its standard error, as it comes.
+    """
+
+    def __init__(self, script: str, job_id: str) -> None:
+        """Starts it. Raises OSError."""
+        self._mark = secrets.token_hex(8)
+        self._popen = subprocess.Popen(
+            script,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, ENV_JOB: job_id, _ENV_RUN: self._mark},
+        )
+        self.errors = b""
+        self._transports: list[asyncio.ReadTransport] = []
+        self._unread = [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            watch_child(self._popen.pid, lambda: set_once(self.ended))
+        except OSError:
+            self.bury()
+            raise
+
+    async def output(self) -> bytes:
+        """Reads both streams to their ends. Returns all of stdout. Raises _TooMuchError."""
+        out, err = await self._reader(), await self._reader()
+        errors = asyncio.create_task(self._read_errors(err))
+        try:
+            stdout = bytearray()
+            while piece := await out.read(65536):
+                stdout += piece
+                if len(stdout) > _MAX_OUTPUT_BYTES:
+                    raise _TooMuchError
+            await errors
+            return bytes(stdout)
+        finally:
+            errors.cancel()
+            await asyncio.gather(errors, return_exceptions=True)
+
+    def bury(self) -> int:
+        """Kills what is left in the dead shell's session, and reaps it. Returns its exit code."""
+        self._kill_group()
+        self._close()
+        return self._popen.wait()
+
+    async def kill_tree(self) -> None:
+        """Kills the script and all that this run of it started. Waits for the script's end."""
+        tree: list[psutil.Process] = []
+        # Nor may a machine without free descriptors or threads keep the run from being closed and reaped.
+        with contextlib.suppress(psutil.Error, OSError):
+            root = psutil.Process(self._popen.pid)
+            tree = [*root.children(recursive=True), root]
+        # The group first: at once, and before any of its members can leave another descendant behind.
+        self._kill_group()
+        for one in tree:
+            with contextlib.suppress(psutil.Error, OSError):
+                one.kill()
+        with contextlib.suppress(OSError, MemoryError, RuntimeError):
+            await asyncio.to_thread(_kill_run, self._mark)
+        self._close()
+        await asyncio.wait((self.ended,), timeout=_REAP_S)
+        if self.ended.done():
+            self.bury()
+        else:
+            self.ended.add_done_callback(lambda _: self.bury())
+
+    def _close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        for stream in self._unread:
+            stream.close()
+        self._transports, self._unread = [], []
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    async def _reader(self) -> asyncio.StreamReader:
+        """Of the first stream that nobody reads yet."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._unread[0])
+        self._transports.append(transport)
+        del self._unread[0]
+        return reader
+
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
+        while piece := await stream.read(65536):
+            self.errors = (self.errors + piece)[-_STDERR_BYTES:]
+
+
+def _kill_run(run: str) -> None:
+    """Kills what has left the script's session and tree: it may hold the output open.
+
+    Reads the environments of all processes, which takes a while.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_ENV_RUN) == run:
+                process.kill()
+
+
+def _failed(returncode: int) -> str:
+    if returncode > 0:
+        how = ""
+        with contextlib.suppress(ValueError):
+            # A shell says in this way that a signal ended its command.
+            how = f" ({signal.Signals(returncode - 128).name})" if returncode > 128 else ""
+        return f"failed with exit code {returncode}{how}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def _cut(text: str) -> str:
+    """A text that stays one readable line, whatever the script printed."""
+    return text if len(text) <= _MAX_SAID else f"{text[: _MAX_SAID // 2]} ... {text[-_MAX_SAID // 2 :]}"

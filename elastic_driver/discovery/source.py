@@ -1,0 +1,36 @@
+"""What tells the driver which hosts there are: the protocol, and the list that stays.
+
+A source says what there is; what that means is the membership core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from elastic_driver.hosts import Host
+
+
+class HostDiscovery(Protocol):
+    """Tells the hosts there are."""
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """All hosts now, in the user's order. Raises DiscoveryError when there is no answer."""
+
+    def remark(self) -> str:
+        """What there is to say of it while a job waits for hosts; "" for nothing."""
+
+
+class FixedHosts:
+    """The hosts of ``-H`` or ``--hostfile``: always the same."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = tuple(hosts)
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """The list."""
+        return self._hosts
+
+    def remark(self) -> str:
+        """Nothing: it does not change."""
+        return ""

@@ -1,0 +1,1 @@
+"""``elastic_driver.run``: a Python function as the job."""

@@ -1,0 +1,71 @@
+"""The driver's process of ``elastic_driver.run``: ``python -m elastic_driver.function.driver FOLDER CALLER_PID``.
+
+A process of its own, so that the caller may have an event loop, threads and signal handlers as it likes. It runs the
+job as ``elasticrun`` does, and ends it, and removes the folder, when its caller is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from elastic_driver.driver.job import run_job
+from elastic_driver.errors import SettingsError
+
+SETTINGS, REFUSED, EXIT_CODE = "settings.pickle", "refused.txt", "exit_code.txt"
+_POLL_S = 0.2
+
+
+def _wait_for_end_of(caller: int) -> None:
+    """Blocks until the caller, our parent, has died."""
+    with contextlib.suppress(OSError, AttributeError):
+        descriptor = os.pidfd_open(caller)
+        try:
+            if os.getppid() == caller:  # else the id may be a stranger's
+                select.select([descriptor], [], [])
+            return
+        finally:
+            os.close(descriptor)
+    while os.getppid() == caller:
+        time.sleep(_POLL_S)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the job of the folder. Returns elasticrun's exit code, which it also leaves in the folder."""
+    folder, caller = Path(argv[0]), int(argv[1])
+    orphaned = threading.Event()
+    # In this session only the caller sends it, to end the job; also a caller that is itself deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Before the job has its own handlers, the caller's death must not keep the folder from being removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def watch() -> None:
+        _wait_for_end_of(caller)
+        orphaned.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        # A daemon: woken by nothing but the caller's death.
+        threading.Thread(target=watch, name="elastic-driver-caller", daemon=True).start()
+        settings = pickle.loads((folder / SETTINGS).read_bytes())
+        code = run_job(settings)
+        (folder / EXIT_CODE).write_text(str(code))
+    except SettingsError as error:
+        (folder / REFUSED).write_text(str(error))
+        code = 2
+    finally:
+        if orphaned.is_set():
+            shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,254 @@
+"""``elastic_driver.run``: calls a function in many processes and gives back what they returned.
+
+The driver is a process of its own (:mod:`elastic_driver.function.driver`), the same as ``elasticrun`` runs. Function,
+results and errors go through a folder that only this user can read; it is gone when ``run`` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from elastic_driver.cli.main import build_parser, settings_from
+from elastic_driver.errors import JobFailedError, SettingsError
+from elastic_driver.function import driver as function_driver
+from elastic_driver.function import worker as function_worker
+
+_EVENTS = "events.jsonl"
+# What peers raise because another has failed; the other's error is the one to tell.
+_CONSEQUENCES = ("HorovodInternalError", "HostsUpdatedInterrupt", "KeyboardInterrupt")
+
+
+class WorkerTracebackError(Exception):
+    """The cause of an exception that a worker raised: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[float, float] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,  # noqa: FBT001 - Horovod's signature, as are the next
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,  # noqa: FBT001
+    use_gloo: bool | None = None,  # noqa: FBT001
+    use_mpi: bool | None = None,  # noqa: FBT001
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    host_discovery_script: str | None = None,
+    elastic_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    horovod_shim: str | None = None,
+    discovery_interval: float | None = None,
+    discovery_timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    hang_timeout: float | None = None,
+    reset_window: float | None = None,
+    drain_timeout: float | None = None,
+    grace_time: float | None = None,
+    standby: int | None = None,
+    preload: Sequence[str] | None = None,
+    durable_dir: str | os.PathLike[str] | None = None,
+    durable_every: int | None = None,
+    durable_interval: float | None = None,
+    durable_keep: int | None = None,
+    rendezvous_port: int | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    event_log: str | os.PathLike[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+) -> list[Any]:
+    """Calls ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
+
+    May be called in any thread, also where an event loop runs. The function, its arguments and its results are pickled
+    with cloudpickle, so lambdas and functions of ``__main__`` and of notebooks will do. The workers' output goes to
+    this process's standard output and error. Ctrl-C ends the workers; so does the end of this process.
+
+    Args:
+        func: what to call; ``hvd.init()`` and ``hvd.elastic.run`` are its own business.
+        args, kwargs: its arguments.
+        num_proc, np: processes to start with; two names for one thing.
+        min_num_proc, min_np: fewest processes to go on with when some are lost. With this, or a script, the job is
+            elastic.
+        max_num_proc, max_np: most processes.
+        slots: of hosts that name none.
+        reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
+            elasticrun.
+        host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
+            drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
+            rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
+        verbose: tells what the driver does. Without it only warnings and errors are told.
+        preload: modules to import before later workers are forked; none when not given.
+        executable: the Python of the workers; this one by default. It must have this package.
+        env: variables for driver and workers, on top of this process's.
+        horovod_shim: as the flag --horovod-shim.
+        ssh_port, ssh_identity_file, network_interface: as the flags.
+        use_mpi: refused when true.
+        disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
+
+    Returns:
+        What the calls returned, by rank in the last round.
+
+    Raises:
+        SettingsError: the arguments cannot be.
+        JobFailedError: the job failed otherwise than by an exception of the function.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM to the driver.
+        Exception: the function's own, as the first worker raised it; its cause is that worker's traceback.
+    """
+    flags = _flags(
+        num_proc=np if np is not None and num_proc == 1 else num_proc,
+        min_np=min_np if min_num_proc is None else min_num_proc,
+        max_np=max_np if max_num_proc is None else max_num_proc,
+        slots_per_host=slots,
+        reset_limit=reset_limit,
+        hosts=hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        output_filename=output_filename,
+        network_interfaces=network_interface,
+        host_discovery_script=host_discovery_script,
+        elastic_timeout=elastic_timeout,
+        horovod_shim=horovod_shim,
+        discovery_interval=discovery_interval,
+        discovery_timeout=discovery_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        hang_timeout=hang_timeout,
+        reset_window=reset_window,
+        drain_timeout=drain_timeout,
+        grace_time=grace_time,
+        standby=standby,
+        preload=None if preload is None else ",".join(preload),
+        durable_dir=durable_dir,
+        durable_every=durable_every,
+        durable_interval=durable_interval,
+        durable_keep=durable_keep,
+        rendezvous_port=rendezvous_port,
+        config_file=config_file,
+        log_level=None if verbose else "WARNING",
+    )
+    if cooldown_range is not None:
+        flags += ["--blacklist-cooldown-range", *(str(bound) for bound in cooldown_range)]
+    flags += ["--verbose"] if verbose and int(verbose) > 1 else []
+    flags += ["--mpi"] if use_mpi else []
+    flags += ["--prefix-output-with-timestamp"] if prefix_output_with_timestamp else []
+    environ = {**os.environ, **(env or {})}
+    call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name:
+        folder = Path(name)
+        events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
+        command = [executable or sys.executable, "-m", "elastic_driver.function.worker", name]
+        arguments = build_parser().parse_args([*flags, "--event-log", str(events), "--", *command])
+        settings = settings_from(arguments, environ)
+        (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
+        (folder / function_worker.CALL).write_bytes(call)
+        paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
+        (folder / function_worker.PATHS).write_bytes(cloudpickle.dumps(paths))
+        _drive(folder, environ)
+        return _results(folder, events)
+
+
+def _flags(**values: object) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+
+
+def _drive(folder: Path, environ: Mapping[str, str]) -> None:
+    """Runs the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
+    prefix = f"import sys; sys.path[:] = {paths!r}; from elastic_driver.function.driver import main; "
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{prefix}sys.exit(main(sys.argv[1:]))", str(folder), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env=environ,
+        start_new_session=True,
+    )
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            process.wait()
+            break
+        except BaseException as error:  # whatever it is, nothing is left behind
+            interrupt = interrupt or error
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+    if interrupt is not None:
+        raise interrupt
+
+
+def _results(folder: Path, events: Path) -> list[Any]:
+    refused = folder / function_driver.REFUSED
+    if refused.exists():
+        raise SettingsError(refused.read_text())
+    outcomes = [pickle.loads(path.read_bytes()) for path in folder.glob(f"{function_worker.RESULT}*")]
+    try:
+        code = int((folder / function_driver.EXIT_CODE).read_text())
+    except (OSError, ValueError):
+        raise JobFailedError("the driver ended without saying how", 70) from None
+    if code in (129, 130, 143):
+        raise KeyboardInterrupt
+    if code:
+        _raise_first([one for one in outcomes if "error" in one], code, _last_message(events))
+    done = [one for one in outcomes if "value" in one]
+    last = max((one["round_id"] for one in done), default=0)
+    by_rank = {one["rank"]: one for one in done if one["round_id"] == last}
+    size = next((one["size"] for one in by_rank.values()), 1)
+    missing = [rank for rank in range(size) if rank not in by_rank]
+    if missing:
+        raise JobFailedError(
+            f"rank {', '.join(map(str, missing))} ended without a result: the function left by sys.exit or os._exit", 1
+        )
+    return [cloudpickle.loads(by_rank[rank]["value"]) for rank in range(size)]
+
+
+def _raise_first(errors: list[dict[str, Any]], code: int, message: str) -> NoReturn:
+    if not errors:
+        raise JobFailedError(message, code)
+    # The earliest, but not one that only says that another worker is gone.
+    first = min(errors, key=lambda one: (one["type"] in _CONSEQUENCES, one["at"]))
+    cause = WorkerTracebackError(first["traceback"])
+    error = None if first["error"] is None else cloudpickle.loads(first["error"])
+    if not isinstance(error, Exception):
+        raise JobFailedError(f"the function raised {first['type']}", code) from cause
+    raise error from cause
+
+
+def _last_message(events: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        if not events.is_file():  # a pipe would be waited for
+            return "the job failed"
+        for line in reversed(events.read_text(encoding="utf-8").splitlines()):
+            event = json.loads(line)
+            if event.get("event") == "job_ended":
+                return str(event["message"])
+    return "the job failed"

@@ -1,0 +1,90 @@
+"""The worker's side of ``elastic_driver.run``: calls the function and leaves its result in the caller's folder.
+
+``python -m elastic_driver.function.worker FOLDER``. The folder is the caller's own (mode 0700) and the only thing that
+is unpickled; nothing comes over the network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from elastic_driver.errors import WorkerRemovedError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.environment import ENV_WORKER
+from elastic_driver.worker.rounds.runtime import runtime
+
+CALL, PATHS, RESULT = "call.pickle", "paths.pickle", "result-"
+
+
+class _Place:
+    """Remembers the last round this process was in, also after ``shutdown()``."""
+
+    def __init__(self) -> None:
+        self.round_id = 0
+        self.slot: SlotInfo | None = None
+
+    def on_round_changed(self) -> None:
+        """See Resettable."""
+        context = runtime().context
+        self.round_id, self.slot = context.assignment.round_id, context.slot
+
+
+def _leave(folder: Path, outcome: dict[str, Any]) -> None:
+    name = f"{RESULT}{os.environ.get(ENV_WORKER, '')}-{os.getpid()}".replace("/", "_")
+    new = folder / f".{name}"
+    new.write_bytes(cloudpickle.dumps(outcome))
+    new.replace(folder / name)  # whole or not there
+
+
+def _error(error: BaseException, when: str) -> dict[str, Any]:
+    text = f"{when}{''.join(traceback.format_exception(error))}"
+    try:
+        packed = cloudpickle.dumps(error)
+        cloudpickle.loads(packed)
+    except Exception:  # not every exception can be pickled; its text can
+        packed = None
+    return {"error": packed, "type": type(error).__name__, "traceback": text, "at": time.monotonic()}
+
+
+def main(argv: list[str]) -> int:
+    """Runs the function of the folder. Returns the process's exit code: 1 when the function raised."""
+    folder = Path(argv[0])
+    place = _Place()
+    runtime().listen(place)
+    try:
+        for entry in cloudpickle.loads((folder / PATHS).read_bytes()):
+            if entry not in sys.path:
+                sys.path.append(entry)
+        func, args, kwargs = cloudpickle.loads((folder / CALL).read_bytes())
+        value = func(*args, **kwargs)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, WorkerRemovedError):
+            raise
+        traceback.print_exc()
+        _leave(folder, _error(error, ""))
+        runtime().note_exception(raised=True)
+        return 1
+    if place.slot is None:
+        # A function without collectives: its process has to be a member all the same, to have a rank.
+        runtime().init()
+        runtime().join_late()
+    assert place.slot is not None
+    outcome = {"round_id": place.round_id, "rank": place.slot.rank, "size": place.slot.size}
+    try:
+        _leave(folder, outcome | {"value": cloudpickle.dumps(value)})
+    except Exception as error:
+        traceback.print_exc()
+        _leave(folder, _error(error, "cannot pickle what the function returned\n"))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""What the driver needs of whoever starts processes: the protocols, and how a process ended.
+
+Owns no process. :mod:`elastic_driver.launch.local.launcher` is the implementation for this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+
+Stream = Literal["stdout", "stderr"]
+
+
+class CommandNotFoundError(LaunchError):
+    """The command itself cannot be run (no such file, not executable): another attempt or host changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended.
+
+    Attributes:
+        returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
+    """
+
+    returncode: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.returncode == 0
+
+    @property
+    def signal_name(self) -> str | None:
+        """``SIGKILL`` and the like; None when no signal ended it."""
+        if self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # the real-time signals have no names
+            return f"signal {-self.returncode}"
+
+    def __str__(self) -> str:
+        name = self.signal_name
+        return f"exited with code {self.returncode}" if name is None else f"killed by {name}"
+
+
+class OutputSink(Protocol):
+    """Takes the workers' output; the console implements it."""
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Takes whole lines, prefix and newline included. Called on the event loop."""
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, from its start to the end of everything that it started.
+
+    Attributes:
+        worker: whose process it is.
+        pid: its process id.
+        label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
+        exited: done at the moment the process is dead; what it wrote until then has been passed on.
+        dying: done when it is known that the process ends and not well, though it may take seconds until it is dead:
+            with what, or in words when that is not known yet (it dumps its core). Cancelled when it is dead without
+            that.
+    """
+
+    worker: WorkerId
+    pid: int
+    label: str
+    exited: asyncio.Future[ExitStatus]
+    dying: asyncio.Future[ExitStatus | str]
+
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """The end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most."""
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """Watches the first thread of process ``pid`` and another that lives as long, for ``dying``.
+
+        Does nothing when that is another process than this (the command is a shell, say), when it is done already,
+        or when the system cannot tell of a thread's end.
+        """
+
+    async def wait(self) -> ExitStatus:
+        """Blocks until the process is dead, its leftover children are gone and its output is drained.
+
+        A descendant that nobody can find or kill does not hold it for longer than a few seconds.
+        """
+
+    async def stop(self, grace_s: float) -> ExitStatus:
+        """SIGTERM to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
+
+        Harmless when repeated. A later call with a nearer deadline shortens the grace.
+        """
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree now."""
+
+
+class Launcher(Protocol):
+    """Starts worker processes.
+
+    Attributes:
+        descriptors_each: how many open files of this process a worker takes.
+    """
+
+    descriptors_each: int
+
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> WorkerProcess:
+        """Starts ``command`` (no shell) with exactly the environment ``env`` plus the marks of job and worker.
+
+        Raises:
+            CommandNotFoundError: the command cannot be run, wherever it is tried.
+            LaunchError: the process could not be started.
+        """
+
+    def kill(self) -> None:
+        """SIGKILL now to all that is left of all workers, also to what dead ones have left behind."""
+
+    async def close(self) -> None:
+        """Kills what still runs and ends the launcher. Blocks until nothing of the job is left."""

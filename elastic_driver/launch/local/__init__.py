@@ -1,0 +1,1 @@
+"""The workers of this machine: started, watched, and their output carried on."""

@@ -1,0 +1,538 @@
+"""Worker processes on this machine.
+
+Owns each worker's process, pipes and process tree. Decides nothing: when a worker is started or stopped is the driver's
+business.
+
+A dead worker stays a zombie until all it started is gone. Its process id, and with it its session's, can therefore
+not be given to a stranger while the session is being killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from elastic_driver.errors import LaunchError, shortage
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus, OutputSink
+from elastic_driver.launch.local.log_files import LogFiles
+from elastic_driver.launch.local.output import WorkerOutput
+from elastic_driver.launch.processes.death import (
+    dying,
+    exit_status,
+    is_alive,
+    set_once,
+    wait_gone,
+    watch_child,
+    watch_thread,
+)
+from elastic_driver.launch.processes.guard import find_processes, send_signal
+from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
+from elastic_driver.launch.warm.forks import WarmStarts
+from elastic_driver.rendezvous.environment import ENV_JOB, ENV_WORKER
+from elastic_driver.system.file_writer import FileWriter
+from elastic_driver.system.tasks import start_task
+from elastic_driver.system.tether import Tether
+
+_log = logging.getLogger(__name__)
+
+# What the children of a worker that ended by itself get between SIGTERM and SIGKILL. Not 0: multiprocessing's resource
+# tracker removes the dead worker's shared memory in this time.
+LEFTOVER_GRACE_S = 1.0
+# How long output is waited for that a descendant outside of our reach could still write.
+_DRAIN_S = 1.0
+# A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
+_KILL_S = 5.0
+# Two threads for what blocks: a scan must not hold up the start of a replacement.
+_THREADS = 2
+# When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
+_LOOK_S = 0.001
+_LOOKS = 50
+_Found = dict[str, list[psutil.Process]]  # by worker key
+
+
+# Of a worker: two pipes for its output, three pidfds for its process and the threads whose end says that it dies.
+_DESCRIPTORS_EACH = 5
+_LOG_FILES = 2
+
+
+class _JobScanner:
+    """Looks for the job's processes in a thread, once for all who ask at the same time."""
+
+    def __init__(self, job_id: str, pool: ThreadPoolExecutor) -> None:
+        self._job_id = job_id
+        self._pool = pool
+        self._leaders: dict[str, psutil.Process] = {}
+        self._running: asyncio.Task[_Found] | None = None
+        self._next: asyncio.Task[_Found] | None = None
+
+    def add(self, key: str, leader: psutil.Process) -> None:
+        self._leaders[key] = leader
+
+    def remove(self, key: str) -> None:
+        self._leaders.pop(key, None)
+
+    async def find(self, key: str) -> list[psutil.Process]:
+        """The living processes of one worker, as of a scan that began after this call."""
+        return (await self.find_all()).get(key, [])
+
+    async def find_all(self) -> _Found:
+        """The living processes of the job by worker key."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._scan(self._running))
+        return await asyncio.shield(self._next)
+
+    async def _scan(self, before: asyncio.Task[_Found] | None) -> _Found:
+        if before is not None:
+            await asyncio.wait((before,))
+        # Who asks from here on may have seen something that this scan does not show.
+        self._running, self._next = self._next, None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, find_processes, self._job_id, dict(self._leaders))
+
+
+class LocalWorker:
+    """A worker process on this machine. See :class:`~elastic_driver.launch.launcher.WorkerProcess`.
+
+    Attributes:
+        finished: done when it is dead, what it started is gone, and its output is drained.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        spawned: Spawned,
+        scanner: _JobScanner,
+        guard: GuardLink,
+        *,
+        label: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worker = worker
+        self.pid = spawned.popen.pid
+        self.label = label
+        self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
+        self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self._popen = spawned.popen
+        self._leader = spawned.leader
+        self._scanner = scanner
+        self._guard = guard
+        self._warn = warn
+        self._output: WorkerOutput | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._kill_now: asyncio.Future[None] = self._loop.create_future()
+        self._kill_at = float("inf")
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._unwatch: tuple[Callable[[], None], ...] = ()
+        watch_child(self.pid, self._died)
+        scanner.add(worker.key, spawned.leader)
+        guard.started(self.pid)
+
+    def forward(self, output: WorkerOutput) -> None:
+        """Takes over the reading of its output."""
+        self._output = output
+
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """The end of its stderr, or of its stdout when it wrote nothing there."""
+        return () if self._output is None else self._output.last_lines
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """Watches two threads for ``dying``; see the protocol."""
+        if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
+            return
+        # Two, because the last thread of a process to end is the one that has to free its memory.
+        watches = []
+        with contextlib.suppress(OSError):
+            for one in (pid, thread):
+                if one > 0:
+                    watches.append(watch_thread(one, self._look_if_dying))
+        self._unwatch = tuple(watches)
+
+    def _look_if_dying(self, looks: int = _LOOKS) -> None:
+        """A thread has ended: with the process, or, if it called exec, without it."""
+        if self.dying.done() or self.exited.done():
+            return
+        status = dying(self.pid)
+        if status is None:
+            if looks > 1:
+                self._loop.call_later(_LOOK_S, self._look_if_dying, looks - 1)
+            return
+        if isinstance(status, str) or not status.ok:
+            if self._output is not None:
+                self._output.read_what_is_there()
+            self.dying.set_result(status)
+
+    async def wait(self) -> ExitStatus:
+        """Blocks until it is dead, what it started is gone, and its output is drained."""
+        return await asyncio.shield(self.finished)
+
+    async def stop(self, grace_s: float) -> ExitStatus:
+        """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
+        self._end_tree_within(grace_s)
+        return await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the tree."""
+        # Not the process first and its children afterwards: with it would go the knowledge whose children they are.
+        self._end_tree_within(0.0)
+
+    def close(self) -> None:
+        """SIGKILL to a living worker; what a dead one left gets its short grace (see LEFTOVER_GRACE_S) and no more."""
+        if self.exited.done():
+            self._end_tree_within(LEFTOVER_GRACE_S)
+        else:
+            self.kill()
+
+    def _end_tree_within(self, grace_s: float) -> None:
+        if self.finished.done():
+            return
+        now = self._loop.time()
+        if now + grace_s < self._kill_at and not self._kill_now.done():
+            self._kill_at = now + grace_s
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+                self._kill_timer = None
+            if grace_s <= 0:
+                self._no_more_grace()
+            else:
+                self._kill_timer = self._loop.call_later(grace_s, self._no_more_grace)
+        if self._ending is None:
+            self._ending = start_task(self._end_tree())
+
+    def _no_more_grace(self) -> None:
+        if not self._kill_now.done():
+            self._kill_now.set_result(None)
+
+    async def _end_tree(self) -> None:
+        # Kept over the scans: a child without marks is known as ours only as long as its parent lives.
+        known: set[psutil.Process] = set()
+        if not self._kill_now.done():
+            known.update(await self._find())
+            for process in known:
+                send_signal(process, signal.SIGTERM)
+            await wait_gone(known, self._kill_now)
+        give_up = self._loop.create_future()
+        timer = self._loop.call_later(_KILL_S, set_once, give_up)
+        try:
+            while True:
+                known.update(await self._find())
+                known = {process for process in known if is_alive(process)}
+                if not known:
+                    return
+                if give_up.done():
+                    pids = ", ".join(str(process.pid) for process in known)
+                    self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
+                    self._abandon()
+                    return
+                for process in known:
+                    send_signal(process, signal.SIGKILL)
+                await wait_gone(known, give_up)
+        finally:
+            timer.cancel()
+
+    async def _find(self) -> list[psutil.Process]:
+        try:
+            return await self._scanner.find(self.worker.key)
+        except (OSError, MemoryError) as error:  # no descriptor is free to look into /proc
+            self._warn(f"cannot look for what worker {self.worker} started: {shortage(error) or error}")
+            return [] if self.exited.done() else [self._leader]
+
+    def _died(self) -> None:
+        status = exit_status(self.pid)
+        if status is None or self.exited.done():  # it was abandoned, and has ended after all
+            self._popen.wait()
+            return
+        if self._output is not None:
+            self._output.read_what_is_there()
+        self._set_exited(status)
+        # When a stop is under way, what is left of the tree keeps that stop's grace.
+        if self._ending is None:
+            self._end_tree_within(LEFTOVER_GRACE_S)
+        self._finishing = start_task(self._finish(status))
+
+    def _abandon(self) -> None:
+        if not self.exited.done():
+            status = ExitStatus(-signal.SIGKILL)
+            self._set_exited(status)
+            self._close(status)
+
+    def _set_exited(self, status: ExitStatus) -> None:
+        for unwatch in self._unwatch:
+            unwatch()
+        self.dying.cancel()
+        self.exited.set_result(status)
+
+    async def _finish(self, status: ExitStatus) -> None:
+        try:
+            if self._ending is not None:
+                await asyncio.wait((self._ending,))
+            if self._output is not None:
+                await self._output.drained(_DRAIN_S)
+        finally:
+            self._popen.wait()  # dead already: this only reaps it
+            self._close(status)
+
+    def _close(self, status: ExitStatus) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if self._output is not None:
+            self._output.close()
+        self._scanner.remove(self.worker.key)
+        self._guard.gone(self.pid)
+        self.finished.set_result(status)
+
+
+class LocalLauncher:
+    """Starts workers on this machine. Create and use it on the event loop's thread.
+
+    Args:
+        sink: takes the workers' output.
+        output_dir: keeps each worker's output as well, in ``rank.R/stdout`` and ``stderr``.
+        prefix_timestamp: whether the prefix of each line begins with the time.
+        job_id: marks the job's processes.
+        width: digits of R.
+        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
+        warm: whether workers may be forked from a warmed process, once warm_up() was called.
+        preload: the modules that it imports; None to choose them by the script.
+        on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
+    """
+
+    def __init__(
+        self,
+        sink: OutputSink,
+        *,
+        output_dir: Path | None,
+        prefix_timestamp: bool,
+        job_id: str,
+        width: int,
+        warn: Callable[[str], None] = _log.warning,
+        warm: bool = False,
+        preload: Sequence[str] | None = None,
+        on_warm: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._sink = sink
+        self._output_dir = output_dir
+        self._files: FileWriter | None = None  # made with the first worker, like the rest
+        self.descriptors_each = _DESCRIPTORS_EACH + (0 if output_dir is None else _LOG_FILES)
+        self._prefix_timestamp = prefix_timestamp
+        self._job_id = job_id
+        self._width = width
+        self._warn = warn
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="elastic-driver-launch")
+        _start_threads(self._pool)
+        self._scanner = _JobScanner(job_id, self._pool)
+        self._guard: GuardLink | None = None
+        self._tether: Tether | None = None
+        self._may_warm = warm
+        self._preload = preload
+        self._on_warm = on_warm
+        self._warm: WarmStarts | None = None
+        self._workers: set[LocalWorker] = set()
+        self._starting: set[asyncio.Task[LocalWorker]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._disc_warned = False
+
+    @property
+    def guard_pid(self) -> int | None:
+        """The process id of the guard; None when there is none."""
+        return None if self._guard is None else self._guard.pid
+
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> LocalWorker:
+        """Starts a worker; see the protocol.
+
+        Raises:
+            CommandNotFoundError: the command cannot be run.
+            LaunchError: the process could not be started.
+        """
+        if self._closing is not None:
+            raise LaunchError(f"cannot start worker {worker}: the job is ending")
+        try:
+            return await self._begin(worker, command, env, label=label, rank_at_launch=rank_at_launch)
+        except (OSError, MemoryError, RuntimeError) as error:
+            # Another host may have room. What no shortage explains is a bug, and not the host's.
+            reason = shortage(error) or (isinstance(error, OSError) and (error.strerror or str(error)))
+            if not reason:
+                raise
+            raise LaunchError(f"cannot start worker {worker}: {reason}") from error
+
+    async def _begin(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> LocalWorker:
+        if self._guard is None:
+            let_children_be_reaped()
+            self._guard = GuardLink(self._job_id, self._warn)
+        self._guard.ensure()
+        try:
+            if self._tether is None:
+                self._tether = Tether()
+            if self._files is None and self._output_dir is not None:
+                self._files = FileWriter("elasticrun-files")
+        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
+            raise LaunchError(f"cannot start worker {worker}: {getattr(error, 'strerror', error)}") from error
+        if self._may_warm and self._warm is None:
+            self._warm = WarmStarts(
+                self._preload,
+                pool=self._pool,
+                guard=self._guard,
+                tether=self._tether,
+                warn=self._warn,
+                on_ready=self._on_warm,
+            )
+        starting = asyncio.get_running_loop().create_task(
+            self._start(self._guard, self._tether, worker, command, env, label=label, rank_at_launch=rank_at_launch)
+        )
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Nobody takes the process any more, but it may exist.
+            starting.add_done_callback(_kill_unwanted)
+            raise
+
+    @property
+    def warm(self) -> WarmStarts | None:
+        """Where workers are forked; None before the first worker, and when they all start afresh."""
+        return self._warm
+
+    def warm_up(self) -> None:
+        """Has later workers forked from a warmed process. Not before the first ones run: it would slow them down."""
+        if self._warm is not None and self._closing is None:
+            self._warm.warm_up()
+
+    def kill(self) -> None:
+        """SIGKILL to all workers and to what dead ones have left behind."""
+        for process in tuple(self._workers):
+            process.kill()
+
+    async def close(self) -> None:
+        """Kills what is left of the job, ends the guard. Harmless when repeated."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._starting:
+            await asyncio.wait(tuple(self._starting))
+        if self._warm is not None:
+            await self._warm.close()
+        for process in tuple(self._workers):
+            process.close()
+        await asyncio.gather(*(process.wait() for process in self._workers))
+        if self._guard is not None:
+            # What carries the job's mark and no worker's: a discovery script that hangs.
+            try:
+                found = await self._scanner.find_all()
+            except (OSError, MemoryError) as error:
+                self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
+            else:
+                for processes in found.values():
+                    for left in processes:
+                        send_signal(left, signal.SIGKILL)
+            await self._guard.close()
+        if self._tether is not None:
+            self._tether.close()
+        await self._close_files()
+        self._pool.shutdown(wait=False)
+
+    async def _start(
+        self,
+        guard: GuardLink,
+        tether: Tether,
+        worker: WorkerId,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        label: str,
+        rank_at_launch: int,
+    ) -> LocalWorker:
+        marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
+        loop = asyncio.get_running_loop()
+        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        try:
+            process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
+        except BaseException:
+            spawned.undo()
+            raise
+        self._workers.add(process)
+        process.finished.add_done_callback(lambda _: self._workers.discard(process))
+        try:
+            process.forward(
+                WorkerOutput(
+                    spawned.pipes,
+                    self._sink,
+                    label=lambda: process.label,
+                    prefix_timestamp=self._prefix_timestamp,
+                    files=self._log_files(worker, process.pid, rank_at_launch),
+                    warn=self._warn,
+                )
+            )
+        except BaseException:
+            process.kill()
+            for descriptor in spawned.pipes.values():
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+            raise
+        return process
+
+    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+        forked = self._warm.fork(worker, command, env) if self._warm is not None else None
+        return spawn(worker, command, env, tether) if forked is None else forked
+
+    def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
+        if self._output_dir is None or self._files is None:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def warn(message: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
+                loop.call_soon_threadsafe(self._warn_disc, message)
+
+        files = LogFiles(self._output_dir, f"rank.{rank:0{self._width}d}", self._files, warn)
+        files.begin(worker, pid)
+        return files
+
+    async def _close_files(self) -> None:
+        if self._files is None:
+            return
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._files.close)
+        if self._files.lost:
+            self._warn(f"{self._files.lost} bytes of output are not in {self._output_dir}: the disc does not keep up")
+
+    def _warn_disc(self, message: str) -> None:
+        if not self._disc_warned:
+            self._disc_warned = True
+            self._warn(f"{message}; the job goes on without")
+
+
+def _start_threads(pool: ThreadPoolExecutor) -> None:
+    """Starts the pool's threads now: one that cannot be started later is told to who asked, but the work is done."""
+    met = threading.Barrier(_THREADS)
+    try:
+        for _ in range(_THREADS):
+            pool.submit(met.wait)
+    except BaseException:
+        met.abort()
+        pool.shutdown(wait=False)
+        raise
+
+
+def _kill_unwanted(starting: asyncio.Task[LocalWorker]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill()

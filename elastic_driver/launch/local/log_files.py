@@ -1,0 +1,124 @@
+"""The files under ``--output-filename``: what each worker wrote.
+
+Others may be able to write to that folder as well: nothing there is followed, cut, or waited for. All of it is done in
+the thread of a :class:`~elastic_driver.system.file_writer.FileWriter`, as a disc may hang.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import Stream
+from elastic_driver.system.file_writer import FileWriter
+from elastic_driver.system.safe_files import open_folder_inside, open_inside
+
+_STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+class LogFiles:
+    """``DIR/rank.R/stdout`` and ``stderr``: appended to, so that an earlier attempt's log stays.
+
+    A file that cannot be written (the disc is full) is reported once, and tried again with the next output. It may be
+    a named pipe that is read; when the reader goes, or does not keep up, it is given up.
+
+    Args:
+        folder: ``DIR``; it and what is below it is made where it is not there.
+        name: ``rank.R``.
+        writer: does what may block.
+        warn: takes reports, in any thread.
+    """
+
+    def __init__(self, folder: Path, name: str, writer: FileWriter, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._name = name
+        self._writer = writer
+        self._warn = warn
+        # What follows is the writer's thread's alone.
+        self._warned = False
+        self._descriptors: dict[Stream, int] = {}
+        self._pipes: set[Stream] = set()
+        self._torn: set[Stream] = set()
+        writer.put(self._open)
+
+    def begin(self, worker: WorkerId, pid: int) -> None:
+        """Writes the header of this attempt into both files."""
+        header = f"===== worker {worker.key}, pid {pid}, started {time.asctime()} =====\n".encode()
+        for stream in _STREAMS:
+            self.write(stream, header)
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Appends whole lines, soon. Never blocks."""
+        if not self._writer.put(functools.partial(self._write, stream, data), len(data)):
+            self._warn(f"some of the output of workers is not in {self._folder}: the disc does not keep up")
+
+    def close(self) -> None:
+        """Closes the files when all is written. Harmless when repeated."""
+        self._writer.put(self._close)
+
+    # --- in the writer's thread ------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            folder = open_folder_inside(self._folder, self._name)
+        except OSError as error:
+            self._failed(error)
+            return
+        try:
+            for stream in _STREAMS:
+                try:
+                    descriptor = open_inside(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND, dir_fd=folder, pipes=True)
+                except OSError as error:
+                    self._failed(error, stream)
+                    continue
+                self._descriptors[stream] = descriptor
+                if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                    self._pipes.add(stream)
+        finally:
+            os.close(folder)
+
+    def _write(self, stream: Stream, data: bytes) -> None:
+        descriptor = self._descriptors.get(stream)
+        if descriptor is None:
+            return
+        view = memoryview(b"\n" + data if stream in self._torn else data)
+        whole = len(view)
+        try:
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except OSError as error:
+            if len(view) < whole:
+                self._torn.add(stream)
+            if stream in self._pipes:
+                self._give_up(stream, error)
+            else:
+                self._failed(error, stream)
+        else:
+            self._torn.discard(stream)
+
+    def _give_up(self, stream: Stream, error: OSError) -> None:
+        """A pipe's reader is no disc that may have room again."""
+        os.close(self._descriptors.pop(stream))
+        if isinstance(error, BlockingIOError):
+            error = OSError(error.errno, "its reader does not keep up")
+        self._failed(error, stream)
+
+    def _close(self) -> None:
+        while self._descriptors:
+            stream, descriptor = self._descriptors.popitem()
+            # Some file systems tell only here that the disc is full.
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                self._failed(error, stream)
+
+    def _failed(self, error: OSError, stream: Stream | None = None) -> None:
+        if not self._warned:
+            self._warned = True
+            path = self._folder / self._name / (stream or "")
+            self._warn(f"cannot write the output of workers to {path}: {error.strerror or error}")

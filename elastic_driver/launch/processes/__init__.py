@@ -1,0 +1,1 @@
+"""Processes of this machine: starting them, feeling their deaths, ending whole trees of them."""

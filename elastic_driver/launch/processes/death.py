@@ -1,0 +1,180 @@
+"""Feeling that processes end: on the event loop, at once, and without polling where the system has pidfds.
+
+A process that is killed is dead, for its parent, when the last of its memory is free: that takes seconds for a large
+one. Its threads end at once, and Linux 6.9 and later tell of these as well.
+
+Owns the descriptors it opens, and closes them. Signals and reaps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from elastic_driver.launch.launcher import ExitStatus
+
+# Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
+HAVE_PIDFD = hasattr(os, "pidfd_open")
+# Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
+_PIDFD_THREAD = os.O_EXCL
+# From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
+_PF_EXITING = 0x4
+# Stands for the exit code of a child that somebody else reaped. Not 0: nobody knows that it succeeded.
+_UNKNOWN = 255
+# Without pidfds the end of a process that is not our child can only be looked for.
+_POLL_S = 0.02
+
+
+def exit_status(pid: int) -> ExitStatus | None:
+    """How a child ended, leaving it a zombie: its id, and with it its session's, cannot be given to another process.
+
+    Returns:
+        None while it runs.
+    """
+    try:
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return ExitStatus(_UNKNOWN)
+    if result is None:
+        return None
+    return ExitStatus(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+
+
+def watch_child(pid: int, on_death: Callable[[], None]) -> None:
+    """Calls ``on_death`` once on the running loop when the child is dead (and still a zombie).
+
+    Raises:
+        OSError: no descriptor is free.
+    """
+    loop = asyncio.get_running_loop()
+    if HAVE_PIDFD:
+        descriptor = os.pidfd_open(pid)
+
+        def readable() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            on_death()
+
+        loop.add_reader(descriptor, readable)
+        return
+
+    def block() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(RuntimeError):  # the loop was closed first: nobody is left to be told
+            loop.call_soon_threadsafe(on_death)
+
+    # A daemon, because nothing but the child's death wakes it: it must not keep a driver alive that ends in a crash.
+    threading.Thread(target=block, name=f"elastic-driver-wait-{pid}", daemon=True).start()
+
+
+def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
+    """Calls ``on_end`` once on the running loop when a thread of any process of this machine has ended.
+
+    Returns:
+        What ends the watch; harmless after the call.
+
+    Raises:
+        OSError: there is no such thread, the system is too old, or no descriptor is free.
+    """
+    if not HAVE_PIDFD:
+        raise OSError("no pidfds")
+    loop = asyncio.get_running_loop()
+    descriptor = os.pidfd_open(thread, _PIDFD_THREAD)
+    watching = True
+
+    def close() -> None:
+        nonlocal watching
+        if watching:
+            watching = False
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def readable() -> None:
+        close()
+        on_end()
+
+    loop.add_reader(descriptor, readable)
+    return close
+
+
+def dying(pid: int) -> ExitStatus | str | None:
+    """How a process that is not yet dead is about to end.
+
+    Returns:
+        None when it is not, or not known yet; a text when it cannot say with what it will end.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # Behind the name, which may hold anything: the state is field 3, the flags 9, the exit code the last.
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/status", "rb") as file:
+            dumps_core = b"\nCoreDumping:\t1" in file.read()
+    except OSError:
+        return None
+    if dumps_core:
+        return "crashed (it dumps its core)"
+    if fields[0] in (b"Z", b"X") or int(fields[6]) & _PF_EXITING:
+        return ExitStatus(os.waitstatus_to_exitcode(int(fields[-1])))
+    return None
+
+
+def set_once(future: asyncio.Future[None]) -> None:
+    """Ends the wait for a future that several may end."""
+    if not future.done():
+        future.set_result(None)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs, and is not a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+    except OSError:  # no descriptor is free to look: as far as we know, it does
+        return True
+
+
+async def wait_gone(processes: Iterable[psutil.Process], until: asyncio.Future[None]) -> None:
+    """Blocks until all the processes are dead (zombies count as dead) or ``until`` is done."""
+    for process in processes:
+        if until.done():
+            return
+        if HAVE_PIDFD:
+            await _wait_pidfd(process, until)
+        else:
+            await _wait_polling(process, until)
+
+
+async def _wait_pidfd(process: psutil.Process, until: asyncio.Future[None]) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # no descriptor is free
+        await _wait_polling(process, until)
+        return
+    try:
+        with contextlib.suppress(OSError):  # no descriptor is free to look: as far as we know, it does
+            if not process.is_running():  # its id belongs to another process now
+                return
+        dead: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(descriptor, set_once, dead)
+        try:
+            await asyncio.wait((dead, until), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _wait_polling(process: psutil.Process, until: asyncio.Future[None]) -> None:
+    # Not psutil's own wait: it would reap the process if it is our child.
+    while not until.done() and is_alive(process):
+        await asyncio.wait((until,), timeout=_POLL_S)

@@ -1,0 +1,152 @@
+"""The start of one process: its pipes, its session, and what the errors of exec mean to the user.
+
+Blocks, so the launcher calls it in a thread. Either a process runs afterwards, or nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import CommandNotFoundError, Stream
+from elastic_driver.system.tether import Tether
+
+# Errors of exec that mean: this command will not run, however often it is tried.
+_BAD_COMMAND = {
+    errno.ENOENT: "there is no such command",
+    errno.EACCES: "it is not executable",
+    errno.ENOEXEC: "it is neither a program nor a script that begins with #!",
+    errno.ENOTDIR: "a part of its path is not a directory",
+    errno.EISDIR: "it is a directory",
+    errno.ELOOP: "its path has too many symbolic links",
+    errno.ENAMETOOLONG: "its path is too long",
+    errno.E2BIG: "its arguments and environment are too long",
+}
+
+# Held over each start: what one worker is to inherit is nothing to another that is started at the same moment.
+_spawning = threading.Lock()
+
+
+class Child(Protocol):
+    """A child process that can be reaped; :class:`subprocess.Popen` is one."""
+
+    pid: int
+
+    def wait(self) -> object:
+        """Blocks until it is dead, and reaps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process that was just started.
+
+    Attributes:
+        popen: reaps it.
+        leader: the same process, for comparison: it leads a session of its own.
+        pipes: reading ends of its output.
+    """
+
+    popen: Child
+    leader: psutil.Process
+    pipes: dict[Stream, int]
+
+    def undo(self) -> None:
+        """Ends the process and closes the pipes."""
+        _kill_new(self.popen)
+        for descriptor in self.pipes.values():
+            os.close(descriptor)
+
+
+def let_children_be_reaped() -> None:
+    """Undoes an ignored SIGCHLD, which whoever started the driver may have left: exit codes would be thrown away."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+    """Starts a process in a session of its own, without input. Blocks until its program is loaded.
+
+    Args:
+        worker: for messages.
+        command, env: what to run, and its whole environment.
+        tether: ends it when this process dies.
+
+    Raises:
+        CommandNotFoundError: the command cannot be run.
+        LaunchError: the process could not be started.
+    """
+    name = command[0] if command else ""
+    try:
+        return _spawn(command, env, tether)
+    except OSError as error:
+        reason = _BAD_COMMAND.get(error.errno or 0)
+        if reason is None:
+            raise LaunchError(f"cannot start worker {worker}: {name!r}: {error.strerror or error}") from error
+        if error.errno == errno.ENOENT and shutil.which(name, path=env.get("PATH")):
+            reason = "the program that its first line (#!) names does not exist"
+        raise CommandNotFoundError(f"cannot run {name!r}: {reason}") from error
+    except psutil.Error as error:  # /proc does not show it
+        raise LaunchError(f"cannot watch worker {worker}: {error}") from error
+    except (ValueError, IndexError) as error:  # a NUL byte in an argument, no argument at all
+        raise CommandNotFoundError(f"cannot run {name!r}: {error}") from error
+
+
+def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        pipes: dict[Stream, int] = {}
+        ends: dict[Stream, int] = {}
+        for stream in ("stdout", "stderr"):
+            pipes[stream], ends[stream] = os.pipe()
+            ours.callback(os.close, pipes[stream])
+            theirs.callback(os.close, ends[stream])
+        tied = tether.ends()
+        theirs.callback(tied.close)
+        with _spawning:
+            _inherit_only(tied.descriptors())
+            popen = subprocess.Popen(
+                command,
+                # Not closed by the child itself: until its program is loaded and shows the job's marks, it is to hold
+                # the guard's pipe open, so that the guard of a driver that dies now waits for it.
+                close_fds=False,
+                stdin=subprocess.DEVNULL,
+                stdout=ends["stdout"],
+                stderr=ends["stderr"],
+                env=env,
+                start_new_session=True,
+            )
+        try:
+            tied.tie(popen.pid)
+            theirs.close()
+            leader = psutil.Process(popen.pid)
+        except BaseException:
+            _kill_new(popen)
+            raise
+        ours.pop_all()
+        return Spawned(popen, leader, pipes)
+
+
+def _inherit_only(kept: Collection[int]) -> None:
+    """Has exec close all descriptors but the three standard ones and these: some came from who started the driver."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > 2:
+                os.set_inheritable(int(name), int(name) in kept)
+
+
+def _kill_new(popen: Child) -> None:
+    # It has only just been started: no children worth a search. Not reaped yet, so the group's number is still its own.
+    with contextlib.suppress(OSError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()

@@ -1,0 +1,1 @@
+"""Workers that are forked from a process which has imported what their script needs."""

@@ -1,0 +1,460 @@
+"""Workers that are forked from a warmed process: the launcher's end.
+
+Keeps one process that has imported the heavy modules of the workers' command (:mod:`~elastic_driver.launch.warm.hook`
+is what runs in it), and asks it for workers. It is a help and no more: whatever goes wrong with it, the worker is
+started afresh, and a line says why when that is so from now on.
+
+Each process made there is this process's own child, so that it is watched, signalled and reaped like any other. Until
+its launcher knows of it, it is in the warmed process's group; killing and reaping that group leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from elastic_driver.errors import shortage
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus, Stream
+from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
+from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.spawn import Spawned
+from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
+from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
+from elastic_driver.system.tasks import start_task
+from elastic_driver.system.tether import Tether
+
+HOOK = Path(__file__).with_name("hook")
+# What one worker's environment has otherwise than another's, and who the driver is: whatever is imported must not pass
+# for a worker. All the rest must be equal: a library may have read it while it was imported.
+_OWN = frozenset(
+    (
+        ENV_WORKER,
+        ENV_ROUND,
+        ENV_RENDEZVOUS,
+        ENV_KEY,
+        ENV_RANKS_KEY,
+        ENV_ADDRESS,
+        "HOROVOD_HOSTNAME",
+        *(f"HOROVOD_{name}{what}" for name in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
+    )
+)
+# Room for those variables in the place where /proc reads a process's environment.
+_ROOM = 4096
+# Imports of more than a minute hang, or read from a disc that does.
+WARM_UP_S = 60.0
+# A fork takes milliseconds. A worker waits this long for a warmed process that was stopped, then it starts afresh.
+FORK_S = 2.0
+# After this many failures without a fork in between, something here does not let it live.
+_MAX_FAILURES = 5
+# A SIGKILLed process can linger in the kernel, when it imports from a dead network disc; then it is left behind.
+_KILL_S = 5.0
+
+
+class ForkedProcess:
+    """A child that another process made for us. Reaps as :class:`subprocess.Popen` does."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._reaped = False
+
+    def wait(self) -> None:
+        """Blocks until it is dead, and reaps it. Harmless when repeated."""
+        if not self._reaped:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self._reaped = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a warmed process is made for: workers whose command, environment, folder and umask are these."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    preload: tuple[str, ...]
+    must: bool
+    folder: Path
+
+
+@dataclass(eq=False, slots=True)
+class _Warmed:
+    """A warmed process.
+
+    Attributes:
+        ready: whether it takes requests.
+        reason: why it was killed; None when we did not.
+        wanted: whether its death is a failure.
+        ended: whether it is killed and reaped.
+    """
+
+    plan: _Plan
+    popen: subprocess.Popen[bytes]
+    control: socket.socket
+    began: float
+    dead: asyncio.Future[None]
+    ready: bool = False
+    reason: str | None = None
+    wanted: bool = True
+    ended: bool = False
+    heard: bool = False
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+
+class WarmStarts:
+    """Keeps the warmed process and forks workers. Create it on the event loop.
+
+    Args:
+        preload: modules to import; None to choose them by the script.
+        pool: where what blocks is done.
+        guard: ends the warmed process when the driver is dead.
+        tether: ends the workers then.
+        warn: takes one-line reports.
+        on_ready: called with the warmed process's id and the seconds it took, whenever workers can be forked from now.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str] | None,
+        *,
+        pool: ThreadPoolExecutor,
+        guard: GuardLink,
+        tether: Tether,
+        warn: Callable[[str], None],
+        on_ready: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._preload = None if preload is None else tuple(preload)
+        self._pool = pool
+        self._guard = guard
+        self._tether = tether
+        self._warn = warn
+        self._on_ready = on_ready
+        # Held over each fork, and where a warmed process is killed and reaped: never both at once.
+        self._lock = threading.Lock()
+        self._wanted: _Plan | None = None
+        self._last: tuple[object, ...] = ()
+        self._current: _Warmed | None = None
+        self._burials: set[asyncio.Task[None]] = set()
+        self._active = False
+        self._off = False
+        self._failures = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The warmed process's id; None when there is none."""
+        return None if self._current is None else self._current.popen.pid
+
+    def is_ready(self) -> bool:
+        """Whether the next worker can be forked."""
+        return self._current is not None and self._current.ready
+
+    def warm_up(self) -> None:
+        """Starts the warmed process, if the workers' command can have one and there is none."""
+        self._active = True
+        if self._off or self._current is not None or self._wanted is None:
+            return
+        try:
+            self._current = self._start(self._wanted)
+        except (OSError, MemoryError, RuntimeError) as error:
+            reason = shortage(error) or str(error)
+            self._give_up(f"cannot start the process that they are to be forked from: {reason}")
+
+    async def close(self) -> None:
+        """Ends the warmed process. Blocks until it is gone."""
+        self._off = True
+        current = self._current
+        if current is not None:
+            await self._loop.run_in_executor(self._pool, self._discard, current)
+            await asyncio.wait((current.dead,), timeout=1.0)
+            if not current.dead.done():
+                self._warn(f"SIGKILL did not end the warmed process {current.popen.pid}; it is left behind")
+                current.control.close()
+        while self._burials:
+            await asyncio.wait(tuple(self._burials))
+
+    # --- on the event loop -----------------------------------------------------------------------------------------
+
+    def _start(self, plan: _Plan) -> _Warmed:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, far = socket.socketpair()
+            ours.callback(control.close)
+            theirs.callback(far.close)
+            ends: list[int] = []
+            for _ in range(2):
+                ends += os.pipe()
+                for descriptor in ends[-2:]:
+                    theirs.callback(os.close, descriptor)
+            out_read, out_write, err_read, err_write = ends
+            path = plan.env.get("PYTHONPATH")
+            env = {
+                **plan.env,
+                "PYTHONPATH": str(HOOK) if not path else f"{HOOK}{os.pathsep}{path}",
+                ENV_WARM: f"{far.fileno()}:{out_read}:{err_read}:" + "." * _ROOM,
+            }
+            # What it writes while it imports stays in the pipes until it reads them itself: each worker says it again.
+            popen = subprocess.Popen(
+                plan.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out_write,
+                stderr=err_write,
+                cwd=plan.cwd,
+                env=env,
+                start_new_session=True,
+                pass_fds=(far.fileno(), out_read, err_read),
+            )
+            warmed = _Warmed(plan, popen, control, time.monotonic(), self._loop.create_future())
+            try:
+                # The buffer takes it at once; if it does not, this is no environment to fork with.
+                control.setblocking(False)
+                _send(control, {"env": plan.env, "preload": list(plan.preload), "must": plan.must})
+                control.settimeout(FORK_S)
+                watch_child(popen.pid, lambda: self._died(warmed))
+            except BaseException:
+                _kill_group(popen)
+                raise
+            ours.pop_all()
+        self._guard.started(popen.pid)
+        warmed.heard = True
+        self._loop.add_reader(control.fileno(), self._answered, warmed)
+        warmed.timer = self._loop.call_later(WARM_UP_S, self._too_slow, warmed)
+        return warmed
+
+    def _answered(self, warmed: _Warmed) -> None:
+        self._hear_no_more(warmed)
+        try:
+            answer = _receive(warmed.control)
+        except (OSError, EOFError, ValueError):
+            return  # it is dead, or about to be: _died() comes next
+        if "refused" in answer:
+            warmed.wanted = False
+            self._give_up(str(answer["refused"]))
+            return
+        hidden = shadowed(answer["loaded"], warmed.plan.folder)
+        if hidden is not None:
+            warmed.wanted = False
+            self._give_up(f"{warmed.plan.folder} has a {hidden} of its own, which has to be imported in its place")
+            self._kill_soon(warmed)
+            return
+        warmed.ready = True
+        if self._on_ready is not None:
+            self._on_ready(warmed.popen.pid, time.monotonic() - warmed.began)
+
+    def _too_slow(self, warmed: _Warmed) -> None:
+        warmed.wanted = False
+        self._give_up(f"importing {', '.join(warmed.plan.preload)} has not ended after {WARM_UP_S:g} s")
+        self._kill_soon(warmed)
+
+    def _kill_soon(self, warmed: _Warmed) -> None:
+        warmed.ready = False
+        self._pool.submit(self._discard, warmed)
+
+    def _hear_no_more(self, warmed: _Warmed) -> None:
+        if warmed.heard:
+            warmed.heard = False
+            self._loop.remove_reader(warmed.control.fileno())
+        if warmed.timer is not None:
+            warmed.timer.cancel()
+
+    def _died(self, warmed: _Warmed) -> None:
+        if warmed.heard:
+            self._answered(warmed)  # it may have said why
+        warmed.ready = False
+        burial = start_task(self._bury(warmed))
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+        set_once(warmed.dead)
+
+    async def _bury(self, warmed: _Warmed) -> None:
+        await self._loop.run_in_executor(self._pool, self._discard, warmed)
+        warmed.control.close()
+        self._guard.gone(warmed.popen.pid)
+        self._current = None
+        if self._off:
+            return
+        if warmed.wanted:
+            self._failures += 1
+            how = warmed.reason or str(ExitStatus(warmed.popen.wait()))
+            if self._failures >= _MAX_FAILURES:
+                self._give_up(f"the process that they are forked from failed {self._failures} times; last: {how}")
+                return
+            self._warn(f"the warmed process has ended ({how}); starting another")
+        self.warm_up()
+
+    def _give_up(self, why: str) -> None:
+        if not self._off:
+            self._off = True
+            self._warn(f"workers start afresh: {why}")
+
+    # --- in a thread -----------------------------------------------------------------------------------------------
+
+    def fork(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
+        """Forks a worker. Blocks until it is about to run its program.
+
+        Returns:
+            None when there is nothing to fork it from: it is to be started afresh.
+        """
+        if self._off:
+            return None
+        with self._lock:
+            try:
+                plan = self._plan(tuple(command), env)
+            except (OSError, MemoryError):
+                return None
+            warmed = self._current
+            if plan is None or warmed is None or warmed.ended:
+                return None
+            if plan != warmed.plan:
+                # What the next workers are like, this one most likely is.
+                warmed.wanted = False
+                self._end(warmed)
+                return None
+            if not warmed.ready:
+                return None
+            try:
+                spawned = _fork(warmed.control, {"env": dict(env), "cwd": plan.cwd, "umask": plan.umask}, self._tether)
+            except (OSError, EOFError, ValueError, MemoryError, psutil.Error) as error:
+                warmed.reason = "did not fork in time" if isinstance(error, TimeoutError) else None
+                self._end(warmed)
+                return None
+            self._failures = 0
+            return spawned
+
+    def _plan(self, command: tuple[str, ...], env: Mapping[str, str]) -> _Plan | None:
+        common = {name: value for name, value in env.items() if name not in _OWN}
+        known = (command, common, os.getcwd(), _umask())
+        if known != self._last:
+            self._last = known
+            self._wanted = self._new_plan(*known)
+        return self._wanted
+
+    def _new_plan(self, command: tuple[str, ...], env: dict[str, str], cwd: str, umask: int) -> _Plan | None:
+        program = read_command(command, Path(cwd))
+        if program is None or not is_program(shutil.which(command[0], path=env.get("PATH"))):
+            if self._preload:
+                self._loop.call_soon_threadsafe(
+                    self._give_up,
+                    "--preload needs a command like 'python train.py' or 'python -m train', not "
+                    + " ".join(command[:2]),
+                )
+            return None
+        names = heavy_imports(program.files, program.folder) if self._preload is None else self._preload
+        if not names:
+            return None
+        return _Plan(command, env, cwd, umask, names, self._preload is not None, program.folder)
+
+    def _discard(self, warmed: _Warmed) -> None:
+        with self._lock:
+            self._end(warmed)
+
+    def _end(self, warmed: _Warmed) -> None:
+        warmed.ready = False
+        if not warmed.ended:
+            warmed.ended = True
+            _kill_group(warmed.popen)
+
+
+def _kill_group(popen: subprocess.Popen[bytes]) -> None:
+    """Kills and reaps the warmed process, and what it has made that nobody was told of."""
+    with contextlib.suppress(OSError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    try:
+        popen.wait(_KILL_S)
+    except subprocess.TimeoutExpired:
+        return
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-popen.pid, 0)
+
+
+def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) -> Spawned:
+    deadline = time.monotonic() + FORK_S
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        launch, far = socket.socketpair()
+        theirs.callback(far.close)
+        pipes: dict[Stream, int] = {}
+        ends: dict[Stream, int] = {}
+        with launch:
+            for stream in ("stdout", "stderr"):
+                pipes[stream], ends[stream] = os.pipe()
+                ours.callback(os.close, pipes[stream])
+                theirs.callback(os.close, ends[stream])
+            tied = tether.ends()
+            ours.callback(tied.close)
+            _send(control, request, far.fileno(), *ends.values(), *tied.descriptors())
+            theirs.close()
+            pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
+            # Not yet told to go on, so it ends when this fails.
+            leader = psutil.Process(pid)
+            if exit_status(pid) is not None:
+                raise EOFError
+            tied.tie(pid)
+            launch.sendall(b"!")
+            try:
+                _exactly(launch, 1, deadline)
+            except BaseException:
+                # Out of the group that is killed next, perhaps: nobody else would end it.
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                ForkedProcess(pid).wait()
+                raise
+        ours.pop_all()
+        tied.close()
+        return Spawned(ForkedProcess(pid), leader, pipes)
+
+
+def _exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _send(control: socket.socket, value: Any, *descriptors: int) -> None:
+    data = marshal.dumps(value, 2)
+    if descriptors:
+        socket.send_fds(control, [struct.pack("=Q", len(data))], descriptors)
+        control.sendall(data)
+    else:
+        control.sendall(struct.pack("=Q", len(data)) + data)
+
+
+def _receive(control: socket.socket) -> Any:
+    deadline = time.monotonic() + FORK_S
+    size = struct.unpack("=Q", _exactly(control, 8, deadline))[0]
+    return marshal.loads(_exactly(control, size, deadline))
+
+
+def _umask() -> int:
+    """The umask, without changing it for a moment, as os.umask() would."""
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o22

@@ -1,0 +1,18 @@
+"""Names of the variables a worker finds the rendezvous by.
+
+The keys' names are in :mod:`elastic_driver.rendezvous.credentials`; the HOROVOD_* names beside them are in
+docs/design.md.
+"""
+
+from __future__ import annotations
+
+ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
+ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
+ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
+ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
+ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
+ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
+# The driver's process, as system/process_name.py names it: while it lives, it is waited for.
+ENV_OWNER = "ELASTIC_DRIVER_OWNER"
+ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
+ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from

@@ -1,0 +1,4 @@
+"""The HTTP server of the rendezvous: connections, parked requests and the key-value store.
+
+Gives requests no meaning.
+"""

@@ -1,0 +1,181 @@
+"""Requests that are not answered yet: who waits for which key, for how many keys, for which answer of the driver.
+
+Owns their time limits and the index that finds them when what they wait for is there. Polls nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from elastic_driver.rendezvous.server.connection import Connection, error_body
+from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.system.job_clock import CallLater, Timer
+
+
+class Waiter:
+    """A parked key-value request.
+
+    Attributes:
+        round_id: the round it belongs to.
+        scope: where it waits.
+        key: for this key; None when it waits for a number of keys.
+        count: for this many keys.
+    """
+
+    __slots__ = ("_connection", "_exchange", "_timer", "_waiters", "count", "key", "round_id", "scope")
+
+    def __init__(
+        self, connection: Connection, round_id: int, scope: str, *, key: str | None, count: int, exchange: bool
+    ) -> None:
+        self.round_id, self.scope, self.key, self.count = round_id, scope, key, count
+        self._connection = connection
+        self._exchange = exchange
+        self._waiters: Waiters | None = None
+        self._timer: Timer | None = None
+
+    def park(self, waiters: Waiters, store: RoundStore, wait_s: float, call_later: CallLater) -> None:
+        """Waits; :meth:`answer` or the time ends it."""
+        self._waiters = waiters
+        waiters.add(self)
+        self._connection.park(self)
+        self._timer = call_later(wait_s, lambda: self.answer_too_late(store))
+
+    def answer(self, status: int, body: bytes) -> None:
+        """Ends the wait with an answer."""
+        self.drop()
+        self._connection.answer(self, status, body)
+
+    def answer_too_late(self, store: RoundStore) -> None:
+        """Ends the wait with what is missing."""
+        if not self._exchange:
+            self.answer(404, error_body(missing(self.scope, self.key, self.count)))
+            return
+        there = [key for key, _ in store.entries(self.round_id, self.scope)]
+        text = f"{self.count - len(there)} of {self.count} are missing in scope {self.scope!r}"
+        if len(there) <= 20:
+            text += f" (there: {', '.join(there)})"
+        elif self.count <= 100_000:
+            absent = sorted(set(range(self.count)) - {int(key) for key in there if key.isdecimal() and len(key) < 9})
+            text += f" (missing: {', '.join(map(str, absent[:20]))}{', …' if len(absent) > 20 else ''})"
+        self.answer(408, error_body(text))
+
+    def drop(self) -> None:
+        """Ends the wait without an answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._waiters is not None:
+            self._waiters.remove(self)
+
+
+class Waiters:
+    """The index of parked key-value requests: by key, and by scope and number of keys."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[str, str], dict[Waiter, None]] = {}
+        self._counts: dict[str, dict[int, dict[Waiter, None]]] = {}
+
+    def __len__(self) -> int:
+        counts = (group for groups in self._counts.values() for group in groups.values())
+        return sum(map(len, self._keys.values())) + sum(map(len, counts))
+
+    def add(self, waiter: Waiter) -> None:
+        """The request is parked."""
+        if waiter.key is not None:
+            self._keys.setdefault((waiter.scope, waiter.key), {})[waiter] = None
+        else:
+            self._counts.setdefault(waiter.scope, {}).setdefault(waiter.count, {})[waiter] = None
+
+    def remove(self, waiter: Waiter) -> None:
+        """The request is parked no more; one that was not changes nothing."""
+        if waiter.key is not None:
+            group = self._keys.get((waiter.scope, waiter.key), {})
+            group.pop(waiter, None)
+            if not group:
+                self._keys.pop((waiter.scope, waiter.key), None)
+            return
+        counts = self._counts.get(waiter.scope, {})
+        group = counts.get(waiter.count, {})
+        group.pop(waiter, None)
+        if not group:
+            counts.pop(waiter.count, None)
+        if not counts:
+            self._counts.pop(waiter.scope, None)
+
+    def of_key(self, scope: str, key: str) -> list[Waiter]:
+        """Who waits for the key."""
+        return list(self._keys.get((scope, key), ()))
+
+    def of_count(self, scope: str, there: Callable[[], int]) -> list[Waiter]:
+        """Who waits for as many keys as there are, or fewer.
+
+        Args:
+            scope: where they wait.
+            there: asked only when somebody waits.
+        """
+        counts = self._counts.get(scope)
+        if counts is None:
+            return []
+        number = there()
+        return [waiter for count, group in counts.items() if count <= number for waiter in group]
+
+    def all(self) -> list[Waiter]:
+        """Everybody."""
+        return [
+            *(waiter for group in self._keys.values() for waiter in group),
+            *(waiter for groups in self._counts.values() for group in groups.values() for waiter in group),
+        ]
+
+
+class Asked:
+    """A parked request whose answer the driver's handler will give.
+
+    Attributes:
+        future: the answer; cancelled when the time is over or nobody waits any more.
+    """
+
+    __slots__ = ("_connection", "_failure", "_timer", "_waiting", "future")
+
+    def __init__(
+        self,
+        connection: Connection,
+        future: asyncio.Future[Any],
+        waiting: set[Asked],
+        failure: Callable[[BaseException], tuple[int, bytes]],
+    ) -> None:
+        self.future = future
+        self._connection = connection
+        self._waiting = waiting
+        self._failure = failure
+        self._timer: asyncio.TimerHandle | None = None
+
+    def park(self, wait_s: float) -> None:
+        """Waits for the answer; 204 when there is none in time. An answer that is there already is sent at once."""
+        self._connection.park(self)
+        if self.future.done():
+            self._answer(self.future)
+            return
+        self._waiting.add(self)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self.future.cancel)
+        self.future.add_done_callback(self._answer)
+
+    def drop(self) -> None:
+        """Nobody waits any more."""
+        self.future.cancel()
+
+    def _answer(self, future: asyncio.Future[Any]) -> None:
+        self._waiting.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if future.cancelled():
+            self._connection.answer(self, 204)
+        elif (error := future.exception()) is not None:
+            self._connection.answer(self, *self._failure(error))
+        else:
+            self._connection.answer(self, 200, future.result().to_json(), is_json=True)
+
+
+def missing(scope: str, key: str | None, count: int) -> str:
+    """What is not there, in words."""
+    return f"scope {scope!r} has not {count} keys" if key is None else f"scope {scope!r} has no key {key!r}"

@@ -1,0 +1,471 @@
+"""The driver's rendezvous server: key-value store, long polls, and the requests that go to the round handler.
+
+Owns what requests mean, and who waits for what. What a peer may cost and how bytes become requests is the
+connection's; membership is the handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import resource
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+from elastic_driver.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousProtocolError,
+    SettingsError,
+    StaleRoundError,
+)
+from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
+from elastic_driver.rendezvous.messages import (
+    API,
+    DrainHostRequest,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
+from elastic_driver.rendezvous.server.parked import Asked, Waiter, Waiters
+from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.system.job_clock import CallLater
+
+__all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
+
+# Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
+# although the system may allow it: workers inherit the limit, and some programs walk through all of it.
+_DESCRIPTORS = 16384
+# Of a worker: for its main thread, for its watch, and for what its engine asks when it connects.
+_CONNECTIONS = 3
+# Descriptors that no worker takes: of the discovery script, logs, libraries.
+_OTHER_DESCRIPTORS = 256
+# How long close() waits for peers to take their last answers.
+_FLUSH_S = 1.0
+# A build or a wait that takes longer than a day is no wait any more.
+_MAX_WAIT_S = 86400.0
+
+
+_Request = TypeVar("_Request", NextRoundRequest, WatchRequest, RunningReport, LeaveRequest)
+
+
+class _NotAllowedError(RendezvousError):
+    """Somebody speaks for somebody else."""
+
+
+class RoundHandler(Protocol):
+    """What the driver answers. The awaitables are cancelled when the connection goes or the poll time is over."""
+
+    def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
+        """A worker is READY; the answer comes when its round is formed."""
+
+    def watch(self, request: WatchRequest) -> Awaitable[Notice]:
+        """The next notice of the round. May raise StaleRoundError or RendezvousClosedError, at once or later."""
+
+    def running(self, report: RunningReport) -> None:
+        """A member trains."""
+
+    def leave(self, request: LeaveRequest) -> None:
+        """A worker wants to leave. Raises RendezvousClosedError when it is to end at once."""
+
+    def drain(self, request: DrainHostRequest) -> str:
+        """A host's workers are to leave, or not any more. Returns what comes of it, in words."""
+
+    def status(self) -> dict[str, object]:
+        """The job, as JSON."""
+
+
+class RendezvousServer:
+    """Serves one job. Runs in one event loop; its methods are called there.
+
+    Args:
+        handler: answers what is not key-value.
+        key: of the job; whoever asks has to have one that is derived from it.
+        limits: see :class:`ServerLimits`.
+        on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
+        call_later: measures how long requests wait for keys. The loop's, when not given; but that fires at once when
+            the process goes on after it was stopped, before it has read the keys that have come meanwhile.
+        on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
+
+    Attributes:
+        store: the keys of the current round.
+    """
+
+    def __init__(
+        self,
+        handler: RoundHandler,
+        *,
+        key: JobKey,
+        limits: ServerLimits | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+        call_later: CallLater | None = None,
+        on_full: Callable[[str], None] | None = None,
+    ) -> None:
+        self.store = RoundStore()
+        self.limits = limits or ServerLimits()
+        self.key = key
+        self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
+        self._handler = handler
+        self._on_error = on_error
+        self._call_later = call_later
+        self._on_full = on_full
+        self._server: asyncio.Server | None = None
+        self._closing = False
+        self._gone = asyncio.Event()  # set when closing and the last connection is lost
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._max_connections = 0
+        self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, float] = {}  # and when they came, oldest first
+        self._waiters = Waiters()
+        self._asked: set[Asked] = set()
+
+    # --- for the driver --------------------------------------------------------------------------------------------
+
+    async def start(
+        self, host: str, port: int, *, workers: int = 0, at_most: int = 0, descriptors_each: int = 0
+    ) -> int:
+        """Listens.
+
+        Args:
+            host: local address.
+            port: 0 for any that is free.
+            workers: how many there has to be room for.
+            at_most: how many there may come to be, as far as that is known.
+            descriptors_each: of this process, that a worker takes besides its connections.
+
+        Returns:
+            The port.
+
+        Raises:
+            SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
+        """
+        each = _CONNECTIONS + descriptors_each
+        needed, wanted = (each * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        found = _descriptors(max(_DESCRIPTORS, wanted))
+        if found < needed:
+            raise SettingsError(
+                f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
+                "hard limit (ulimit -Hn) for this user"
+            )
+        room = (found - _OTHER_DESCRIPTORS) // each
+        if found < wanted and self._on_full is not None:
+            self._on_full(
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
+                f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
+            )
+        most = found - _OTHER_DESCRIPTORS - room * descriptors_each
+        self._max_connections = self.limits.connections or max(16, most)
+        strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
+        self.limits = replace(self.limits, strangers=strangers)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self), host, port, backlog=4096, reuse_address=True
+            )
+        except (OSError, OverflowError) as error:
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
+            raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
+        self._sweep()
+        actual: int = self._server.sockets[0].getsockname()[1]
+        return actual
+
+    async def close(self) -> None:
+        """Stops listening, answers 410 to whoever is parked, and drops every connection. Idempotent."""
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            self._server.close()
+        asked = [one.future for one in self._asked]
+        for connection in tuple(self._connections):
+            connection.say_goodbye("the driver has ended")
+        await asyncio.gather(*asked, return_exceptions=True)
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._gone.wait(), _FLUSH_S)
+            except TimeoutError:
+                for connection in tuple(self._connections):
+                    connection.abort()
+                await self._gone.wait()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def begin_round(self, round_id: int) -> None:
+        """Fences the past: its keys are dropped, and whoever waits for one is answered 409 at once.
+
+        Raises:
+            ValueError: the round is not above the current one.
+        """
+        self.store.begin_round(round_id)
+        for waiter in self._waiters.all():
+            waiter.answer(409, error_body(StaleRoundError(waiter.round_id, round_id)))
+
+    # --- for connections -------------------------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        """A peer connected."""
+        self._connections.add(connection)
+        if self._closing:
+            connection.abort()
+            return
+        now = asyncio.get_running_loop().time()
+        if len(self._connections) <= self._max_connections:
+            self._cut_strangers(now, self.limits.strangers - 1)
+        elif self._strangers:
+            next(iter(self._strangers)).abort()  # at once: its descriptor is needed
+        else:
+            connection.refuse(503, f"the driver has {self._max_connections} connections already; try again")
+            tell, self._on_full = self._on_full, None
+            if tell is not None:
+                tell(
+                    f"there is no room for more connections than {self._max_connections}: workers that come now have "
+                    "to wait until others go; raise the limit of open files (ulimit -Hn) before the next start"
+                )
+        self._strangers[connection] = now
+
+    def _cut_strangers(self, now: float, left: int) -> None:
+        """Cuts the oldest of those who have had their time, until that many are left."""
+        while len(self._strangers) > left:
+            oldest, since = next(iter(self._strangers.items()))
+            if now - since < self.limits.stranger_s or oldest.has_unread:
+                return
+            oldest.abort()
+
+    def met(self, connection: Connection) -> None:
+        """The peer has said hello: it is given time anew, to prove who it is."""
+        if self._strangers.pop(connection, None) is not None:
+            self._strangers[connection] = asyncio.get_running_loop().time()
+
+    def trusted(self, connection: Connection) -> None:
+        """The peer has proven who it is."""
+        self._strangers.pop(connection, None)
+
+    def left(self, connection: Connection) -> None:
+        """The connection is closing or gone. May be called more than once."""
+        self._strangers.pop(connection, None)
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._strangers.pop(connection, None)
+        self._connections.discard(connection)
+        if self._closing and not self._connections:
+            self._gone.set()
+
+    def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
+        """Answers a request, or parks it."""
+        try:
+            self._route(connection, method, url, body)
+        except Exception as error:
+            connection.reply(*self._failure(error))
+
+    def _failure(self, error: BaseException) -> tuple[int, bytes]:
+        """Status and body for an exception. What nobody raises on purpose is a bug, and reported."""
+        match error:
+            case StaleRoundError():
+                return 409, error_body(error)
+            case _NotAllowedError():
+                return 403, error_body(error)
+            case RendezvousClosedError():
+                return 410, error_body(error)
+            case RendezvousError():
+                return 400, error_body(error)
+            case _:
+                if self._on_error is not None:
+                    self._on_error(error)
+                return 500, error_body(f"{type(error).__name__}: {error}")
+
+    # --- routes ----------------------------------------------------------------------------------------------------
+
+    def _route(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
+        path, _, raw_query = url.decode("ascii", "replace").partition("?")
+        query = dict(parse_qsl(raw_query)) if raw_query else {}
+        if not path.startswith(f"{API}/"):
+            connection.reply(404, error_body(f"no such path: {path}"))
+            return
+        match path[len(API) + 1 :].split("/"):
+            case ["rounds", round_text, "kv", scope, key]:
+                if not _may(connection, method, "key"):
+                    return
+                self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
+            case ["rounds", round_text, "kv", scope]:
+                if _may(connection, method, "scope"):
+                    count, wait_s = _integer(query.get("count", "0"), "count"), _wait_s(query, 0.0)
+                    self._wait_for_count(connection, _integer(round_text, "round"), unquote(scope), count, wait_s)
+            case ["rounds", round_text, "exchange", scope]:
+                if _may(connection, method, "exchange"):
+                    self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
+            case ["next-round"]:
+                if _may(connection, method, "next-round"):
+                    ready = _own(connection, NextRoundRequest.from_json(body))
+                    self._ask(connection, self._handler.next_round(ready), query)
+            case ["watch"]:
+                if _may(connection, method, "watch"):
+                    self._ask(connection, self._handler.watch(_own(connection, WatchRequest.from_json(body))), query)
+            case ["running"]:
+                if _may(connection, method, "running"):
+                    self._handler.running(_own(connection, RunningReport.from_json(body)))
+                    connection.reply(204)
+            case ["leave"]:
+                if _may(connection, method, "leave"):
+                    self._handler.leave(_own(connection, LeaveRequest.from_json(body)))
+                    connection.reply(204)
+            case ["drain"]:
+                if _may(connection, method, "drain"):
+                    said = self._handler.drain(DrainHostRequest.from_json(body))
+                    connection.reply(200, json.dumps({"said": said}).encode(), is_json=True)
+            case ["status"]:
+                if _may(connection, method, "status"):
+                    connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
+            case _:
+                connection.reply(404, error_body(f"no such path: {path}"))
+
+    def _key(
+        self,
+        connection: Connection,
+        method: bytes,
+        round_id: int,
+        scope: str,
+        key: str,
+        query: dict[str, str],
+        body: bytes,
+    ) -> None:
+        match method:
+            case b"GET":
+                value = self.store.get(round_id, scope, key)
+                if value is not None:
+                    connection.reply(200, value)
+                    return
+                waiter = Waiter(connection, round_id, scope, key=key, count=1, exchange=False)
+                self._park(connection, waiter, _wait_s(query, 0.0))
+            case b"PUT":
+                self._put(round_id, scope, key, body)
+                connection.reply(204)
+            case b"DELETE":
+                self.store.delete(round_id, scope, key)
+                connection.reply(204)
+            case _:
+                raise AssertionError(f"{method!r} is in the table of permissions, and not here")
+
+    def _exchange(self, connection: Connection, round_id: int, scope: str, query: dict[str, str], value: bytes) -> None:
+        count, wait_s = _integer(query.get("count", ""), "count"), _wait_s(query, self.limits.poll_s)
+        self._put(round_id, scope, query.get("key", ""), value)
+        self._wait_for_count(connection, round_id, scope, count, wait_s, exchange=True)
+
+    def _wait_for_count(
+        self, connection: Connection, round_id: int, scope: str, count: int, wait_s: float, *, exchange: bool = False
+    ) -> None:
+        if self.store.count(round_id, scope) >= count:
+            connection.reply(200, self.store.packed(round_id, scope))
+            return
+        waiter = Waiter(connection, round_id, scope, key=None, count=count, exchange=exchange)
+        self._park(connection, waiter, wait_s)
+
+    def _park(self, connection: Connection, waiter: Waiter, wait_s: float) -> None:
+        connection.park(waiter)
+        if wait_s > 0:
+            call_later = self._call_later or asyncio.get_running_loop().call_later
+            waiter.park(self._waiters, self.store, wait_s, call_later)
+        else:
+            waiter.answer_too_late(self.store)
+
+    def _put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key and answers who waited for it, or for as many keys in its scope as there are now."""
+        if not key or not scope:
+            raise RendezvousProtocolError("cannot store a value without a scope and a key")
+        self.store.put(round_id, scope, key, value)
+        for waiter in self._waiters.of_key(scope, key):
+            waiter.answer(200, value)
+        for waiter in self._waiters.of_count(scope, lambda: self.store.count(round_id, scope)):
+            waiter.answer(200, self.store.packed(round_id, scope))
+
+    def _ask(
+        self, connection: Connection, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]
+    ) -> None:
+        asked = Asked(connection, asyncio.ensure_future(answer), self._asked, self._failure)
+        asked.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
+
+    @property
+    def parked(self) -> int:
+        """How many requests are parked now."""
+        return len(self._waiters) + len(self._asked)
+
+    def _sweep(self) -> None:
+        """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._cut_strangers(now, self.limits.strangers)
+        for connection in tuple(self._connections):
+            connection.check_time(now)
+        interval_s = min(1.0, self.limits.request_s / 4, self.limits.idle_s / 4)
+        self._sweeper = loop.call_later(interval_s, self._sweep)
+
+
+def _descriptors(needed: int) -> int:
+    """Raises the limit of open files as far as it is needed and allowed, and returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):  # forbidden by a sandbox: what there is has to do
+            return soft
+        return wanted
+    return needed if soft == resource.RLIM_INFINITY else soft
+
+
+def _may(connection: Connection, method: bytes, route: str) -> bool:
+    """Whether whoever asks may do that. Answers 405 when nobody may, 403 when others may."""
+    methods = PERMISSIONS[route]
+    roles = methods.get(method, ())
+    if connection.identity.role in roles:
+        return True
+    if roles:
+        who = " or ".join(_some(role) for role in sorted(roles))
+        connection.reply(403, error_body(f"{_who(connection)} may not do this; {who} may"))
+    else:
+        text = f"method {method.decode('ascii', 'replace')} is not supported here; {b', '.join(methods).decode()} is"
+        connection.reply(405, error_body(text))
+    return False
+
+
+def _own(connection: Connection, request: _Request) -> _Request:
+    """The request, if it is of the worker that has proven itself."""
+    if request.worker != connection.identity.worker:
+        raise _NotAllowedError(f"{_who(connection)} may not speak for worker {request.worker}")
+    return request
+
+
+def _who(connection: Connection) -> str:
+    identity = connection.identity
+    return _some(identity.role) if identity.worker is None else f"worker {identity.worker}"
+
+
+def _some(role: Role) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
+
+
+def _integer(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise RendezvousProtocolError(f"cannot read {what} {text!r}: not a number")
+    return int(text)
+
+
+def _wait_s(query: dict[str, str], default: float) -> float:
+    text = query.get("wait_s")
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number") from None
+    if not 0 <= seconds <= _MAX_WAIT_S:  # also false for nan
+        raise RendezvousProtocolError(f"cannot wait for {text} s: 0 to {_MAX_WAIT_S:g} s are allowed")
+    return seconds

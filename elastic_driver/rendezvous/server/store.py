@@ -1,0 +1,127 @@
+"""The key-value store of the rendezvous: bytes under round, scope and key. Pure; who waits for what is the server's.
+
+Owns fencing: only the current round has keys, and whoever names another is told so.
+"""
+
+from __future__ import annotations
+
+from elastic_driver.errors import RendezvousProtocolError, StaleRoundError
+from elastic_driver.rendezvous.entries import pack_entries
+
+# A round of 4,096 workers keeps 3 scopes of 4,096 keys; ten times that is no rendezvous any more.
+MAX_KEYS = 200_000
+MAX_BYTES = 1 << 30
+
+
+class RoundStore:
+    """Keys of the current round.
+
+    Args:
+        max_keys: of all scopes together.
+        max_bytes: of all values together.
+
+    Attributes:
+        round_id: the current round; 0 before the first.
+    """
+
+    def __init__(self, *, max_keys: int = MAX_KEYS, max_bytes: int = MAX_BYTES) -> None:
+        self.round_id = 0
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
+        self._scopes: dict[str, dict[str, bytes]] = {}
+        self._packed: dict[str, bytes] = {}  # of scopes that did not change since they were asked for
+        self._keys = 0
+        self._bytes = 0
+
+    def begin_round(self, round_id: int) -> None:
+        """Drops everything of the rounds before; from now on their keys are refused.
+
+        Raises:
+            ValueError: the round is not above the current one.
+        """
+        if round_id <= self.round_id:
+            raise ValueError(f"cannot begin round {round_id}: round {self.round_id} has begun already")
+        self.round_id = round_id
+        self._scopes = {}
+        self._packed = {}
+        self._keys = self._bytes = 0
+
+    def check_round(self, round_id: int) -> None:
+        """Raises StaleRoundError unless this is the current round."""
+        if round_id != self.round_id:
+            raise StaleRoundError(round_id, self.round_id)
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key; setting it again replaces it.
+
+        Raises:
+            StaleRoundError: the round is not the current one.
+            RendezvousProtocolError: the store is full.
+        """
+        self.check_round(round_id)
+        entries = self._scopes.get(scope, {})
+        old = entries.get(key)
+        if old == value:
+            return  # asked again, because the answer was lost
+        keys, size = self._keys + (old is None), self._bytes + len(value) - len(old or b"")
+        if keys > self._max_keys or size > self._max_bytes:
+            raise RendezvousProtocolError(
+                f"cannot store {scope}/{key}: the store is full ({self._keys} keys, {self._bytes} bytes;"
+                f" {self._max_keys} and {self._max_bytes} are allowed)"
+            )
+        self._keys, self._bytes = keys, size
+        entries[key] = value
+        self._scopes[scope] = entries
+        self._packed.pop(scope, None)
+
+    def get(self, round_id: int, scope: str, key: str) -> bytes | None:
+        """The value; None when the key is not there. Raises StaleRoundError for another round."""
+        self.check_round(round_id)
+        entries = self._scopes.get(scope)
+        return None if entries is None else entries.get(key)
+
+    def count(self, round_id: int, scope: str) -> int:
+        """How many keys the scope has. Raises StaleRoundError for another round."""
+        self.check_round(round_id)
+        return len(self._scopes.get(scope, ()))
+
+    def entries(self, round_id: int, scope: str) -> list[tuple[str, bytes]]:
+        """All of the scope: keys that are integers in their order, the others behind them as text.
+
+        Raises:
+            StaleRoundError: the round is not the current one.
+        """
+        self.check_round(round_id)
+        return sorted(self._scopes.get(scope, {}).items(), key=_order)
+
+    def packed(self, round_id: int, scope: str) -> bytes:
+        """:meth:`entries` as one body. Made once for all who ask before the scope changes: N workers ask for N keys.
+
+        Raises:
+            StaleRoundError: the round is not the current one.
+        """
+        self.check_round(round_id)
+        body = self._packed.get(scope)
+        if body is None:
+            body = pack_entries(self.entries(round_id, scope))
+            if scope in self._scopes:
+                self._packed[scope] = body
+        return body
+
+    def delete(self, round_id: int, scope: str, key: str) -> None:
+        """Removes a key; one that is not there changes nothing. Raises StaleRoundError for another round."""
+        self.check_round(round_id)
+        entries = self._scopes.get(scope, {})
+        value = entries.pop(key, None)
+        if value is not None:
+            self._keys -= 1
+            self._bytes -= len(value)
+            self._packed.pop(scope, None)
+            if not entries:
+                del self._scopes[scope]
+
+
+def _order(entry: tuple[str, bytes]) -> tuple[int, int, str]:
+    key = entry[0]
+    # isdecimal takes other scripts' digits as well; int() reads those too, but 4,300 of them it refuses.
+    return (0, int(key), key) if key.isascii() and key.isdecimal() and len(key) <= 18 else (1, 0, key)

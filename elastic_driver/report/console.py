@@ -1,0 +1,314 @@
+"""What the user sees: the driver's lines, the workers' forwarded output, a live status line, the closing summary.
+
+Owns standard output and standard error of the driver. The workers' output goes to the stream it came from, in whole
+lines; everything the driver says goes to standard error. When standard error is a terminal, its last line is a status
+line that is taken away before anything else is written and put back behind it; else there are no control characters.
+
+All writing is done by one thread, so that a reader that is slow or stopped (a pager, Ctrl-S) never stops the driver. A
+reader that has gone (``elasticrun ... | head``) or a disc that is full ends the writing to that stream, not the job: it
+is said once on the other stream, and the job goes on, as its training is worth more than its output.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from elastic_driver.report.printable import one_line, without_c1
+from elastic_driver.report.tracebacks import Tracebacks
+from elastic_driver.settings.settings import Settings
+
+Stream = Literal["stdout", "stderr"]
+
+# Below this the status line would say no more than the job's lines; 4 Hz is what an eye follows.
+_STATUS_PERIOD_S = 0.25
+# What a stopped reader may leave unread; beyond it workers' lines are dropped, and counted.
+_BACKLOG_BYTES = 64 << 20
+# How long the end of the job waits for a reader that is slow.
+_FLUSH_S = 5.0
+# What a reader can be thought to see still, when the job ends.
+_IN_VIEW_LINES, _IN_VIEW_BYTES = 60, 16384
+_ERASE_LINE = b"\r\x1b[2K"
+_LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """A line of the summary.
+
+    Attributes:
+        round_id: the round.
+        size: its workers.
+        cause: what made it.
+        took_s: time lost, seconds; None when not all members had resumed.
+        commit: what it went on from; None for the first round.
+    """
+
+    round_id: int
+    size: int
+    cause: str
+    took_s: float | None
+    commit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the closing table tells.
+
+    Attributes:
+        first: the first rounds.
+        left_out: how many between them and the last are not in the table.
+        left_out_s: time lost in these, seconds.
+        last: the last rounds.
+        lost_s: time lost in all.
+        unknown: changes of which nobody knows what they cost.
+        notes: what else is to be said, and whether each is a warning.
+    """
+
+    first: Sequence[RoundSummary] = ()
+    left_out: int = 0
+    left_out_s: float = 0.0
+    last: Sequence[RoundSummary] = ()
+    lost_s: float = 0.0
+    unknown: int = 0
+    notes: Sequence[tuple[str, bool]] = ()
+
+
+def _cells(one: RoundSummary) -> tuple[str, ...]:
+    lost = "-" if one.commit is None else "unknown" if one.took_s is None else f"{one.took_s:.2f} s"
+    return str(one.round_id), str(one.size), lost, "-" if one.commit is None else str(one.commit), one.cause
+
+
+class Console:
+    """The driver's terminal.
+
+    Args:
+        settings: level and verbosity.
+        stdout, stderr: file descriptors.
+    """
+
+    def __init__(self, settings: Settings, *, stdout: int = 1, stderr: int = 2) -> None:
+        self._terminal = stderr
+        self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
+        self._level = _LEVELS[settings.log_level]
+        self._verbose = self._level == 0 or (settings.verbose and self._level == 1)
+        self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") != "dumb"
+        self._color = self._live and not os.environ.get("NO_COLOR")
+        # On a terminal that shows both streams the status line must make room for either of them.
+        self._stdout_shown = os.isatty(stdout)
+        self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
+        self._status = ""
+        self._shown = ""
+        self._shown_at = 0.0
+        self._began = time.monotonic()
+        self._event_log = settings.event_log
+        # While the job has no round; None then.
+        self._tracebacks: Tracebacks | None = Tracebacks()
+        self._tail = b""  # of standard error: what can still be seen there
+        self._queue: queue.SimpleQueue[tuple[Stream, bytes] | None] = queue.SimpleQueue()
+        self._backlog = 0  # bytes queued; written by both threads, under _lock
+        self._dropped = 0
+        self._lock = threading.Lock()
+        # Woken by the queue, ended by None in it. A daemon, because a reader that is stopped for good must not keep
+        # the process; __exit__ waits for it as long as is sensible.
+        self._writer = threading.Thread(target=self._write_all, name="elasticrun-console", daemon=True)
+        self._writer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._take_status_away()
+        self._status = ""
+        self._queue.put(None)
+        self._writer.join(_FLUSH_S)
+
+    # --- lines -----------------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """Something that happened to the job."""
+        if self._level <= 1:
+            self._say(text, "")
+
+    def detail(self, text: str) -> None:
+        """Something for those who asked for more (--verbose)."""
+        if self._verbose:
+            self._say(text, "2")
+
+    def warning(self, text: str) -> None:
+        """Something the user should look at."""
+        if self._level <= 2:
+            self._say(f"warning: {text}", "33")
+
+    def error(self, text: str) -> None:
+        """Why the job ends badly."""
+        self._say(text, "31")
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Workers' output: whole lines, prefix included. What is no terminal gets it as it is."""
+        if stream == "stderr" and self._tracebacks is not None:
+            data = self._tracebacks.take(data, time.monotonic())
+        if data:
+            self._write(stream, data)
+
+    def _write(self, stream: Stream, data: bytes) -> None:
+        if self._shown_on_terminal[stream]:
+            data = without_c1(data)
+        if self._live and (stream == "stderr" or self._stdout_shown):
+            self._take_status_away()
+            self._put(stream, data)
+            self._put_status_back()
+        else:
+            self._put(stream, data)
+
+    def look(self) -> None:
+        """To be called now and then: passes on what has been held for a moment."""
+        if self._tracebacks is not None and (late := self._tracebacks.overdue(time.monotonic())):
+            self._write("stderr", late)
+
+    def training_began(self) -> None:
+        """From here on all output is passed on as it comes."""
+        if self._tracebacks is not None:
+            rest, self._tracebacks = self._tracebacks.rest(), None
+            if rest:
+                self._write("stderr", rest)
+
+    def worker_ended(self, label: str) -> str:
+        """A worker's process has ended. Returns whose traceback it had printed, too, which is not shown again."""
+        shown, same = self._tracebacks.ended(label) if self._tracebacks is not None else (b"", "")
+        if shown:
+            self._write("stderr", shown)
+        return same
+
+    def shows(self, lines: Sequence[str]) -> bool:
+        """Whether these lines stand among the last ones of standard error."""
+        seen = self._tail.decode(errors="replace").splitlines()[-_IN_VIEW_LINES:]
+        return all(any(one.endswith(line) for one in seen) for line in lines)
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal with a status line."""
+        return self._live
+
+    def status(self, text: str) -> None:
+        """The present state of the job, for the live line; nothing when standard error is no terminal."""
+        if not self._live:
+            return
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
+        if self._status != self._shown and time.monotonic() - self._shown_at >= _STATUS_PERIOD_S:
+            self._take_status_away()
+            self._put_status_back()
+
+    def summary(self, summary: Summary, *, exit_code: int, message: str) -> None:
+        """The closing table: what each change cost, if there was any; then the exit code and why."""
+        self._take_status_away()
+        self._status = ""
+        self.training_began()
+        changes = len(summary.first) + summary.left_out + len(summary.last) - 1
+        if self._level <= 1 and changes > 0:
+            self._say_table(summary)
+            lost = f"{summary.lost_s:.2f} s lost in all" if summary.unknown < changes else ""
+            if lost and summary.unknown:
+                lost = f"at least {lost}"
+            self._say(f"{changes} change{'s' if changes > 1 else ''}{', ' if lost else ''}{lost}", "")
+        for text, warning in summary.notes:
+            (self.warning if warning else self.line)(text)
+        if exit_code > 128:
+            self._say(f"job ended: {message} (exit code {exit_code})", "33")
+        elif exit_code:
+            self._say(f"job failed: {message} (exit code {exit_code})", "31")
+        elif self._level <= 1:
+            self._say(f"job succeeded: {message} (exit code 0)", "32")
+
+    def _say_table(self, summary: Summary) -> None:
+        header = ("round", "workers", "time lost", "from commit", "cause")
+        first, last = [_cells(one) for one in summary.first], [_cells(one) for one in summary.last]
+        widths = [max(len(row[column]) for row in (header, *first, *last)) for column in range(4)]
+
+        def say(row: tuple[str, ...]) -> None:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+            self._say(f"  {'  '.join(cells)}  {row[4]}", "")
+
+        for row in (header, *first):
+            say(row)
+        if summary.left_out:
+            where = self._event_log or "written with --event-log FILE"
+            text = f"{summary.left_out} rounds more; the whole list is {'in ' if self._event_log else ''}{where}"
+            say(("...", "", f"{summary.left_out_s:.2f} s", "", text))
+        for row in last:
+            say(row)
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str, color: str) -> None:
+        # What a worker or a script printed may stand in our lines.
+        line = f"elasticrun: {one_line(text)}"
+        if self._color and color:
+            line = f"\x1b[{color}m{line}\x1b[0m"
+        self._take_status_away()
+        self._put("stderr", line.encode(errors="replace") + b"\n")
+        self._put_status_back()
+
+    def _take_status_away(self) -> None:
+        if self._shown:
+            self._shown = ""
+            self._put("stderr", _ERASE_LINE)
+
+    def _put_status_back(self) -> None:
+        if not self._live or not self._status:
+            return
+        try:
+            width = os.get_terminal_size(self._terminal).columns or 80
+        except OSError:
+            width = 80
+        text = self._status[: max(10, width - 1)]
+        self._put("stderr", (f"\x1b[2m{text}\x1b[0m" if self._color else text).encode(errors="replace"))
+        self._shown = self._status
+        self._shown_at = time.monotonic()
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        if stream == "stderr":
+            self._tail = (self._tail + data)[-_IN_VIEW_BYTES:]
+        with self._lock:
+            if self._backlog > _BACKLOG_BYTES:
+                self._dropped += len(data)
+                return
+            dropped, self._dropped = self._dropped, 0
+            self._backlog += len(data)
+        if dropped:
+            self._queue.put(("stderr", f"elasticrun: warning: {dropped} bytes of output dropped: not read\n".encode()))
+        self._queue.put((stream, data))
+
+    def _write_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            stream, data = item
+            self._write_now(stream, data)
+            with self._lock:
+                self._backlog -= len(data)
+
+    def _write_now(self, stream: Stream, data: bytes) -> None:
+        descriptor = self._descriptors[stream]
+        view = memoryview(data)
+        try:
+            while descriptor is not None and view:
+                try:
+                    view = view[os.write(descriptor, view) :]
+                except BlockingIOError:
+                    # Someone made the descriptor non-blocking (a shared terminal): wait for room.
+                    select.select([], [descriptor], [])
+        except OSError as error:
+            self._descriptors[stream] = None
+            other: Stream = "stderr" if stream == "stdout" else "stdout"
+            reason = error.strerror or str(error)
+            text = f"elasticrun: warning: cannot write to {stream}: {reason}; going on without it\n"
+            self._write_now(other, text.encode())

@@ -1,0 +1,100 @@
+"""The event log: what happened to the job, one JSON object a line, for programs.
+
+A log must never end the job that it tells of, nor hold it up: a full disc or a vanished file is said once and then
+borne, and a disc that hangs is a thread's business.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.file_writer import FLUSH_S, FileWriter
+from elastic_driver.system.safe_files import open_named
+
+
+class EventLog:
+    """Appends events to a file.
+
+    Args:
+        path: the file; None for no log.
+        on_warning: told once when it cannot be written; at the next event, or at the end.
+
+    Raises:
+        SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
+    """
+
+    def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
+        self._path = path
+        self._on_warning = on_warning
+        self._writer: FileWriter | None = None
+        self._trouble = ""  # written by the writer's thread, once
+        self._late = False
+        if path is not None:
+            try:
+                # A pipe does not block: one that nobody reads must hold up neither the start nor, once full, the end.
+                self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            except OSError as error:
+                raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
+            self._writer = FileWriter("elasticrun-events")
+
+    def write(self, event: str, **fields: object) -> None:
+        """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text.
+
+        It is in the file a moment later. Never blocks.
+        """
+        if self._writer is None:
+            return
+        if self._trouble:
+            self.close()
+            return
+        line = json.dumps({"time": time.time(), "event": event, **fields}, default=str, allow_nan=False)
+        data = line.encode() + b"\n"
+        if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
+            self._late = True
+            self._on_warning(f"the event log {self._path} misses events: the disc does not keep up")
+
+    def _append(self, data: bytes) -> None:
+        """One write for each line, so that it is there as a whole. In the writer's thread."""
+        if self._trouble:
+            return
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                self._trouble = "there is no room for a whole line"
+        except BlockingIOError:
+            self._trouble = "there is no room for a whole line"
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+
+    def _close(self) -> None:
+        try:
+            os.close(self._descriptor)
+        except OSError as error:  # some file systems tell only here that the disc is full
+            self._trouble = self._trouble or error.strerror or str(error)
+
+    def close(self, timeout_s: float = FLUSH_S) -> None:
+        """Closes the file when all is written, or the time is over. Idempotent."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.put(self._close)
+        writer.close(timeout_s)
+        if self._trouble:
+            self._on_warning(f"cannot write the event log {self._path}: {self._trouble}; going on without it")
+        elif writer.lost:
+            self._on_warning(f"{writer.lost} bytes are not in the event log {self._path}: the disc does not keep up")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

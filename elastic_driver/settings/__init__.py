@@ -1,0 +1,1 @@
+"""What a user may set, and whether it can be."""

@@ -1,0 +1,127 @@
+"""The YAML file of ``--config-file``: sections and keys as Horovod has them (and warm_starts), each for a flag.
+
+Unlike Horovod's, an unknown section or key is an error: a misspelt key would be a setting that silently is not.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.safe_files import read_named
+
+# Every key there is, with a page of comment each, has less.
+_MAX_BYTES = 1 << 20
+
+# section -> key -> (name of the flag's destination, type)
+_KEYS: dict[str, dict[str, tuple[str, type]]] = {
+    "params": {
+        "fusion_threshold_mb": ("fusion_threshold_mb", int),
+        "cycle_time_ms": ("cycle_time_ms", float),
+        "cache_capacity": ("cache_capacity", int),
+        "hierarchical_allreduce": ("hierarchical_allreduce", bool),
+        "hierarchical_allgather": ("hierarchical_allgather", bool),
+        "torus_allreduce": ("torus_allreduce", bool),
+    },
+    "autotune": {
+        "enabled": ("autotune", bool),
+        "log_file": ("autotune_log_file", str),
+        "warmup_samples": ("autotune_warmup_samples", int),
+        "steps_per_sample": ("autotune_steps_per_sample", int),
+        "bayes_opt_max_samples": ("autotune_bayes_opt_max_samples", int),
+        "gaussian_process_noise": ("autotune_gaussian_process_noise", float),
+    },
+    "timeline": {"filename": ("timeline_filename", str), "mark_cycles": ("timeline_mark_cycles", bool)},
+    "stall_check": {
+        "enabled": ("stall_check", bool),
+        "warning_time_seconds": ("stall_check_warning_time_seconds", int),
+        "shutdown_time_seconds": ("stall_check_shutdown_time_seconds", int),
+    },
+    "library_options": {
+        "mpi_threads_disable": ("mpi_threads_disable", bool),
+        "num_nccl_streams": ("num_nccl_streams", int),
+        "thread_affinity": ("thread_affinity", int),
+        "gloo_timeout_seconds": ("gloo_timeout_seconds", int),
+    },
+    "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
+    "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
+}
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Reads the file.
+
+    Returns:
+        Values by the name of the flag they stand for, as in ``--fusion-threshold-mb`` -> ``fusion_threshold_mb``.
+
+    Raises:
+        SettingsError: it cannot be read, is not YAML, or has a section, key or value that is not known.
+    """
+    try:
+        text = read_named(path, _MAX_BYTES).decode()
+        _refuse_doubles(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise SettingsError(f"cannot read the config file {path}: {error.strerror}") from error
+    except SettingsError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: bytes that are no UTF-8, or a date that is none.
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"cannot read the config file {path}: it is not YAML ({reason})") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise SettingsError(f"cannot read the config file {path}: its top level is not a mapping of sections")
+    values: dict[str, Any] = {}
+    for section, content in data.items():
+        if section == "controller":
+            values["controller"] = _controller(path, content)
+            continue
+        if section not in _KEYS:
+            raise SettingsError(_unknown(path, "section", section, ["controller", *_KEYS]))
+        if content is None:
+            continue
+        if not isinstance(content, dict):
+            raise SettingsError(f"cannot read the config file {path}: section {section!r} is not a mapping of keys")
+        for key, value in content.items():
+            if key not in _KEYS[section]:
+                raise SettingsError(_unknown(path, f"key in section {section!r}:", key, list(_KEYS[section])))
+            name, kind = _KEYS[section][key]
+            accepted = isinstance(value, (int, float) if kind is float else kind)
+            if not accepted or (isinstance(value, bool) and kind is not bool):
+                wanted = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[kind]
+                raise SettingsError(f"cannot use {section}.{key} of the config file {path}: {value!r} is not {wanted}")
+            values[name] = value
+    return values
+
+
+def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
+    """YAML's reader takes the last of two equal keys; the first would be a setting that silently is not."""
+    for node in (top, *(value for _, value in (top.value if isinstance(top, yaml.MappingNode) else ()))):
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise SettingsError(
+                        f"the config file {path} has {key.value!r} twice (again on line {key.start_mark.line + 1})"
+                    )
+                seen.add(key.value)
+
+
+def _controller(path: Path, value: object) -> str:
+    if value not in ("gloo", "mpi"):
+        raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it is gloo")
+    return str(value)
+
+
+def _unknown(path: Path, what: str, name: object, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"the config file {path} has an unknown {what} {name!r}; {hint}"

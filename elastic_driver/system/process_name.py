@@ -1,0 +1,40 @@
+"""What names a process of this machine for longer than its id does: the boot, the pid namespace, the id, the start.
+
+Owns the form of that name, and reads /proc. Whoever was given one can tell whether that very process lives.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def name_of_this_process() -> str:
+    """What tells this process from all others, of whatever machine and time: for the processes that it owns.
+
+    Returns:
+        "" where the system does not say.
+    """
+    try:
+        _, started = look_up(os.getpid())
+        return f"{place_of_processes()} {os.getpid()} {started}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def place_of_processes() -> str:
+    """The boot of this machine, and in it the namespace that process ids belong to."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        boot = file.read().strip().decode()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def look_up(pid: int) -> tuple[str, int]:
+    """State and time of start of a process.
+
+    Raises:
+        OSError: there is none.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # Behind the name, which may hold anything: the state is field 3, the time of the start 22.
+        fields = file.read().rpartition(b")")[2].split()
+    return fields[0].decode(), int(fields[19])

@@ -1,0 +1,411 @@
+"""The process groups of torch's that carry operations on devices, and the members' agreement on which to use.
+
+For each process set there is a fast group (NCCL, for CUDA) where all its members have shown that they can use it: they
+have made it, and a small sum over it was right, in a bounded time. Where any could not, all of them use Gloo, on copies
+in host memory. What the members know of this they tell each other over the round's rendezvous, and not by collectives,
+so that ranks that have joined take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from elastic_driver.errors import DeviceLaneError, HorovodInternalError
+from elastic_driver.worker.engine import native_loader
+from elastic_driver.worker.engine.collectives import Exchange, Group, ReduceOp
+from elastic_driver.worker.engine.torch_collectives import TorchCollectives
+
+_log = logging.getLogger("elastic_driver.worker")
+
+_OPS = {
+    ReduceOp.SUM: c10d.ReduceOp.SUM,
+    ReduceOp.AVERAGE: c10d.ReduceOp.SUM,
+    ReduceOp.MIN: c10d.ReduceOp.MIN,
+    ReduceOp.MAX: c10d.ReduceOp.MAX,
+    ReduceOp.PRODUCT: c10d.ReduceOp.PRODUCT,
+}
+_PROBE_ELEMENTS = 8
+_CLOSE_S = 2.0
+_LATE = "its first sum did not end within"
+
+_stuck: list[Any] = []  # groups whose abort did not end; their destructors would block
+_said: set[str] = set()
+_given_up = ""
+
+
+class Store(c10d.Store):
+    """The Store of one fast group, over the round's rendezvous: a key that one member sets, the others get.
+
+    Only communicators' ids are passed on. All else that a process group notes in its store stays in this process.
+    """
+
+    def __init__(self, scope: str, index: int, count: int, exchange: Exchange) -> None:
+        super().__init__()
+        self._scope, self._index, self._count, self._exchange = scope, index, count, exchange
+        self._lock = threading.Lock()  # guards _values
+        self._values: dict[str, bytes] = {}
+
+    def clone(self) -> Store:
+        """This one: it can be used by several threads."""
+        return self
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """Remembers a value; an id's travels in a thread, as several members may set one each before they get any."""
+        with self._lock:
+            self._values[key] = bytes(value)
+        if _is_id(key):
+            threading.Thread(target=self._send, args=(key,), name="elastic-device-id", daemon=True).start()
+
+    def _send(self, key: str) -> None:
+        # When it fails the round is over, which the others learn in another way.
+        with contextlib.suppress(Exception):
+            self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=self._values[key])
+
+    def get(self, key: str) -> bytes:
+        """Blocks until the member that sets it has done so."""
+        with self._lock:
+            known = self._values.get(key)
+        if known is None:
+            if not _is_id(key):
+                raise KeyError(key)
+            told = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=b"")
+            known = next((each for each in told if each), b"")
+            with self._lock:
+                self._values[key] = known
+        return known
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """See get."""
+        return [self.get(key) for key in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are known here already."""
+        with self._lock:
+            return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Blocks until all are set."""
+        for key in keys:
+            self.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        """Counts, in this process."""
+        with self._lock:
+            total = int(self._values.get(key, b"0")) + value
+            self._values[key] = str(total).encode()
+        return total
+
+    def deleteKey(self, key: str) -> bool:
+        """Forgets a value, in this process; by the name that the C++ side looks for."""
+        with self._lock:
+            return self._values.pop(key, None) is not None
+
+
+def _is_id(key: str) -> bool:
+    return key.isdigit() or key.startswith("UniqueNCCLID")
+
+
+class MakeFast(Protocol):
+    """Makes a fast group; blocks as it likes."""
+
+    def __call__(self, store: Store, index: int, size: int, timeout_s: float) -> Any:
+        """A backend of torch's, or what has its methods. Raises any Exception."""
+
+
+def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
+    options: Any = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    # What it reads of the environment the driver has set (worker_env.NCCL): here, in a thread, setenv would pull the
+    # environment from under other threads' getenv.
+    return c10d.ProcessGroupNCCL(store, index, size, options)
+
+
+fast_groups: dict[str, MakeFast] = {"cuda": _make_nccl}
+"""By type of device: who makes its fast groups. There is none for CPU tensors, but in tests."""
+
+
+def has_nccl() -> bool:
+    """Whether this torch has NCCL."""
+    return hasattr(c10d, "ProcessGroupNCCL")
+
+
+def given_up() -> str:
+    """Why the members of an earlier round could not use a fast group that they should have been able to; "" if not."""
+    return _given_up
+
+
+def say_once(text: str) -> None:
+    """Warns, once in this process."""
+    if text not in _said:
+        _said.add(text)
+        _log.warning("elastic_driver: %s", text)
+
+
+def _identity(device: torch.device) -> str:
+    """The physical device."""
+    if device.type != "cuda":
+        return f"{device.type} of process {os.getpid()}"
+    properties: Any = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", None) or f"{os.uname().nodename}:{device.index}")
+
+
+class _Probe:
+    """The making of a fast group and a sum over it, in a thread that may never come back."""
+
+    def __init__(
+        self, make: MakeFast, store: Store, index: int, size: int, device: torch.device, timeout_s: float
+    ) -> None:
+        self._make, self._store, self._index, self._size = make, store, index, size
+        self._device, self._timeout_s = device, timeout_s
+        self.group: Any = None
+        self.failure = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic-device-probe", daemon=True)
+
+    def run(self, limit_s: float, stopped: threading.Event) -> str:
+        """Why it cannot be used; "" if it can. Returns after ``limit_s`` at the latest, or when ``stopped``."""
+        self._thread.start()
+        waited_s = 0.0
+        while not self._over.wait(0.05) and not stopped.is_set():
+            waited_s += 0.05
+            if waited_s >= limit_s:
+                native_loader.load().park_threads_at_exit()  # the thread may come back at any time, or never
+                return f"{_LATE} {limit_s:g} s"
+        return self.failure or ("the round is over" if stopped.is_set() else "")
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad(), contextlib.ExitStack() as stack:
+                if self._device.type == "cuda":
+                    stack.enter_context(torch.cuda.device(self._device))
+                self.group = self._make(self._store, self._index, self._size, self._timeout_s)
+                total = self._size * (self._size + 1) / 2
+                data = torch.full((_PROBE_ELEMENTS,), self._index + 1.0, device=self._device)
+                work = self.group.allreduce([data], c10d.AllreduceOptions())
+                work.wait(timedelta(seconds=self._timeout_s))
+                found = data.tolist()
+                if found != [total] * _PROBE_ELEMENTS:
+                    self.failure = f"its first sum was {found[0]:g} instead of {total:g}"
+        except Exception as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            self.failure = f"it failed: {first}"
+        finally:
+            self._over.set()
+
+
+class Peers:
+    """The process group of one process set. One thread uses it; any may abort it.
+
+    Args:
+        links: the exchange of the round, the own address, and a collective's time limit.
+        number: of the process set.
+        ranks: its global ranks.
+        index: this process's place among them.
+        device: of the tensors.
+        strict: whether it is an error when there is no fast group.
+        probe_s: how long a fast group may take to show that it works.
+    """
+
+    def __init__(
+        self,
+        links: tuple[Exchange, str, float],
+        number: int,
+        ranks: Sequence[int],
+        index: int,
+        device: torch.device,
+        *,
+        strict: bool,
+        probe_s: float,
+    ) -> None:
+        self._exchange, self._address, self._timeout_s = links
+        self.ranks, self.index, self.size, self.device = list(ranks), index, len(ranks), device
+        self._strict, self._probe_s = strict, probe_s
+        self._name = f"device.{number}"
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()  # guards the two below
+        self._gloo: TorchCollectives | None = None
+        self._fast: Any = None
+        self._store: Store | None = None  # torch holds its C++ half only, which is nothing without this one
+        self._group: Any = None
+        self._works: list[Any] = []
+        self._ending: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Agrees with the other members on a group, and makes it.
+
+        Raises:
+            DeviceLaneError: there is no fast group, and strict; the same on all members.
+            HorovodInternalError: a peer is gone, or the round is over.
+            RendezvousError: likewise.
+        """
+        make = fast_groups.get(self.device.type)
+        if make is not None:
+            refusal = self._refusal(make)
+            if not refusal:
+                return
+            if self._strict:
+                raise DeviceLaneError(f"cannot use {_fast_name(self.device)}, which was asked for: {refusal}")
+            if self.index == 0:
+                say_once(f"{_fast_name(self.device)} is not used: {refusal}; tensors go through the CPU")
+        gloo = TorchCollectives([Group(self._name, tuple(self.ranks), self.index)], self._address)
+        with self._lock:
+            self._gloo = gloo
+        if self._stopped.is_set():
+            gloo.abort("the round is over")
+        gloo.connect(self._exchange, timeout_s=self._timeout_s)
+        self._group = gloo.process_group(self._name)
+
+    def _refusal(self, make: MakeFast) -> str:
+        """Why the members do not use the fast group; the same on all of them."""
+        global _given_up
+        told = self._tell("who", _identity(self.device))
+        places: dict[str, int] = {}
+        for rank, device in zip(self.ranks, told, strict=True):
+            if device in places:
+                return f"ranks {places[device]} and {rank} share a device ({device})"
+            places[device] = rank
+        self._store = Store(f"{self._name}.store", self.index, self.size, self._exchange)
+        probe = _Probe(make, self._store, self.index, self.size, self.device, self._timeout_s)
+        failure = probe.run(self._probe_s, self._stopped)
+        with self._lock:
+            self._fast = probe.group
+        if self._stopped.is_set():
+            raise HorovodInternalError("cannot go on: the round is over")
+        told = self._tell("verdict", failure)
+        failures = [
+            (_LATE in text, f"rank {rank}: {text}") for rank, text in zip(self.ranks, told, strict=True) if text
+        ]
+        if failures:
+            _given_up = min(failures)[1]  # who is late has often waited for one that failed
+            self._drop_fast()
+            return _given_up
+        self._group = probe.group
+        return ""
+
+    def _tell(self, what: str, text: str) -> list[str]:
+        value = json.dumps(text).encode()
+        values = self._exchange(f"{self._name}.{what}", key=self.index, count=self.size, value=value)
+        return [str(json.loads(each)) for each in values]
+
+    def abort(self) -> None:
+        """Ends what is blocked. Never blocks."""
+        self._stopped.set()
+        with self._lock:
+            gloo = self._gloo
+        if gloo is not None:
+            gloo.abort("the round is over")
+        self._drop_fast()
+
+    def _drop_fast(self) -> None:
+        """Aborts the fast group, in a thread: a communicator that is being made cannot always be aborted."""
+        with self._lock:
+            fast, self._fast = self._fast, None
+            if fast is None:
+                return
+            _stuck.append(fast)
+
+            def end() -> None:
+                with contextlib.suppress(Exception):
+                    fast.abort()
+                _stuck.remove(fast)
+
+            self._ending = threading.Thread(target=end, name="elastic-device-abort", daemon=True)
+            self._ending.start()
+
+    def close(self) -> None:
+        """Frees the group; all members have done with it, or it was aborted."""
+        self._works.clear()
+        self._drop_fast()
+        if self._ending is not None:
+            self._ending.join(_CLOSE_S)
+            if self._ending.is_alive():
+                native_loader.load().park_threads_at_exit()
+        with self._lock:
+            gloo, self._gloo = self._gloo, None
+        if gloo is not None:
+            gloo.close()
+        self._group = None
+
+    def settle(self) -> None:
+        """After the device has finished: raises what any of the operations since the last call failed with."""
+        works, self._works = self._works, []
+        for work in works:
+            work.wait(timedelta(seconds=self._timeout_s))
+
+    def _wait(self, work: Any) -> None:
+        # For a device this makes its current stream wait, not this thread; settle() is what sees failures.
+        work.wait()
+        if self._gloo is None:
+            self._works.append(work)
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if self._gloo is not None else tensor
+
+    def _limited(self, options: Any) -> Any:
+        options.timeout = timedelta(seconds=self._timeout_s)
+        return options
+
+    def allreduce(self, flat: torch.Tensor, op: ReduceOp) -> None:
+        """In place."""
+        options = self._limited(c10d.AllreduceOptions())
+        options.reduceOp = _OPS[op]
+        work = self._here(flat)
+        self._wait(self._group.allreduce([work], options))
+        if work is not flat:
+            flat.copy_(work)
+
+    def broadcast(self, data: torch.Tensor, root: int) -> None:
+        """Of bytes, in place, from a global rank."""
+        options = self._limited(c10d.BroadcastOptions())
+        options.rootRank, options.rootTensor = self.ranks.index(root), 0
+        work = self._here(data)
+        self._wait(self._group.broadcast([work], options))
+        if work is not data:
+            data.copy_(work)
+
+    def allgather(self, data: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+        """Bytes of all members; shorter ones travel padded."""
+        most = max(counts)
+        if most == 0:
+            return [data[:0] for _ in counts]
+        mine = data.new_zeros(most)
+        mine[: data.numel()] = data
+        work = self._here(mine)
+        parts = [torch.empty_like(work) for _ in counts]
+        self._wait(self._group.allgather([parts], [work], self._limited(c10d.AllgatherOptions())))
+        return [part[:count].to(data.device) for part, count in zip(parts, counts, strict=True)]
+
+    def alltoall(self, data: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Bytes; to and from each member."""
+        work = self._here(data)
+        output = work.new_empty(sum(received))
+        self._wait(self._group.alltoall_base(output, work, received, sent, self._limited(c10d.AllToAllOptions())))
+        return output.to(data.device)
+
+
+def _fast_name(device: torch.device) -> str:
+    return "NCCL" if device.type == "cuda" else f"the fast group for {device.type} tensors"
+
+
+def shared_devices(told: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Whether more ranks of a machine than it has devices are to use them; by rank: machine, visible devices."""
+    ranks: dict[str, list[int]] = {}
+    devices: dict[str, set[str]] = {}
+    for rank, (machine, visible) in enumerate(told):
+        ranks.setdefault(machine, []).append(rank)
+        devices.setdefault(machine, set()).update(visible)
+    for machine, members in ranks.items():
+        if len(members) > len(devices[machine]):
+            count = len(devices[machine])
+            return f"the {len(members)} ranks of {machine} see {count} device{'s' if count != 1 else ''}"
+    return ""

@@ -1,0 +1,494 @@
+"""Operations on device memory: agreed on by the native engine, run by a process group of torch's on a thread here.
+
+The engine negotiates these operations like all others and hands them out in one order on all members. Process groups
+are made over the round's rendezvous, one for each process set at its first operation, and go with the round (see
+device_groups.py).
+
+An operation is done, for its handle, when the device has finished it: so that a round that ends meanwhile is an error
+there and never a result.
+
+ELASTIC_DRIVER_DEVICE_LANE says which tensors go this way:
+    auto (the default): CUDA tensors, where every rank has NCCL and a GPU of its own; else they are copied through the
+        CPU, by the engine.
+    cuda: CUDA tensors; that they cannot is an error.
+    off: none.
+    cpu: CPU tensors, over Gloo; for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elastic_driver.errors import DeviceLaneError, HorovodInternalError, SettingsError
+from elastic_driver.torch.device import groups as device_groups
+from elastic_driver.torch.device.groups import Peers
+from elastic_driver.torch.device.math import Terms, absent, carry_out
+from elastic_driver.worker.api import numpy as numpy_api
+from elastic_driver.worker.api.handles import begin
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.native import NativeEngine, NativeHandle
+from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.engine.reductions import carried_dtype, engine_op
+from elastic_driver.worker.rounds import process_sets
+from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.process_sets import Members
+
+_log = logging.getLogger("elastic_driver.worker")
+
+ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
+_MODES = ("auto", "cuda", "off", "cpu")
+_IDLE_S = 1.0
+# Between looks at whether the device has finished: at first about what a small collective takes.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 20e-6, 1e-3
+
+_resolved: weakref.WeakKeyDictionary[Context, tuple[str, str]] = weakref.WeakKeyDictionary()
+
+
+def mode() -> str:
+    """What the environment asks for. Raises SettingsError when there is no such mode."""
+    chosen = os.environ.get(ENV_LANE, "") or "auto"
+    if chosen not in _MODES:
+        raise SettingsError(f"cannot use {ENV_LANE}={chosen!r}: it is one of {', '.join(_MODES)}")
+    return chosen
+
+
+def _describe() -> dict[str, Any]:
+    """What the others must know to choose the same way. Touches no device."""
+    chosen = mode()
+    if chosen in ("off", "cpu"):
+        return {"mode": chosen}
+    count = torch.cuda.device_count()
+    why = device_groups.given_up()
+    if not device_groups.has_nccl():
+        why = "its torch has no NCCL"
+    elif not count:
+        why = "it sees no GPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [name.strip() for name in visible.split(",") if name.strip()] or [str(each) for each in range(count)]
+    return {"mode": chosen, "why": why, "machine": os.uname().nodename, "visible": named[:count]}
+
+
+def _lane_in(context: Context) -> tuple[str, str]:
+    """Which tensors go this way in a round ("cuda", "cpu" or ""), and why CUDA tensors do not although they might.
+
+    The same on all ranks: what they look at is what all have told each other.
+    """
+    known = _resolved.get(context)
+    if known is None:
+        known = _resolved[context] = _resolve(context)
+    return known
+
+
+def _resolve(context: Context) -> tuple[str, str]:
+    told = context.devices
+    silent = next((rank for rank, each in enumerate(told) if each is None), None)
+    modes = {each["mode"] for each in told if each is not None}
+    if not told or "off" in modes:
+        return "", ""
+    if modes == {"cpu"}:
+        return ("cpu", "") if silent is None else ("", "")
+    why = ""
+    if silent is not None:
+        why = f"rank {silent} does not use elastic_driver.torch"
+    elif not isinstance(context.engine, NativeEngine):
+        why = "the native engine is not in use"
+    elif "cpu" in modes:
+        why = f"{ENV_LANE} differs between the ranks"
+    else:
+        why = next((f"rank {rank}: {each['why']}" for rank, each in enumerate(told) if each["why"]), "")
+        why = why or device_groups.shared_devices([(each["machine"], each["visible"]) for each in told])
+    return ("", why) if why else ("cuda", "")
+
+
+def _strict(context: Context) -> bool:
+    return any(each is not None and each["mode"] == "cuda" for each in context.devices)
+
+
+def takes(members: Members, tensors: Sequence[Any]) -> bool:
+    """Whether an operation on these tensors goes this way.
+
+    Raises:
+        DeviceLaneError: it should, and cannot.
+    """
+    if not tensors or not isinstance(tensors[0], torch.Tensor):
+        return False
+    kind = tensors[0].device.type
+    context = members.context
+    if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
+        return False
+    if any(not isinstance(each, torch.Tensor) or each.is_sparse or each.device.type != kind for each in tensors):
+        return False
+    if members.size == 1 and context.slot.size == 1:
+        return False
+    lane, why = _lane_in(context)
+    if lane != kind and kind == "cuda" and why:
+        if _strict(context):
+            raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
+        if context.slot.rank == 0:
+            device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
+    return lane == kind and isinstance(context.engine, NativeEngine)
+
+
+def _for_cpu(context: Context) -> bool:
+    return bool(context.devices) and context.devices[0] is not None and context.devices[0]["mode"] == "cpu"
+
+
+def _prepare_join(members: Members) -> None:
+    """Sees to it that this process takes part in the others' operations on devices while it has joined."""
+    context = members.context
+    if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
+        _lane_of(context.engine, members)
+
+
+process_sets.describe_devices = _describe
+numpy_api.before_join.append(_prepare_join)
+
+
+@dataclass(slots=True)
+class _Job:
+    """What this process has submitted, and what came of it.
+
+    Attributes:
+        sources: the tensors.
+        ready: events of the streams that make them.
+        in_place: whether results go where the sources are.
+        handle: the engine's.
+        results: once done.
+        received: rows from each member, of an alltoall.
+        failure: what is to be raised although the round goes on.
+    """
+
+    sources: list[torch.Tensor]
+    ready: list[Any]
+    in_place: bool = False
+    handle: NativeHandle | None = None
+    results: list[torch.Tensor] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    failure: Exception | None = None
+
+
+class DeviceHandle:
+    """See Handle."""
+
+    def __init__(self, handle: NativeHandle, job: _Job) -> None:
+        self._handle, self._job = handle, job
+
+    def done(self) -> bool:
+        """See Handle."""
+        return self._handle.done()
+
+    def result(self) -> Result:
+        """See Handle. Raises DeviceLaneError too: there is no NCCL, and nothing else is wanted."""
+        result = self._handle.result()
+        if self._job.failure is not None:
+            raise self._job.failure
+        return result
+
+
+class Lane:
+    """The thread that runs one round's operations on devices."""
+
+    def __init__(self, engine: NativeEngine, members: Members) -> None:
+        self._engine = engine
+        self._context = members.context
+        self._rank = members.context.slot.rank
+        self._kind = _lane_in(members.context)[0]
+        self._strict = _strict(members.context)
+        self._lock = threading.Lock()  # guards what follows
+        self._jobs: dict[int, _Job] = {}
+        self._peers: dict[int, Peers] = {}
+        self._gone: set[int] = set()
+        self._aborted = ""
+        self._home: torch.device | None = None  # of the last operation of this process
+        self._refused: dict[int, DeviceLaneError] = {}  # only the thread's
+        self._streams: dict[torch.device, Any] = {}  # only the thread's
+        self._thread = threading.Thread(target=self._run, name="elastic-device", daemon=True)
+
+    def start(self) -> None:
+        """Begins to run what the engine hands out."""
+        if self._kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._home = torch.device("cuda", torch.cuda.current_device())
+        self._thread.start()
+
+    def submit(self, operation: Operation, job: _Job) -> DeviceHandle:
+        """Submits an operation; its turn may come before this returns."""
+        with self._lock:
+            if self._aborted:
+                raise HorovodInternalError(f"cannot go on: {self._aborted}")
+            for number in [each for each, old in self._jobs.items() if old.handle is not None and old.handle.done()]:
+                del self._jobs[number]  # failed before their turn
+            handle = self._engine.submit(operation)
+            job.handle = handle
+            self._jobs[handle.number] = job
+            self._home = job.sources[0].device
+        return DeviceHandle(handle, job)
+
+    def forget(self, number: int) -> None:
+        """The process set is gone; all of its operations have been handed out."""
+        with self._lock:
+            self._gone.add(number)
+
+    def abort(self, reason: str) -> None:
+        """Ends what is blocked, and the thread. Never blocks long."""
+        with self._lock:
+            self._aborted = self._aborted or reason or "aborted"
+            peers = list(self._peers.values())
+        for each in peers:
+            each.abort()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread after abort()."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._aborted:
+                turn = self._engine.next_turn(_IDLE_S)
+                if turn is not None:
+                    self._take(turn)
+                else:
+                    self._free()
+        except HorovodInternalError as error:
+            self.abort(str(error))  # the round is over; peers that wait in a collective see it by the closed links
+        except Exception as error:  # nobody would run the others' operations
+            _log.exception("round %d: the thread of its devices failed", self._context.assignment.round_id)
+            self.abort(str(error))
+            self._context.abort(f"the thread that runs operations on devices failed: {error}")
+        finally:
+            with self._lock:
+                self._aborted = self._aborted or "the round is over"
+                peers, self._peers = list(self._peers.values()), {}
+                self._jobs.clear()
+            for each in peers:
+                with contextlib.suppress(Exception):
+                    each.close()
+
+    def _free(self) -> None:
+        with self._lock:
+            peers = [self._peers.pop(number) for number in self._gone if number in self._peers]
+            self._gone.clear()
+        for each in peers:
+            each.close()
+
+    def _take(self, turn: tuple[Any, ...]) -> None:
+        number, native_turn = turn[0], turn[1]
+        with self._lock:
+            job = self._jobs.pop(number, None) if number else None
+        error = ""
+        try:
+            with torch.no_grad():
+                self._carry_out(turn, job)
+        except DeviceLaneError as refusal:  # the same on all members: no reason to end the round
+            if job is not None:
+                job.failure = refusal
+        except Exception as failure:  # whatever it is, the peers must not wait for this rank
+            error = self._aborted or f"an operation on a device failed: {failure}"
+        error = error or self._aborted
+        self._engine.conclude(native_turn, error)
+        if error:
+            self._context.abort(error)
+
+    def _carry_out(self, turn: tuple[Any, ...], job: _Job | None) -> None:
+        _, _, kind, reduction, root, before, after, number, plans, sizes = turn
+        peers = self._peers_of(number, job.sources[0].device if job is not None else self._device())
+        device = peers.device
+        with contextlib.ExitStack() as stack:
+            stream = None
+            if device.type == "cuda":
+                stream = self._streams.get(device)
+                if stream is None:
+                    stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                stack.enter_context(torch.cuda.device(device))
+                stack.enter_context(torch.cuda.stream(stream))
+            if job is None:
+                sources = [absent(dtype, shape, device) for dtype, shape in plans]
+            else:
+                sources = self._fetch(job, device, stream)
+            own = job is None or job.in_place or sources is not job.sources
+            terms = Terms(Kind(kind), ReduceOp(reduction), root, (before, after), own=own)
+            results = [
+                carry_out(peers, terms, source, place, len(plans), sizes) for place, source in enumerate(sources)
+            ]
+            if job is not None:
+                results = [result.to(source.device) for result, source in zip(results, job.sources, strict=True)]
+                if job.in_place:
+                    for source, result in zip(job.sources, results, strict=True):
+                        if result.data_ptr() != source.data_ptr():
+                            source.copy_(result)
+            if stream is not None:
+                self._await(stream)
+        peers.settle()
+        if job is not None:
+            job.results = results
+            if kind == Kind.ALLTOALL:
+                job.received = [int(sizes[member * peers.size + peers.index]) for member in range(peers.size)]
+
+    def _fetch(self, job: _Job, device: torch.device, stream: Any) -> list[torch.Tensor]:
+        """The sources, on the device that the process set's group is for: one device of each process."""
+        if job.sources[0].device == device:
+            for event in job.ready:
+                stream.wait_event(event)
+            return job.sources
+        for event in job.ready:
+            event.synchronize()
+        return [source.to(device) for source in job.sources]
+
+    def _await(self, stream: Any) -> None:
+        """Blocks until the device has finished; not by the device's own wait, which nothing could end."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        pause_s = _FIRST_PAUSE_S
+        while not event.query():  # type: ignore[no-untyped-call]
+            if self._aborted:
+                raise HorovodInternalError(self._aborted)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LAST_PAUSE_S)
+
+    def _device(self) -> torch.device:
+        """Where this process takes part in operations that it has not submitted."""
+        with self._lock:
+            home = self._home
+        if home is None and self._kind == "cuda":
+            home = torch.device("cuda", self._context.slot.local_rank % torch.cuda.device_count())
+        return home or torch.device(self._kind)
+
+    def _peers_of(self, number: int, device: torch.device) -> Peers:
+        if number in self._refused:
+            raise self._refused[number]
+        with self._lock:
+            peers = self._peers.get(number)
+        if peers is not None:
+            return peers
+        ranks = self._engine.members(number)
+        peers = Peers(
+            self._engine.links(),
+            number,
+            ranks,
+            ranks.index(self._rank),
+            device,
+            strict=self._strict,
+            # The others wait this long for the verdict of one whose group does not come up, and a bit longer.
+            probe_s=self._context.limits.build_s / 2,
+        )
+        with self._lock:
+            self._peers[number] = peers
+            aborted = self._aborted
+        if aborted:
+            peers.abort()
+        try:
+            peers.connect()
+        except DeviceLaneError as refusal:
+            self._refused[number] = refusal
+            raise
+        return peers
+
+
+_making = threading.Lock()
+
+
+def _lane_of(engine: NativeEngine, members: Members) -> Lane:
+    with _making:
+        if engine.lane is None:
+            lane = Lane(engine, members)
+            lane.start()  # before it can be joined
+            engine.attach(lane)
+        made: Lane = engine.lane
+    return made
+
+
+def submit(members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
+    """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
+
+    Raises:
+        HorovodInternalError: the round is broken or over.
+        DuplicateNameError: an operation of this name is under way.
+    """
+    engine = members.context.engine
+    assert isinstance(engine, NativeEngine)
+    job = _Job(list(tensors), _events(tensors), in_place=True)
+    return _lane_of(engine, members).submit(operation, job)
+
+
+def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    if not tensors[0].is_cuda:
+        return []
+    return [torch.cuda.current_stream(tensors[0].device).record_event()]
+
+
+def begin_on_device(
+    members: Members,
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    make: Callable[[list[torch.Tensor], list[int]], Any],
+    *,
+    op: ReduceOp = ReduceOp.SUM,
+    root: int = 0,
+    factors: tuple[float, float] = (1.0, 1.0),
+    splits: tuple[tuple[int, ...], ...] = (),
+) -> int:
+    """Begins an operation on tensors that ``takes`` has chosen; ``make``: of the results, what synchronize returns."""
+    engine = members.context.engine
+    assert isinstance(engine, NativeEngine)
+    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    # A conjugate or a negative may be a flag on memory that says otherwise.
+    sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
+    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+    if reduces:
+        sources = [
+            source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
+        ]
+        op = engine_op(names, op)
+    sources = [
+        source if str(source.dtype).removeprefix("torch.") in WIRE_DTYPES else source.unsqueeze(-1).view(torch.uint8)
+        for source in sources
+    ]
+    devices = {source.device for source in sources}
+    if len(devices) > 1:
+        raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
+    job = _Job(sources, _events(sources))
+    specs = tuple(_spec(source) for source in sources)
+    operation = Operation(
+        kind,
+        specs,
+        name or "",
+        op,
+        root,
+        float(factors[0]),
+        float(factors[1]),
+        splits,
+        members.number,
+        device=1,
+    )
+    lane = _lane_of(engine, members)
+
+    @torch.no_grad()
+    def finish(_: Result) -> Any:
+        results = []
+        for result, tensor in zip(job.results, tensors, strict=True):
+            if result.is_cuda:
+                result.record_stream(torch.cuda.current_stream(result.device))
+            if reduces:
+                results.append(result.to(tensor.dtype))
+            else:
+                results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
+        return make(results, job.received)
+
+    return begin(members, operation, keep=job, finish=finish, submit=lambda what: lane.submit(what, job))
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    nbytes = tensor.numel() * tensor.element_size()
+    address = tensor.data_ptr() if nbytes else 0
+    return TensorSpec(address, nbytes, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), address)

@@ -1,0 +1,128 @@
+"""One rank's part of each operation on a device, in terms of a process group's four collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from elastic_driver.torch.device.groups import Peers
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.protocol import Kind
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is to be done.
+
+    Attributes:
+        kind: the operation.
+        op: of a reduction.
+        root: a global rank, of a broadcast.
+        factors: before and after a reduction.
+        own: whether the source may be overwritten.
+    """
+
+    kind: Kind
+    op: ReduceOp
+    root: int
+    factors: tuple[float, float]
+    own: bool
+
+
+def absent(dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """What this process puts into an allreduce of others when it has joined: other kinds are refused then."""
+    return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+
+
+def carry_out(
+    peers: Peers, terms: Terms, source: torch.Tensor, place: int, count: int, sizes: Sequence[int]
+) -> torch.Tensor:
+    """Runs one tensor's part of an operation; the result, on the same device.
+
+    Args:
+        peers: the group.
+        terms: what is to be done.
+        source: contiguous.
+        place: number of the tensor in its operation.
+        count: tensors of the operation.
+        sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
+    """
+    kind, row = terms.kind, _row_bytes(source)
+    if kind is Kind.ALLREDUCE:
+        return _reduced(peers, terms, source)
+    if kind is Kind.REDUCESCATTER:
+        whole = _reduced(peers, terms, source)
+        each, more = divmod(source.shape[0], peers.size)
+        start = peers.index * each + min(peers.index, more)
+        return whole[start : start + each + (peers.index < more)].clone()
+    if kind is Kind.BROADCAST:
+        data = _bytes(source) if terms.own else _bytes(source).clone()
+        if data.numel():
+            peers.broadcast(data, terms.root)
+        return data.view(source.dtype).reshape(source.shape)
+    if kind is Kind.ALLGATHER:
+        rows = [sizes[member * count + place] for member in range(peers.size)]
+        joined = torch.cat(peers.allgather(_bytes(source), [each * row for each in rows]))
+        return joined.view(source.dtype).reshape(sum(rows), *source.shape[1:])
+    table = [
+        [sizes[(member * count + place) * peers.size + to] for to in range(peers.size)] for member in range(peers.size)
+    ]
+    received = [table[member][peers.index] for member in range(peers.size)]
+    if not any(map(any, table)) or row == 0:
+        return source.new_empty((sum(received), *source.shape[1:]))
+    sent = [each * row for each in table[peers.index]]
+    output = peers.alltoall(_bytes(source), sent, [each * row for each in received])
+    return output.view(source.dtype).reshape(sum(received), *source.shape[1:])
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    elements = 1
+    for extent in tensor.shape[1:]:
+        elements *= extent
+    return elements * tensor.element_size()
+
+
+def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
+    if factor == 1.0:
+        return flat
+    if flat.dtype.is_floating_point:
+        return flat.mul_(factor)
+    return flat.double().mul_(factor).trunc_().to(flat.dtype)
+
+
+def _reduced(peers: Peers, terms: Terms, source: torch.Tensor) -> torch.Tensor:
+    op, factors = terms.op, terms.factors
+    # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
+    work = source.float() if source.dtype in _HALVES else source if terms.own else source.clone()
+    work = _scale(work.reshape(-1), factors[0])
+    if work.numel():
+        if op is ReduceOp.ADASUM:
+            parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
+            work = _adasum([part.view(work.dtype) for part in parts])
+        else:
+            peers.allreduce(work, op)
+    if op is ReduceOp.AVERAGE and peers.size > 1:
+        work.div_(peers.size, rounding_mode=None if work.dtype.is_floating_point else "trunc")
+    return _scale(work, factors[1]).to(source.dtype).reshape(source.shape)
+
+
+def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:
+    step = 1
+    while step < len(vectors):
+        for i in range(0, len(vectors) - step, 2 * step):
+            a, b = vectors[i], vectors[i + step]
+            dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
+            one = torch.ones_like(dot)
+            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, one)), one)
+            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, one)), one)
+            vectors[i] = a * of_a + b * of_b
+        step *= 2
+    return vectors[0]

@@ -1,0 +1,435 @@
+"""The gradients of some parameters, on their way: the flat buffer they travel in, and what comes back.
+
+A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (device.py).
+Where nothing speaks against it the gradients live in it, as views: then a gradient is copied once, when autograd has
+made it, and its result is where it is looked for. What speaks against it: another dtype on the way, another device,
+and a caller who keeps gradients beyond a step, whose memory would be overwritten by the next (see ``_is_kept``).
+
+Sparse gradients travel as they are, by an allgather of their indices and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from elastic_driver.torch.device import lane as device_lane
+from elastic_driver.torch.optimizer.compression import Compressor, wire_dtype
+from elastic_driver.worker.engine.collectives import DTYPES, Average, ReduceOp, Sum
+from elastic_driver.worker.engine.protocol import Engine, Handle, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.rounds.process_sets import Members
+
+Parameter: TypeAlias = torch.nn.Parameter
+Started: TypeAlias = tuple[Operation, Callable[[Result], None]]
+"""An operation, and who takes its result."""
+
+CHANGED = (
+    "Gradients were changed after loss.backward() and before optimizer.step() or optimizer.synchronize(), while they "
+    "were on their way: ranks may go on with different ones. To clip or unscale gradients, call "
+    "optimizer.synchronize() first and optimizer.step() within optimizer.skip_synchronize()."
+)
+
+# Gradients begin at multiples of it, in bytes: a cache line.
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How gradients are reduced.
+
+    Attributes:
+        compression: how they travel.
+        op: Average, Sum, Min, Max or Product.
+        predivide: with Average: divides before the sum, multiplies after it.
+        sparse_as_dense: whether sparse gradients are made dense.
+        process_set: number of the set of ranks.
+        size: its ranks.
+    """
+
+    compression: Compressor | type[Compressor]
+    op: ReduceOp
+    predivide: float
+    sparse_as_dense: bool
+    process_set: int
+    size: int
+
+    def reduction(self, name: str, tensors: tuple[TensorSpec, ...], device: int = 0) -> Operation:
+        """The operation on these tensors; ``device``: see Operation."""
+        return Operation(
+            Kind.ALLREDUCE,
+            tensors,
+            name,
+            self.op,
+            prescale=1.0 / self.predivide,
+            postscale=self.predivide,
+            process_set=self.process_set,
+            device=device,
+        )
+
+
+@dataclass(slots=True)
+class Learned:
+    """What was seen of the gradients so far; it outlives the buckets.
+
+    Attributes:
+        sparse_dims: parameters with sparse gradients, and the gradients' sparse dimensions.
+        kept: whether the caller was seen to keep gradients.
+    """
+
+    sparse_dims: dict[Parameter, int] = field(default_factory=dict)
+    kept: bool = False
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Names a contiguous tensor, for an operation in place.
+
+    Raises:
+        TypeError: values of this dtype cannot be reduced.
+    """
+    name = str(tensor.dtype).removeprefix("torch.")
+    address = tensor.data_ptr()
+    return TensorSpec(address, tensor.numel() * tensor.element_size(), name, tuple(tensor.shape), address)
+
+
+def _references(view: torch.Tensor) -> int:
+    return sys.getrefcount(view)
+
+
+def _attached_references() -> int:
+    """How many Python references to a tensor its being a gradient adds. That is a matter of torch's version."""
+    parameter, view = torch.nn.Parameter(torch.zeros(1)), torch.zeros(1)
+    before = _references(view)
+    parameter.grad = view
+    return _references(view) - before
+
+
+_ATTACHED = _attached_references()
+_storage_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def _storage_references(tensor: torch.Tensor) -> int:
+    return _storage_use_count(tensor.untyped_storage()._cdata) if _storage_use_count is not None else 0
+
+
+class Bucket:
+    """Some parameters whose gradients travel together.
+
+    Args:
+        name: of its operations; the same on all ranks.
+        params: at least one; all of one dtype and on one device.
+        names: of the parameters.
+        terms: how they are reduced.
+        learned: what is known of their gradients.
+        members: who takes part.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Sequence[Parameter],
+        names: dict[Parameter, str],
+        terms: Terms,
+        learned: Learned,
+        members: Members,
+    ) -> None:
+        self.name = name
+        self.params = list(params)
+        self._names = names
+        self._terms = terms
+        self._learned = learned
+        self._members = members
+        self._engine: Engine = members.context.engine
+        self._on_device = device_lane.takes(members, self.params)
+        self._wire = wire_dtype(terms.compression, params[0].dtype)
+        # As long as it is so, gradients live in the buffer.
+        self._in_place = (
+            self._wire is params[0].dtype
+            and (params[0].device.type == "cpu" or self._on_device)
+            and _storage_use_count is not None
+            and not learned.kept
+        )
+        self._flat: torch.Tensor | None = None
+        self._views: dict[Parameter, torch.Tensor] = {}
+        self._own_references: list[int] = []
+        self._own_storage_references = 0
+        self._version = 0  # of the buffer's contents, when they were handed over
+        self._complete: int | None = None  # likewise, when they were complete, where that was earlier
+        self._changed = False  # whether they were changed between the two
+        self._looked = False  # whether this pass's first writer has looked for kept gradients
+
+    @torch.no_grad()
+    def take(self, param: Parameter) -> None:
+        """Moves a gradient that autograd has just made into the buffer, while it is in the cache."""
+        grad = param.grad
+        if not self._in_place or grad is None or grad.is_sparse or param in self._learned.sparse_dims:
+            return
+        if self._views_of()[param] is grad:
+            return
+        if not self._looked:
+            self._looked = True
+            if self._is_kept():
+                # Whoever keeps them gets the memory, and this bucket another; from now on gradients are copied out.
+                self._learned.kept = True
+                self._in_place = False
+                self._flat = None
+                return
+        view = self._views[param]
+        view.copy_(grad)
+        param.grad = view
+
+    def hold(self) -> None:
+        """Its gradients are complete, but are handed over later."""
+        self._complete = self._flat._version if self._in_place and self._flat is not None else None
+
+    def set_sparse(self, param: Parameter, dim: int) -> None:
+        """From now on this parameter's gradient travels as a sparse one, with so many sparse dimensions."""
+        if param not in self._learned.sparse_dims:
+            self._learned.sparse_dims[param] = dim
+            self._flat = None  # laid out anew, without it
+
+    def submit(self, operation: Operation) -> Handle:
+        """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
+        if operation.device:
+            assert self._flat is not None
+            return device_lane.submit(self._members, operation, [self._flat])
+        return self._engine.submit(operation)
+
+    @torch.no_grad()
+    def operations(self) -> list[Started]:
+        """What is to be run, now that the gradients are there; missing ones are zeros."""
+        self._looked = False
+        self._changed = self._complete is not None and self._flat is not None and self._flat._version != self._complete
+        self._complete = None
+        started: list[Started] = []
+        dims = self._learned.sparse_dims
+        if not self._terms.sparse_as_dense:
+            for param in self.params:
+                if param.grad is not None and param.grad.is_sparse:
+                    self.set_sparse(param, param.grad.sparse_dim())
+        if any(param not in dims for param in self.params):
+            started += self._dense_operations()
+        return started + [self._sparse_operation(param, dims[param]) for param in self.params if param in dims]
+
+    def _dense_operations(self) -> list[Started]:
+        if self._wire is None:
+            return [
+                self._compressed_operation(param)
+                for param in self.params
+                if param not in self._learned.sparse_dims and param.numel() > 0
+            ]
+        targets, sources, missing = [], [], []
+        sparse: dict[Parameter, int] = {}
+        for param, view in self._views_of().items():
+            grad = param.grad
+            if grad is None:
+                missing.append(view)
+            elif grad is not view:
+                if grad.is_sparse:
+                    sparse[param] = grad.sparse_dim()
+                    grad = grad.to_dense()
+                targets.append(view)
+                sources.append(grad)
+        if missing:
+            torch._foreach_zero_(missing)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        assert self._flat is not None
+        if self._flat.numel() == 0:
+            return []
+        self._version = self._flat._version
+        operation = self._terms.reduction(self.name, (spec_of(self._flat),), device=int(self._on_device))
+        return [(operation, lambda _: self._give_back(sparse))]
+
+    @torch.no_grad()
+    def _give_back(self, sparse: dict[Parameter, int]) -> None:
+        # On a device the operation itself counts as a change.
+        on_their_way = not self._on_device and self._flat is not None and self._flat._version != self._version
+        if self._changed or on_their_way:
+            warnings.warn(CHANGED, stacklevel=2)
+        targets, sources = [], []
+        for param, view in self._views.items():
+            if param in sparse:  # as the optimizer expects it: SparseAdam takes no other
+                param.grad = view.to(param.dtype).to_sparse(sparse[param])
+            elif self._in_place:
+                if param.grad is not view:
+                    param.grad = view
+            else:
+                if param.grad is None:
+                    param.grad = torch.empty_like(param)
+                targets.append(param.grad)
+                sources.append(view)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _compressed_operation(self, param: Parameter) -> Started:
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        dense = grad.to_dense() if grad.is_sparse else grad
+        compressed, context = self._terms.compression.compress(dense)
+        work = compressed.detach().to("cpu").contiguous()
+        spec = spec_of(work)
+        if spec.dtype not in DTYPES:
+            raise TypeError(
+                f"cannot reduce what {self._terms.compression!r} made of a gradient: its dtype is {spec.dtype}"
+            )
+
+        def take(_: Result) -> None:
+            result = self._terms.compression.decompress(work.to(compressed.device), context)
+            if result.shape != param.shape:
+                raise ValueError(
+                    f"cannot use what {self._terms.compression!r} decompressed: its shape is {tuple(result.shape)}, "
+                    f"the parameter's {tuple(param.shape)}"
+                )
+            result = result.detach().to(device=param.device, dtype=param.dtype)
+            if grad.is_sparse:
+                param.grad = result.to_sparse(grad.sparse_dim())
+            else:
+                # The strides that autograd expects of a gradient.
+                obeys = result.stride() == dense_strides(param)
+                param.grad = result if obeys else torch.empty_like(param).copy_(result)
+
+        return self._terms.reduction(f"{self.name}.{self._names[param]}", (spec,)), take
+
+    def _sparse_operation(self, param: Parameter, sparse_dim: int) -> Started:
+        if self._terms.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"cannot reduce the sparse gradient of {self._names[param]} with {self._terms.op.name}: only with "
+                "Average and Sum, or with sparse_as_dense=True"
+            )
+        grad = param.grad
+        if grad is None:
+            grad = torch.sparse_coo_tensor(
+                torch.empty((sparse_dim, 0), dtype=torch.int64),
+                torch.empty((0, *param.shape[sparse_dim:]), dtype=param.dtype),
+                param.shape,
+                check_invariants=False,
+            )
+        elif not grad.is_sparse:  # of a layer that is used in both ways
+            grad = grad.to_sparse(sparse_dim)
+        grad = grad.coalesce()
+        rows = grad.indices().t().to("cpu").contiguous()
+        values = grad.values().detach().to("cpu").contiguous()
+        operation = Operation(
+            Kind.ALLGATHER,
+            (spec_of(rows), spec_of(values)),
+            f"{self.name}.{self._names[param]}.sparse",
+            process_set=self._terms.process_set,
+        )
+
+        def take(result: Result, _read: tuple[torch.Tensor, ...] = (rows, values)) -> None:
+            # _read is the memory of the operation, which lives as long as this function.
+            total = result.rows[0]
+            all_rows = _from_bytes(result.arrays[0], torch.int64, (total, sparse_dim))
+            all_values = _from_bytes(result.arrays[1], values.dtype, (total, *values.shape[1:]))
+            if self._terms.op is Average:
+                all_values = all_values / self._terms.size
+            param.grad = torch.sparse_coo_tensor(
+                all_rows.t(), all_values, param.shape, device=param.device, check_invariants=False
+            )
+
+        return operation, take
+
+    def _views_of(self) -> dict[Parameter, torch.Tensor]:
+        """The places in the buffer, which is made when it is needed first."""
+        if self._flat is not None:
+            return self._views
+        assert self._wire is not None
+        params = [param for param in self.params if param not in self._learned.sparse_dims]
+        width, starts, total = self._wire.itemsize, [], 0
+        for param in params:
+            starts.append(total)
+            total += -(-param.numel() * width // _ALIGNMENT) * _ALIGNMENT // width
+        if self._on_device:
+            self._flat = torch.zeros(total, dtype=self._wire, device=self.params[0].device)
+        else:
+            self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
+        self._views = {}
+        for param, start in zip(params, starts, strict=True):
+            view = self._flat[start : start + param.numel()]
+            self._views[param] = view.as_strided(param.shape, dense_strides(param))
+        del view
+        self._own_references = [_references(each) for each in self._views.values()]
+        self._own_storage_references = _storage_references(self._flat)
+        return self._views
+
+    def _is_kept(self) -> bool:
+        """Whether anybody but the parameters still has gradients of an earlier pass, or views of them."""
+        assert self._flat is not None
+        if _storage_references(self._flat) > self._own_storage_references:
+            return True
+        found = [_references(each) for each in self._views.values()]
+        for own, now, (param, view) in zip(self._own_references, found, self._views.items(), strict=True):
+            if now > own + (_ATTACHED if param.grad is view else 0):
+                return True
+        return False
+
+
+def sparse_dim_of(param: Parameter) -> int:
+    """The sparse dimensions of its gradient; 0 when it has none, or a dense one."""
+    return param.grad.sparse_dim() if param.grad is not None and param.grad.is_sparse else 0
+
+
+def dense_strides(param: torch.Tensor) -> tuple[int, ...]:
+    """Strides for a gradient in a buffer.
+
+    The parameter's own where those have no holes, as autograd and optimizers like it best.
+    """
+    return torch.empty_like(param, device="meta").stride()
+
+
+def _from_bytes(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if data.nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def lay_out(
+    params: Sequence[Parameter],
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    compression: Compressor | type[Compressor],
+    *,
+    first_bytes: int,
+    bucket_bytes: int,
+) -> list[list[Parameter]]:
+    """Parameters by bucket, in about the order in which their gradients come: the reverse of their own.
+
+    Args:
+        params: in the optimizer's order.
+        groups: the caller's: a number of groups of neighbours, or some groups of parameters; None for none.
+        compression: tells how many bytes a gradient has on its way.
+        first_bytes: limit of the first bucket, in bytes.
+        bucket_bytes: limit of the others. A group has no limit.
+    """
+    order = {param: index for index, param in enumerate(params)}
+    if isinstance(groups, int):
+        share, more = divmod(len(params), groups)
+        ends = [index * share + min(index, more) for index in range(groups + 1)]
+        together = [list(params[start:end]) for start, end in itertools.pairwise(ends)]
+    else:
+        together = [[p for p in group if p in order] for group in groups or ()]  # type: ignore[misc]
+    laid: list[list[Parameter]] = []
+    for group in together:
+        split: dict[Any, list[Parameter]] = {}
+        for param in group:
+            split.setdefault((param.dtype, param.device), []).append(param)
+        laid += split.values()
+    grouped = {param for group in together for param in group}
+    room: dict[Any, int] = {}
+    open_of: dict[Any, list[Parameter]] = {}
+    limit = first_bytes
+    for param in reversed([param for param in params if param not in grouped]):
+        kind = (param.dtype, param.device)
+        nbytes = param.numel() * (wire_dtype(compression, param.dtype) or param.dtype).itemsize
+        if kind not in open_of or nbytes > room[kind]:
+            open_of[kind] = []
+            laid.append(open_of[kind])
+            room[kind], limit = limit, bucket_bytes
+        open_of[kind].append(param)
+        room[kind] -= nbytes
+    # A bucket is complete with the last of its gradients, that of its first parameter.
+    return sorted(laid, key=lambda bucket: -min(order[param] for param in bucket))

@@ -1,0 +1,363 @@
+"""Reduces an optimizer's gradients while the backward pass still makes them.
+
+A hook on each parameter counts passes. When all gradients of a bucket are there, its operations are handed to the
+engine. Buckets are handed over in one fixed order on all ranks, whatever the order of the gradients, so that engines
+that pair operations by their order do as well as those that pair them by name.
+
+What decides the layout of the buckets (the parameters, which of them require gradients, what the caller grouped) is
+looked at when a pass begins, and no history counts: a process that joins late lays them out as the others do.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_driver.errors import MismatchError
+from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
+from elastic_driver.torch.optimizer.compression import Compressor
+from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.collectives import Average, ReduceOp
+from elastic_driver.worker.engine.protocol import Handle, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
+from elastic_driver.worker.rounds.runtime import runtime
+
+# The first bucket starts the overlap early; nothing overlaps the last one. On one machine the size hardly matters:
+# benchmarks/buckets.py, 2 ranks on 2 busy cores, 32 MB of gradients: medians of 26, 26, 24 and 23 ms a step with
+# buckets of 1, 4, 8 and 25 MB (DistributedDataParallel's), with quarters that overlap. 8 MB is the middle way.
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 8 << 20
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+
+# Optimizers over parameters of the same names, in each round: told apart by the order of their first use there. An
+# order of creation would not do: a process that joins late has created fewer.
+# Likewise after a join: ranks that had no inputs have not used what the others have.
+_used: weakref.WeakKeyDictionary[Context, tuple[int, dict[str, int]]] = weakref.WeakKeyDictionary()
+
+# Operations that failed or were given up while others of the same pass had not ended, and what owns their memory.
+_left: list[tuple[Handle, Callable[[Result], None]]] = []
+
+
+def _bucket_limits() -> tuple[int, int]:
+    """Bytes of the first and the other buckets. Horovod's fusion threshold, when it is set, bounds both."""
+    text = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
+    if not text.isdigit():
+        return FIRST_BUCKET_BYTES, BUCKET_BYTES
+    return min(FIRST_BUCKET_BYTES, int(text)), min(BUCKET_BYTES, int(text))
+
+
+def _remove(hooks: dict[Parameter, Any]) -> None:
+    for hook in hooks.values():
+        hook.remove()
+    hooks.clear()
+
+
+class Reducer:
+    """The gradients of one optimizer.
+
+    Args:
+        optimizer: whose parameter groups they are; not kept alive.
+        names: of its parameters.
+        groups: parameters whose gradients are to be reduced together (see lay_out).
+        compression: how they travel.
+        passes: backward passes before they do.
+        op: how they are combined. With Adasum they stay local: what is combined then are steps (adasum.py).
+        predivide: see Terms.
+        sparse_as_dense: see Terms.
+        process_set: the ranks that take part.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: dict[Parameter, str],
+        *,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None,
+        compression: Compressor | type[Compressor],
+        passes: int,
+        op: ReduceOp,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._names = names
+        self._groups = groups
+        self._compression = compression
+        self.passes = passes
+        self._op = op
+        self._predivide = predivide
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._learned = Learned()
+        self._hooks: dict[Parameter, Any] = {}
+        self._prefix = ""
+        self._laid_in: weakref.ref[Context] | None = None
+        self._laid_for: tuple[Any, ...] = ()
+        self._joins = 0
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[Parameter, int] = {}
+        # Of the pass that is under way, if one is.
+        self._begun = False
+        self._unsure = False  # whether the ranks have yet to tell each other which gradients are sparse
+        self._left: dict[Parameter, int] = {}
+        self._waiting: list[int] = []
+        self._next = 0
+        self._under_way: list[tuple[Handle, Callable[[Result], None]]] = []
+        self.hook()
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+        runtime().listen(self)
+
+    @property
+    def params(self) -> list[Parameter]:
+        """All parameters of the optimizer, in its order."""
+        optimizer = self._optimizer()
+        return [param for group in optimizer.param_groups for param in group["params"]] if optimizer is not None else []
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there are gradients of a pass that was not concluded."""
+        return self._begun
+
+    def members(self) -> Members | None:
+        """The ranks that take part with this one, or may soon do; None if gradients are its own affair.
+
+        Raises:
+            ValueError: the round does not have the process set.
+        """
+        process = runtime()
+        if not process.initialized:
+            return None
+        rank = process.context.slot.rank
+        if self._process_set is not global_process_set and rank not in self._process_set.ranks:
+            return None
+        members = members_of(self._process_set)
+        return members if members.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None
+
+    def hook(self) -> None:
+        """Has gradients counted that were not: of new parameters, and of those that did not require gradients."""
+        # Hooks must not keep the reducer alive, or an optimizer that nobody has any more would go on reducing.
+        reducer = weakref.ref(self)
+
+        def on_grad(param: Any) -> None:
+            alive = reducer()
+            if alive is not None:
+                alive._on_grad(param)
+
+        for param in self.params:
+            if param.requires_grad and param not in self._hooks:
+                self._hooks[param] = param.register_post_accumulate_grad_hook(on_grad)  # type: ignore[no-untyped-call]
+
+    def on_round_changed(self) -> None:
+        """Forgets what was under way in the old round: it has failed there."""
+        self.drop()
+
+    def drop(self) -> None:
+        """Back to the state before a backward pass. Never blocks: what has not ended gets to keep its buffers."""
+        left = [(handle, take) for handle, take in self._under_way if not handle.done()]
+        _left[:] = [(handle, take) for handle, take in _left if not handle.done()] + left
+        self._under_way = []
+        self._begun = False
+
+    def forget(self) -> None:
+        """As ``drop``, in a round that goes on; on all ranks alike, which may be at different points of the pass."""
+        if self._begun:
+            # What they have under way must not be taken for the next pass, so that one has names of its own.
+            self._laid_in = None
+        self.drop()
+
+    def _begin(self, members: Members) -> None:
+        params, context = self.params, members.context
+        laid_for = (context.joins, *((id(param), param.requires_grad) for param in params))
+        if laid_for != self._laid_for or self._laid_in is None or self._laid_in() is not context:
+            self.hook()
+            self._prefix = self._prefix_in(context, params)
+            self._laid_for, self._laid_in = laid_for, weakref.ref(context)
+            self._buckets, self._bucket_of = [], {}
+            if self._reduces(members):
+                self._add_buckets(members, [param for param in params if param.requires_grad])
+                self._under_way.append(self._compare_layouts(members))
+                self._unsure = not self._sparse_as_dense
+        self._left = {param: self.passes for param in params if param.requires_grad}
+        self._waiting = [len(bucket.params) for bucket in self._buckets]
+        self._next = 0
+        self._begun = True
+
+    def _reduces(self, members: Members) -> bool:
+        return self._op is not ReduceOp.ADASUM and members.size > 1
+
+    def _prefix_in(self, context: Context, params: Iterable[Parameter]) -> str:
+        digest = f"{zlib.crc32(repr([self._name_of(param) for param in params]).encode()):08x}"
+        placed = self._laid_in is not None and self._laid_in() is context and self._joins == context.joins
+        if placed and self._prefix.startswith(digest):
+            return self._prefix
+        self._joins = context.joins
+        joins, counts = _used.get(context, (context.joins, {}))
+        if joins != context.joins:
+            counts = {}
+        _used[context] = context.joins, counts
+        counts[digest] = counts.get(digest, 0) + 1
+        return f"{digest}.{counts[digest]}"
+
+    def _name_of(self, param: Parameter) -> str:
+        return self._names.setdefault(param, f"allreduce.noname.{len(self._names)}")
+
+    def _add_buckets(self, members: Members, params: Sequence[Parameter]) -> None:
+        for param in params:
+            self._name_of(param)
+            if not param.dtype.is_floating_point:
+                raise TypeError(f"cannot average gradients of dtype {param.dtype}")
+        terms = Terms(
+            self._compression,
+            self._op,
+            self._predivide,
+            self._sparse_as_dense,
+            members.number,
+            members.size,
+        )
+        first, others = _bucket_limits()
+        for bucket in lay_out(params, self._groups, self._compression, first_bytes=first, bucket_bytes=others):
+            name = f"DistributedOptimizer.{self._prefix}.{len(self._buckets)}.{self._names[bucket[-1]]}"
+            self._buckets.append(Bucket(name, bucket, self._names, terms, self._learned, members))
+            self._bucket_of |= dict.fromkeys(bucket, len(self._buckets) - 1)
+
+    def _compare_layouts(self, members: Members) -> tuple[Handle, Callable[[Result], None]]:
+        """Sees to it that ranks whose buckets are laid out differently do not add up what does not belong together."""
+        layout = [
+            (self._names[param], tuple(param.shape), param.stride(), param.dtype)
+            for bucket in self._buckets
+            for param in bucket.params
+        ]
+        digest = zlib.crc32(repr((layout, self._op, self._predivide)).encode())
+        # The largest, and by its complement the smallest. Zeros, of ranks that have joined, count for neither.
+        both = np.array([digest + 1, (1 << 32) - digest], np.int64)
+        address = both.ctypes.data
+        spec = TensorSpec(address, both.nbytes, "int64", (2,), address)
+        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number)
+
+        def take(_: Result) -> None:
+            if both[0] - 1 != (1 << 32) - both[1]:
+                raise MismatchError(
+                    "cannot reduce gradients: the ranks' parameters differ in shape, dtype, strides or requires_grad, "
+                    f"or the ranks' optimizers in op; this rank's begin with {layout[:3]}"
+                )
+
+        return members.context.engine.submit(operation), take
+
+    def _on_grad(self, param: Parameter) -> None:
+        members = self.members()
+        if members is None:
+            return
+        if param.grad is not None and param.grad.requires_grad:
+            raise AssertionError(
+                "cannot reduce gradients that are to be differentiated (backward with create_graph=True)"
+            )
+        if not self._begun:
+            self._begin(members)
+        left = self._left.get(param)
+        if left is None:
+            return  # requires gradients since the pass began: goes with the rest, in finish()
+        if left <= 0:
+            raise AssertionError(TOO_MANY_PASSES)
+        self._left[param] = left - 1
+        index = self._bucket_of.get(param)
+        if index is None:
+            return
+        self._buckets[index].take(param)
+        if left > 1:
+            return
+        self._waiting[index] -= 1
+        if self._unsure and self._waiting[index] == 0:
+            self._buckets[index].hold()
+        # The first pass of a layout is not handed over before all is there: see _agree_on_sparse.
+        while not self._unsure and self._next < len(self._buckets) and self._waiting[self._next] == 0:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        for operation, take in bucket.operations():
+            self._under_way.append((bucket.submit(operation), take))
+
+    def finish(self) -> None:
+        """Hands over what has not been, and waits for all: then the gradients are the combined ones, all of them there.
+
+        Raises:
+            HorovodInternalError: a peer is gone.
+            MismatchError: the ranks have different parameters, or sparse gradients for different ones.
+        """
+        members = self.members()
+        if members is None:
+            self.drop()
+            return
+        if not self._begun:
+            self._begin(members)
+        if not self._reduces(members):
+            for param in self._left:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
+            self.drop()
+            return
+        try:
+            late = [param for param in self.params if param.requires_grad and param not in self._left]
+            if late:
+                self._add_buckets(members, late)
+                self._laid_for = ()
+            if self._unsure:
+                self._agree_on_sparse(members)
+            while self._next < len(self._buckets):
+                self._hand_over()
+            for handle, take in self._under_way:
+                take(wait(handle, take))
+        except BaseException:
+            self.forget()
+            raise
+        self.drop()
+
+    def _agree_on_sparse(self, members: Members) -> None:
+        """Sees to it that a gradient that is sparse on some ranks, and not there or dense on others, is so on all.
+
+        Once in a layout, after its first pass. A gradient that turns out to be sparse later must do so on all ranks.
+        """
+        while self._under_way:  # the layouts: are they alike?
+            handle, take = self._under_way.pop()
+            take(wait(handle, take))
+        params = [param for bucket in self._buckets for param in bucket.params]
+        dims = np.array([self._learned.sparse_dims.get(param) or sparse_dim_of(param) for param in params], np.int64)
+        if params:
+            address = dims.ctypes.data
+            spec = TensorSpec(address, dims.nbytes, "int64", dims.shape, address)
+            name = self.name_of("sparse")
+            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number)
+            wait(members.context.engine.submit(operation), dims)
+        for param, dim in zip(params, dims.tolist(), strict=True):
+            if dim:
+                self._buckets[self._bucket_of[param]].set_sparse(param, dim)
+        self._unsure = False
+
+    def mean(self, value: float) -> float:
+        """The mean of the ranks' values; once a pass has begun in this round."""
+        members = self.members()
+        if members is None or members.size == 1:
+            return value
+        data = np.array([value], np.float64)
+        address = data.ctypes.data
+        spec = TensorSpec(address, data.nbytes, "float64", (1,), address)
+        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number)
+        wait(members.context.engine.submit(operation), data)
+        return float(data[0])
+
+    def name_of(self, what: str) -> str:
+        """The name of an operation of this optimizer's, other than a bucket's; once a pass has begun in this round."""
+        return f"DistributedOptimizer.{self._prefix}.{what}"

@@ -1,0 +1,41 @@
+"""Words that the core, the wire and the workers share. Imports nothing."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class ReadyCause(StrEnum):
+    """Why a worker asks for the next round."""
+
+    START = "start"  # first init() of this process
+    HOSTS_UPDATED = "hosts_updated"  # interrupted at a commit, by the driver's notice
+    INTERNAL_ERROR = "internal_error"  # a collective failed
+    REINIT = "reinit"  # the user's code called shutdown() and init() again
+
+
+class Backend(StrEnum):
+    """What carries the collectives of a round. All members of a round use one."""
+
+    NATIVE = "native"  # elastic_driver._native
+    TORCH = "torch"  # torch.distributed's own Gloo over our key-value store
+
+
+class NoticeKind(StrEnum):
+    """What the driver tells the members of a round through their watch request."""
+
+    NONE = "none"
+    HOSTS_UPDATED = "hosts_updated"  # leave the round at the next commit, together
+    ABORT = "abort"  # the round is broken: end blocked collectives now
+    JOB_OVER = "job_over"  # the job ends; the process is about to be stopped
+
+
+class ExitCode(IntEnum):
+    """What ``elasticrun`` exits with. Interruptions add 128 + signal number to these."""
+
+    SUCCESS = 0
+    USER_CODE_FAILED = 1
+    BAD_USAGE = 2  # argparse's, too
+    TOO_FEW_SLOTS = 3
+    RESET_LIMIT = 4
+    INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE

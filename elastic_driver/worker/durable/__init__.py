@@ -1,0 +1,1 @@
+"""Commits on disc: written behind the training's back, read when all holders of the state are gone."""

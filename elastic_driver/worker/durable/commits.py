@@ -1,0 +1,282 @@
+"""Commits on disc: written in the background by one rank for each folder, read when nobody has a state.
+
+Owns when a commit is due, who writes it, and the writing thread. The folder is
+:mod:`elastic_driver.worker.durable.folder`'s, what is in a file :mod:`elastic_driver.worker.durable.format`'s, the
+way back from disc :mod:`elastic_driver.worker.durable.restore`'s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.environment import ENV_JOB
+from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.worker.api.objects import allgather_object
+from elastic_driver.worker.durable import format as durable_format
+from elastic_driver.worker.durable.folder import Marks, commit_files, prune, write_file
+from elastic_driver.worker.durable.restore import View, find_and_load
+from elastic_driver.worker.rounds import on_disc
+
+if TYPE_CHECKING:
+    from elastic_driver.worker.rounds.runtime import Runtime
+    from elastic_driver.worker.state import State
+
+ENV_DIR = "ELASTIC_DRIVER_DURABLE_DIR"
+ENV_EVERY = "ELASTIC_DRIVER_DURABLE_EVERY"
+ENV_INTERVAL = "ELASTIC_DRIVER_DURABLE_INTERVAL"
+ENV_KEEP = "ELASTIC_DRIVER_DURABLE_KEEP"
+
+# A commit that is on its way for longer is told of: the disc hangs, or is too slow for the state.
+SLOW_S = 30.0
+# How long a process that ends waits for its last commit to reach the disc.
+FLUSH_S = 60.0
+
+
+def say(text: str) -> None:
+    """One line on standard error."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
+
+
+class Durable:
+    """The durable commits of one process.
+
+    Args:
+        folder: where they are.
+        every: commits from one to the next; None not to count.
+        interval_s: seconds from one to the next; None not to look. With both, what comes first.
+        keep: files to keep.
+        job_id: of the job that the folder must belong to; "" not to look.
+        host: this machine's name in the job, for messages.
+    """
+
+    def __init__(
+        self, folder: Path, *, every: int | None, interval_s: float | None, keep: int, job_id: str, host: str = ""
+    ) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.written = -1  # the last commit that is on disc by this process
+        self._every = every
+        self._interval_s = interval_s
+        self._job_id = job_id
+        self._host = host
+        self._marks = Marks(folder, job_id)
+        self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
+        self._entered = False  # whether a round was, with the state that it went on from
+        self._owner: weakref.ref[State] | None = None
+        self._checked = False
+        self._last_commits: int | None = None
+        self._last_at = 0.0
+        self._complaint = ""
+        self._folder_id = ""
+        self._where = str(folder)
+        self._offered = -1  # commits of the state, as of the last that this process might have written
+        self._wake = threading.Condition()
+        self._work: tuple[int, durable_format.Encoded] | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Durable | None:
+        """As the driver asked for; None when it did not.
+
+        Raises:
+            SettingsError: a variable is no number above 0.
+        """
+        folder = environ.get(ENV_DIR)
+        if not folder:
+            return None
+        try:
+            every = int(environ[ENV_EVERY]) if environ.get(ENV_EVERY) else None
+            interval_s = float(environ[ENV_INTERVAL]) if environ.get(ENV_INTERVAL) else None
+            keep = int(environ.get(ENV_KEEP) or 2)
+        except ValueError as error:
+            raise SettingsError(f"cannot read {ENV_EVERY}, {ENV_INTERVAL} or {ENV_KEEP}: {error}") from error
+        if min(every or 1, keep) < 1 or not 0 < (interval_s or 1.0) < 1e9:
+            raise SettingsError(f"{ENV_EVERY}, {ENV_INTERVAL} and {ENV_KEEP} must be above 0")
+        if every is None and interval_s is None:
+            every = 1
+        job_id, host = environ.get(ENV_JOB, ""), environ.get("HOROVOD_HOSTNAME", "")
+        return cls(Path(folder), every=every, interval_s=interval_s, keep=keep, job_id=job_id, host=host)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is being written."""
+        return self._work is not None
+
+    def owns(self, state: State) -> bool:
+        """Whether it is this state that goes to disc: the first one that was run or committed."""
+        if self._owner is None:
+            self._owner = weakref.ref(state)
+        return self._owner() is state
+
+    def is_writer(self, rank: int) -> bool:
+        """Whether this process writes commits: the lowest rank of those that see the same folder."""
+        return rank == 0 if self._writes is None else self._writes
+
+    def offer(self, state: State, *, rank: int) -> None:
+        """Has a commit written if it is due, this rank is its folder's writer, and the commit before is done.
+
+        Raises:
+            DurableError: the state has a value that a file cannot hold. At the first commit, on all ranks.
+        """
+        if not self.owns(state):
+            return
+        if not self._checked:
+            # Not what is written: that must stay the writer's alone. But the first commit is always due.
+            if not self.is_writer(rank):
+                durable_format.encode(state._durable_values())
+            else:
+                with contextlib.suppress(OSError):  # the first write will say what is wrong with the folder
+                    self._marks.begin()
+            self._checked = True
+        if not self.is_writer(rank):
+            return
+        self._offered = state._commits
+        if not self.busy and self._due(state._commits):
+            self._hand_over(state)
+
+    def report(self) -> DiscReport | None:
+        """What the driver is to know of the folder; None when this process does not write to it. From any thread."""
+        if self._offered < 0 or self._writes is False:
+            return None
+        trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
+        if work is not None and on_its_way_s >= SLOW_S:
+            trouble = f"commit {work[0]} has been on its way for {on_its_way_s:.0f} s"
+        return DiscReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
+
+    def _due(self, commits: int) -> bool:
+        if self._last_commits is None:
+            return True
+        # By the multiples passed since, so that a commit that was skipped makes the next one due.
+        if self._every is not None and commits // self._every != self._last_commits // self._every:
+            return True
+        return self._interval_s is not None and time.monotonic() - self._last_at >= self._interval_s
+
+    def _hand_over(self, state: State) -> None:
+        encoded = durable_format.encode(
+            state._durable_values(lend=True), commits=state._commits, state=type(state).__name__, job=self._job_id
+        )
+        self._last_commits, self._last_at = state._commits, time.monotonic()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write_all, name="durable commits", daemon=True)
+            self._thread.start()
+            atexit.unregister(self.wait)
+            atexit.register(self.wait)
+        with self._wake:
+            self._work = (state._commits, encoded)
+            self._wake.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._work is not None)
+                work = self._work
+            assert work is not None
+            self._write(*work)
+            del work
+            with self._wake:
+                self._work = None
+                self._wake.notify_all()
+
+    def _write(self, commits: int, encoded: durable_format.Encoded) -> None:
+        try:
+            self._marks.check()
+            write_file(self.folder, commits, encoded)
+            self.written = commits
+            if self._complaint:
+                say(f"commits are on disc in {self.folder} again, from commit {commits} on")
+            self._complaint = ""
+            prune(self.folder, self.keep, commits)
+        except Exception as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            path = Path(getattr(error, "filename", None) or ".")
+            if path.parent == self.folder and not path.name.startswith("."):  # as temporary files, other ones each time
+                reason = f"{path.name}: {reason}"
+            if reason != self._complaint:
+                self._complaint = reason
+                say(f"commit {commits} is not on disc in {self.folder}: {reason}; training goes on")
+
+    def wait(self, timeout_s: float = FLUSH_S) -> bool:
+        """Waits until nothing is being written. Returns whether that is so."""
+        if self._thread is None or not self._thread.is_alive():
+            return True
+        with self._wake:
+            done = self._wake.wait_for(lambda: self._work is None, timeout_s)
+        if not done:
+            say(f"the last commit did not reach {self.folder} within {timeout_s:g} s")
+        return done
+
+    def finish(self, state: State, *, rank: int) -> None:
+        """At the end of training: puts the last commit on disc, due or not."""
+        if not self.is_writer(rank) or not self.owns(state) or not state._commits or not self.wait():
+            return
+        self._offered = state._commits
+        if self.written != state._commits:
+            self._hand_over(state)
+            self.wait()
+
+    def enter(self, state: State, process: Runtime) -> None:
+        """At the start of a round: agrees on who writes, and goes back to a commit on disc if nobody has a state.
+
+        Called on all ranks. Blocks for one gathering, and for the reading of the commit.
+
+        Raises:
+            DurableError: there are or must be commits, but none can be used. On all ranks.
+            HorovodInternalError: a peer is gone.
+        """
+        if not self.owns(state):
+            return
+        context = process.context
+        views: list[View] = allgather_object(self._look(state, process, listing=False), name="durable.folders")
+        folders = [view.folder for view in views]
+        rank = context.slot.rank
+        self._writes = folders.index(folders[rank]) == rank
+        shared = len(set(folders)) == 1
+        self._folder_id, self._where = folders[rank], str(self.folder) if shared else views[rank].where
+        if context.assignment.sync and not context.assignment.commits and not views[0].state_commits:
+            find_and_load(state, context, lambda: self._look(state, process, listing=True), say)
+        self._entered = True
+
+    def _look(self, state: State, process: Runtime, *, listing: bool) -> View:
+        view = View(
+            # Of a folder that cannot be read, one rank of the host complains.
+            folder=f"none on {self._host}",
+            path=str(self.folder),
+            host=self._host if process.context.slot.size > 1 else "",
+            state_commits=state._commits,
+            was_member=self._entered or process.first_round == 1 < process.context.assignment.round_id,
+            reached=process.commits_seen,
+        )
+        try:
+            view = replace(view, folder=self._marks.open(anew=listing))
+            if listing:
+                commits = tuple(commits for commits, _ in commit_files(self.folder))
+                view = replace(view, commits=commits, drivers=self._marks.drivers, begun=self._marks.is_begun())
+        except OSError as error:
+            view = replace(view, trouble=error.strerror or str(error))
+        return view
+
+
+_durable: Durable | None = None
+_read = False
+
+
+def durable() -> Durable | None:
+    """The process's durable commits, as its environment has them; None without."""
+    global _durable, _read
+    if not _read:
+        _durable, _read = Durable.from_environ(os.environ), True
+        if _durable is not None:
+            on_disc.tell(_durable.report)
+    return _durable

@@ -1,0 +1,192 @@
+"""The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
+
+commit-000000000042.state   a commit
+.commit-*.tmp               one that is being written; its writer has it locked
+folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
+job.lock                    held by the driver, in its own folder; its text is the job's id
+begun                       the id of the job that made commits last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+
+from elastic_driver.errors import DurableError
+from elastic_driver.system.safe_files import make_folder, new_file, open_inside, put_text, read_mark
+from elastic_driver.worker.durable import format as durable_format
+
+LOCK_NAME = "job.lock"
+_BEGUN_NAME = "begun"
+_ID_NAME = "folder.id"
+_NAME = re.compile(r"commit-(\d{12})\.state")
+_ID_BYTES = 16
+# A file that is not locked is a killed writer's, unless it was opened a moment ago. Where files cannot be locked, one
+# that has not grown for so long is.
+_MOMENT_S, _STALE_S = 1.0, 60.0
+
+
+def commit_path(folder: Path, commits: int) -> Path:
+    """Where that commit is, or would be."""
+    return folder / f"commit-{commits:012d}.state"
+
+
+def commit_files(folder: Path) -> list[tuple[int, Path]]:
+    """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
+    found = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    return sorted(found)
+
+
+def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+    """Puts a commit into the folder: whole, or not at all.
+
+    Raises:
+        OSError: the disc is full, or fails; nothing is left behind.
+    """
+    path = commit_path(folder, commits)
+    descriptor, temporary = new_file(folder, path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            durable_format.write(encoded, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(folder)
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Removes all but the last commits up to the newest, and what killed writers have left half done.
+
+    Another process may still write the commit that it began as the writer of the round before.
+    """
+    files = commit_files(folder)
+    remove = [path for commits, path in files if commits <= newest][:-keep]
+    with contextlib.suppress(OSError):
+        now = commit_path(folder, newest).stat().st_mtime  # the disc's own clock
+        for name in ("commit-*", _BEGUN_NAME, _ID_NAME):
+            remove += [path for path in folder.glob(f".{name}.*.tmp") if _is_abandoned(path, now)]
+    for path in remove:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _is_abandoned(path: Path, now: float) -> bool:
+    with contextlib.suppress(OSError), os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
+        age_s = now - os.fstat(file.fileno()).st_mtime
+        if age_s < _MOMENT_S:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return age_s > _STALE_S
+        return True
+    return False
+
+
+def open_folder(folder: Path, known: str = "") -> str:
+    """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
+
+    Args:
+        folder: the folder.
+        known: the id it is to get if it has none, because it had this one before it was removed.
+
+    Raises:
+        OSError: it can be neither made nor read, or it is new and cannot be written to.
+    """
+    make_folder(folder)
+    mark = folder / _ID_NAME
+    found = read_mark(mark)
+    if found:
+        return found
+    put_text(folder, _ID_NAME, known or secrets.token_hex(_ID_BYTES), _link)
+    return read_mark(mark)
+
+
+def _link(own: Path, mark: Path) -> None:
+    try:
+        os.link(own, mark)  # of several who come at once one wins
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        own.rename(mark)
+
+
+class Marks:
+    """Whose folder it is, as this process finds it and leaves it.
+
+    Args:
+        folder: the folder.
+        job_id: of this process's job; "" without one, and then nothing is looked at.
+    """
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        self._folder = folder
+        self._job_id = job_id
+        self._id = ""
+        self._marked = False
+        self.drivers = False  # whether this is the folder that the job's driver has locked
+
+    def open(self, *, anew: bool) -> str:
+        """The folder's id. Raises OSError.
+
+        Args:
+            anew: whether to look. Else what was found last will do: a disc that hangs must not stop who trains.
+        """
+        if anew or not self._id:
+            self._id = open_folder(self._folder, self._id)
+            self.drivers = bool(self._job_id) and read_mark(self._folder / LOCK_NAME) == self._job_id
+        return self._id
+
+    def is_begun(self) -> bool:
+        """Whether a commit of this job has been on its way into this folder."""
+        return bool(self._job_id) and read_mark(self._folder / _BEGUN_NAME) == self._job_id
+
+    def begin(self) -> None:
+        """Marks that this job makes commits."""
+        put_text(self._folder, _BEGUN_NAME, self._job_id)
+        self._marked = True
+
+    def check(self) -> None:
+        """Before a write: makes what was removed meanwhile anew, and refuses a folder that is another job's now.
+
+        A driver that was killed leaves its workers behind for a while: they must not write into its successor's. A lock
+        that is not the driver's is a driver's that once ran on this machine, and says nothing.
+
+        Raises:
+            DurableError: another job has the folder.
+            OSError: it cannot be made or read.
+        """
+        self._id = open_folder(self._folder, self._id)
+        if not self._job_id:
+            return
+        lock, begun = read_mark(self._folder / LOCK_NAME), read_mark(self._folder / _BEGUN_NAME)
+        for holder, mine in ((lock, self.drivers), (begun, self._marked)):
+            if mine and holder not in ("", self._job_id):
+                raise DurableError(f"the folder is job {holder}'s now")
+        if begun != self._job_id:
+            self.begin()
+        if self.drivers and not lock:
+            # The driver's lock went with the folder. Who takes the new one over writes its own id.
+            with contextlib.suppress(FileExistsError), (self._folder / LOCK_NAME).open("x") as file:
+                file.write(self._job_id)

@@ -1,0 +1,313 @@
+"""The file of one durable commit: a JSON header, the raw bytes of arrays and tensors, a digest.
+
+    magic (8) | header length (8) | data length (8) | header | zeros to a multiple of 64 | data | digest (16)
+
+Numbers are little-endian. The digest is BLAKE2b of everything before it, so that a file is whole or refused. Nothing
+in a file names code, and reading one calls none but the constructors of the types listed here.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import hashlib
+import json
+import math
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from elastic_driver.errors import DurableError
+from elastic_driver.system.safe_files import open_inside
+
+MAGIC = b"EDSTATE1"
+_PREFIX = struct.Struct("<8sQQ")
+_ALIGN = 64
+_DIGEST_BYTES = 16
+_CHUNK_BYTES = 4 << 20
+_NUMPY_KINDS = "biufcSUmM"
+_JSON_INT = 1 << 62
+_MAX_DEPTH = 200
+
+# Type exactly -> tag, for what is made of a list of its items.
+_SEQUENCES: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    collections.deque: "deque",
+}
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordered",
+    collections.Counter: "counter",
+}
+_SEQUENCE_OF: dict[str, Callable[[list[Any]], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
+_MAPPING_OF: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "ordered": collections.OrderedDict,
+    "counter": lambda pairs: collections.Counter(dict(pairs)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A state that is ready to be written; its arrays and tensors are still the caller's own."""
+
+    header: bytes
+    parts: list[tuple[int, Any]]  # where in the data, and the array or tensor
+    data_bytes: int
+
+
+def _torch() -> Any:
+    # A state holds tensors only if its process has imported torch.
+    return sys.modules.get("torch")
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, Any]] = []
+        self.end = 0
+
+    def _place(self, value: Any, size: int) -> int:
+        start = -(-self.end // _ALIGN) * _ALIGN
+        self.parts.append((start, value))
+        self.end = start + size
+        return start
+
+    def encode(self, value: Any, where: str, depth: int = 0) -> Any:
+        kind = type(value)
+        if depth > _MAX_DEPTH:
+            raise DurableError(f"cannot write state.{where} to disc: it is nested deeper than {_MAX_DEPTH}")
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if -_JSON_INT < value < _JSON_INT else ["int", hex(value)]
+        if kind is float:
+            return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
+        if kind in _SEQUENCES:
+            return [_SEQUENCES[kind], [self.encode(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]]
+        if kind in _MAPPINGS:
+            pairs = [
+                [self.encode(k, f"{where} (a key)", depth + 1), self.encode(v, f"{where}[{k!r}]", depth + 1)]
+                for k, v in value.items()
+            ]
+            return [_MAPPINGS[kind], pairs]
+        if kind is bytes or kind is bytearray:
+            return [kind.__name__, base64.b64encode(value).decode()]
+        if kind is complex:
+            return ["complex", struct.pack("<dd", value.real, value.imag).hex()]
+        if kind is range:
+            return ["range", [value.start, value.stop, value.step]]
+        if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS:
+            return ["array", value.dtype.str, list(value.shape), self._place(value, value.nbytes), value.nbytes]
+        if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
+            return ["scalar", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+        encoded = self._encode_torch(value)
+        if encoded is not None:
+            return encoded
+        raise DurableError(
+            f"cannot write state.{where} to disc: it is a {kind.__module__}.{kind.__qualname__}; durable commits hold "
+            "numbers, strings, bytes, None, lists, tuples, sets, dicts, NumPy arrays, tensors, and what has state_dict"
+        )
+
+    def _encode_torch(self, value: Any) -> Any:
+        torch = _torch()
+        if torch is None:
+            return None
+        if isinstance(value, torch.dtype):
+            return ["torch.dtype", str(value).removeprefix("torch.")]
+        if isinstance(value, torch.device):
+            return ["torch.device", str(value)]
+        if isinstance(value, torch.Size):
+            return ["torch.Size", list(value)]
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
+            return None
+        size = value.numel() * value.element_size()
+        dtype = str(value.dtype).removeprefix("torch.")
+        place = self._place(value, size)
+        return ["tensor", dtype, list(value.shape), place, size, value.requires_grad, value.device.type]
+
+
+def encode(values: dict[str, Any], **facts: Any) -> Encoded:
+    """Plans a file. Arrays and tensors are neither read nor copied.
+
+    Args:
+        values: attribute -> value.
+        **facts: plain values of the header: whose commit it is.
+
+    Raises:
+        DurableError: a value that the format does not hold; names the attribute.
+    """
+    encoder = _Encoder()
+    tree = {name: encoder.encode(value, name) for name, value in values.items()}
+    header = json.dumps({**facts, "values": tree}, allow_nan=False, separators=(",", ":")).encode()
+    return Encoded(header, encoder.parts, encoder.end)
+
+
+def _bytes_of(value: Any) -> memoryview:
+    if isinstance(value, np.ndarray):
+        flat = np.ascontiguousarray(value).reshape(-1)
+        return memoryview(flat.view(np.uint8).data) if flat.nbytes else memoryview(b"")
+    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return memoryview(tensor.view(_torch().uint8).numpy()) if tensor.numel() else memoryview(b"")
+
+
+def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
+    yield _PREFIX.pack(MAGIC, len(encoded.header), encoded.data_bytes)
+    yield encoded.header
+    yield bytes(-(_PREFIX.size + len(encoded.header)) % _ALIGN)
+    at = 0
+    for start, value in encoded.parts:
+        yield bytes(start - at)
+        view = _bytes_of(value)
+        for low in range(0, len(view), _CHUNK_BYTES):
+            yield view[low : low + _CHUNK_BYTES]
+        at = start + len(view)
+
+
+def write(encoded: Encoded, file: BinaryIO) -> None:
+    """Writes a whole file; pieces of some MB, between which other threads run."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for piece in _pieces(encoded):
+        digest.update(piece)
+        file.write(piece)
+    file.write(digest.digest())
+
+
+class _Decoder:
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def decode(self, node: Any) -> Any:
+        if not isinstance(node, list):
+            if isinstance(node, dict):
+                raise ValueError("an object where a value must be")
+            return node
+        tag, *rest = node
+        if tag in _SEQUENCE_OF:
+            return _SEQUENCE_OF[tag]([self.decode(item) for item in rest[0]])
+        if tag in _MAPPING_OF:
+            return _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
+        match tag:
+            case "int":
+                return int(rest[0], 16)
+            case "float":
+                return struct.unpack("<d", bytes.fromhex(rest[0]))[0]
+            case "complex":
+                return complex(*struct.unpack("<dd", bytes.fromhex(rest[0])))
+            case "bytes":
+                return base64.b64decode(rest[0])
+            case "bytearray":
+                return bytearray(base64.b64decode(rest[0]))
+            case "range":
+                return range(*rest[0])
+            case "array":
+                return self._array(*rest)
+            case "scalar":
+                return np.frombuffer(base64.b64decode(rest[1]), _dtype(rest[0]))[0]
+            case "tensor" | "torch.dtype" | "torch.device" | "torch.Size":
+                return self._decode_torch(tag, rest)
+            case _:
+                raise ValueError(f"unknown kind of value {tag!r}")
+
+    def _bytes(self, start: int, size: int) -> memoryview:
+        if not 0 <= start <= start + size <= len(self.data):
+            raise ValueError("an array lies outside the data")
+        return self.data[start : start + size]
+
+    def _array(self, dtype: str, shape: list[int], start: int, size: int) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self._bytes(start, size), _dtype(dtype)).reshape(shape).copy()
+
+    def _decode_torch(self, tag: str, rest: list[Any]) -> Any:
+        import torch
+
+        if tag == "torch.device":
+            return torch.device(rest[0])
+        if tag == "torch.Size":
+            return torch.Size(rest[0])
+        dtype = getattr(torch, rest[0], None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"this PyTorch has no dtype {rest[0]!r}")
+        if tag == "torch.dtype":
+            return dtype
+        _, shape, start, size, requires_grad, device = rest
+        view = self._bytes(start, size)
+        # The data may be read-only or lie anywhere: a copy of its own, at an address that suits the dtype.
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel() * tensor.element_size() != size:
+            raise ValueError("a tensor's bytes do not fit its shape")
+        if size:
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(view, dtype=torch.uint8))
+        return tensor.to(device).requires_grad_(requires_grad)
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in _NUMPY_KINDS:
+        raise ValueError(f"arrays of {text!r} are not held")
+    return dtype
+
+
+def load(path: Path) -> bytearray:
+    """The bytes of a file, which are as they were written.
+
+    Raises:
+        DurableError: the file is torn, changed, or none of ours; one line with its name.
+        OSError: it cannot be read.
+    """
+    with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
+        content = bytearray(os.fstat(file.fileno()).st_size)
+        length = file.readinto(content)
+    try:
+        if length < len(content):
+            raise ValueError(f"{length} bytes could be read instead of {len(content)}")
+        _layout(content)
+        body = memoryview(content)[:-_DIGEST_BYTES]
+        if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
+            raise ValueError("its digest differs")
+    except ValueError as error:
+        raise DurableError(f"{path} is no whole commit: {error}") from error
+    return content
+
+
+def _layout(content: bytearray) -> tuple[int, int]:
+    """Where the header ends and where the data begins. Raises ValueError."""
+    if len(content) < _PREFIX.size + _DIGEST_BYTES:
+        raise ValueError(f"{len(content)} bytes are too few")
+    magic, header_bytes, data_bytes = _PREFIX.unpack_from(content)
+    if magic != MAGIC:
+        raise ValueError("it does not begin as such a file does")
+    begin = -(-(_PREFIX.size + header_bytes) // _ALIGN) * _ALIGN
+    whole = begin + data_bytes + _DIGEST_BYTES
+    if len(content) != whole:
+        raise ValueError(f"it has {len(content)} bytes instead of {whole}")
+    return _PREFIX.size + header_bytes, begin
+
+
+def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header's facts, and attribute -> value, of a file's bytes.
+
+    Raises:
+        DurableError: they hold something else, or what is not known here; one line with the file's name.
+    """
+    try:
+        end, begin = _layout(content)
+        view = memoryview(content)
+        facts = json.loads(bytes(view[_PREFIX.size : end]))
+        decoder = _Decoder(view[begin:-_DIGEST_BYTES])
+        values = {name: decoder.decode(node) for name, node in facts.pop("values").items()}
+    except Exception as error:  # whatever a file's bytes can make the parsers raise
+        raise DurableError(f"{path} is no whole commit: {error}") from error
+    return facts, values
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``decode`` of what ``load`` gives."""
+    return decode(load(path), path)

@@ -1,0 +1,134 @@
+"""Which engine carries a round's collectives: what can be loaded here, and how long it may take.
+
+Owns no state. Heavy modules are imported only when they were chosen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic_driver.errors import HorovodInternalError, SettingsError
+from elastic_driver.rendezvous.credentials import ENV_RANKS_KEY
+from elastic_driver.rendezvous.messages import RoundAssignment
+from elastic_driver.words import Backend
+from elastic_driver.worker.engine.collectives import Collectives, Group, Meeting, SoloCollectives
+from elastic_driver.worker.engine.plain import Make, PlainEngine
+from elastic_driver.worker.engine.protocol import Engine
+from elastic_driver.worker.engine.seal import Seal
+
+_log = logging.getLogger("elastic_driver.worker")
+
+_MOST_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
+DEFAULT_BUILD_TIMEOUT_S = 30.0  # Horovod's HOROVOD_GLOO_TIMEOUT_SECONDS
+DEFAULT_COLLECTIVE_TIMEOUT_S = 1800.0  # torch.distributed's default for a process group
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in seconds."""
+
+    build_s: float = DEFAULT_BUILD_TIMEOUT_S
+    collective_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Limits:
+        """Reads HOROVOD_GLOO_TIMEOUT_SECONDS and ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S.
+
+        Raises:
+            SettingsError: one of them is not a number above 0.
+        """
+
+        def read(name: str, default: float) -> float:
+            text = environ.get(name, "")
+            if not text:
+                return default
+            try:
+                value = float(text)
+            except ValueError:
+                value = 0.0
+            if not 0 < value <= _MOST_S:
+                raise SettingsError(
+                    f"cannot use {name}={text!r}: it must be a number of seconds above 0, at most {_MOST_S:g}"
+                )
+            return value
+
+        return cls(
+            read("HOROVOD_GLOO_TIMEOUT_SECONDS", DEFAULT_BUILD_TIMEOUT_S),
+            read("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", DEFAULT_COLLECTIVE_TIMEOUT_S),
+        )
+
+
+class ConnectableEngine(Engine, Protocol):
+    """An engine before it has its peers."""
+
+    def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
+
+
+def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal: Seal) -> ConnectableEngine:
+    """The engine for a round, not yet connected.
+
+    Raises:
+        HorovodInternalError: the backend that the driver chose cannot be loaded here.
+        SettingsError: the environment asks for an engine that there is not, or lacks what ranks prove themselves with.
+    """
+    slot = assignment.slot
+    if slot.size > 1 and not seal.key:
+        raise SettingsError(
+            f"cannot join a round of {slot.size} workers: {ENV_RANKS_KEY} is not set, although elasticrun sets it"
+        )
+    if os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain":
+        raise SettingsError(
+            "cannot use ELASTIC_DRIVER_ENGINE=plain: there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch "
+            "does without the native one"
+        )
+    try:
+        if slot.size > 1 and assignment.backend is Backend.NATIVE:
+            from elastic_driver.worker.engine.native import NativeEngine
+
+            return NativeEngine(slot.rank, slot.size, address, timeout_s=limits.collective_s, seal=seal)
+        make = _torch_collectives(address) if slot.size > 1 else _solo
+    except ImportError as error:
+        raise HorovodInternalError(f"cannot load the {assignment.backend} backend: {error}") from error
+    return PlainEngine(
+        make,
+        rank=slot.rank,
+        size=slot.size,
+        round_id=assignment.round_id,
+        build_s=limits.build_s,
+        collective_s=limits.collective_s,
+    )
+
+
+def _solo(groups: tuple[Group, ...]) -> Collectives:
+    return SoloCollectives()
+
+
+def _torch_collectives(address: str) -> Make:
+    from elastic_driver.worker.engine.torch_collectives import TorchCollectives
+
+    return lambda groups: TorchCollectives(groups, address)
+
+
+def usable_backends() -> tuple[Backend, ...]:
+    """What this process can use, best first."""
+    backends = []
+    try:
+        from elastic_driver.worker.engine import native_loader
+
+        native_loader.load()
+        backends.append(Backend.NATIVE)
+    except ImportError as error:
+        _log.debug("the native backend cannot be used: %s", error)
+    if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
+        backends.append(Backend.TORCH)
+    forced = os.environ.get("ELASTIC_DRIVER_BACKEND", "")
+    if forced:
+        backends = [backend for backend in backends if backend == forced]
+    return tuple(backends)

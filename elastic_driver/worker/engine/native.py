@@ -1,0 +1,346 @@
+"""The native module's engine behind the Engine protocol: shared memory inside a machine, Gloo between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
+from elastic_driver.system.safe_files import open_named
+from elastic_driver.worker.engine import native_loader
+from elastic_driver.worker.engine.byte_messages import gather
+from elastic_driver.worker.engine.collectives import Exchange, Meeting
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.engine.seal import NO_SEAL, Seal
+
+_log = logging.getLogger("elastic_driver.worker")
+
+ENGINE_SCOPE = "engine"
+# Horovod's default (HOROVOD_FUSION_THRESHOLD).
+_FUSION_BYTES = 64 << 20
+_STALL_WARN_S = 60.0
+_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
+_LANE_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the environment says about the engine.
+
+    Attributes:
+        fusion_bytes: most bytes of small tensors that run together; 0 keeps all apart.
+        stall_warn_s: after how long it is said that some ranks wait for others; 0 never.
+        stall_fail_s: after how long the round fails then; 0 never.
+        shared_memory: whether ranks of one machine share memory.
+        direct_reads: whether large tensors are read where they lie, in the peers' private memory.
+        machine: ranks with different ones share no memory, as if they were on different machines.
+    """
+
+    fusion_bytes: int = _FUSION_BYTES
+    stall_warn_s: float = _STALL_WARN_S
+    stall_fail_s: float = 0.0
+    shared_memory: bool = True
+    direct_reads: bool = True
+    machine: str = ""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> EngineSettings:
+        """Reads Horovod's variables of fusion and stall checks, and two of this package's.
+
+        ELASTIC_DRIVER_SHARED_MEMORY is ``on``, ``staged`` (private memory of peers is not read) or ``off``;
+        ELASTIC_DRIVER_MACHINE is any text.
+
+        Raises:
+            SettingsError: one of them cannot be used.
+        """
+
+        def number(name: str, default: float) -> float:
+            text = environ.get(name, "")
+            try:
+                value = float(text) if text else default
+            except ValueError:
+                value = -1.0
+            if not 0 <= value <= _MOST:
+                raise SettingsError(f"cannot use {name}={text!r}: it must be a number from 0 to {_MOST:g}")
+            return value
+
+        sharing = environ.get("ELASTIC_DRIVER_SHARED_MEMORY", "on")
+        if sharing not in ("on", "staged", "off"):
+            raise SettingsError(f"cannot use ELASTIC_DRIVER_SHARED_MEMORY={sharing!r}: it is on, staged or off")
+        checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0", "false")
+        return cls(
+            fusion_bytes=int(number("HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES)),
+            stall_warn_s=number("HOROVOD_STALL_CHECK_TIME_SECONDS", _STALL_WARN_S) if checked else 0.0,
+            stall_fail_s=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) if checked else 0.0,
+            shared_memory=sharing != "off",
+            direct_reads=sharing == "on",
+            machine=environ.get("ELASTIC_DRIVER_MACHINE", ""),
+        )
+
+
+class NativeHandle:
+    """See Handle."""
+
+    def __init__(self, native: Any, engine: NativeEngine, what: str) -> None:
+        self._native = native
+        self._engine = engine
+        self._what = what
+        self._result: Result | None = None
+
+    @property
+    def number(self) -> int:
+        """Tells it from others under way: what ``next_turn`` names it by."""
+        return int(self._native.number)
+
+    def done(self) -> bool:
+        """See Handle."""
+        return bool(self._native.done())
+
+    def result(self) -> Result:
+        """See Handle."""
+        if self._result is None:
+            with self._engine.failures(self._what):
+                self._native.wait()
+            result = Result(last_joined=self._native.last_joined)
+            for memory, rows, received in self._native.outputs():
+                result.arrays.append(memory)
+                result.rows.append(rows)
+                result.received.append(received)
+            self._result = result
+        return self._result
+
+
+class NativeEngine:
+    """Collectives of one round over ``elastic_driver._native.Engine``.
+
+    Raises:
+        ImportError: the module cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        *,
+        timeout_s: float,
+        settings: EngineSettings | None = None,
+        seal: Seal = NO_SEAL,
+    ) -> None:
+        self._module: Any = native_loader.load()
+        self._rank, self._size, self._address = rank, size, address
+        self._timeout_s = timeout_s
+        self._seal = seal
+        settings = settings or EngineSettings.from_environ(os.environ)
+        self._exchange: Exchange | None = None
+        self._lock = threading.Lock()  # guards the three below
+        self._contexts: dict[int, Any] = {}
+        self._aborted = ""
+        self._members: dict[int, tuple[int, ...]] = {}  # also of sets that were removed: numbers are not used again
+        self.lane: Any = None  # runs operations on devices; see torch/device/lane.py
+        with self.failures("make its engine"):
+            self._native: Any = self._module.Engine(
+                rank,
+                size,
+                fusion_bytes=settings.fusion_bytes,
+                stall_warn_s=settings.stall_warn_s,
+                stall_fail_s=settings.stall_fail_s,
+                timeout_s=timeout_s,
+                shared_memory=settings.shared_memory,
+                direct_reads=settings.direct_reads,
+                machine=settings.machine,
+                key=seal.key,
+                purpose=seal.purpose("control link"),
+            )
+
+    @contextlib.contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Raises the native module's errors as this package's."""
+        try:
+            yield
+        except self._module.MismatchError as error:
+            raise MismatchError(str(error)) from None
+        except self._module.DuplicateNameError as error:
+            raise DuplicateNameError(str(error)) from None
+        except self._module.CollectiveError as error:
+            raise HorovodInternalError(f"rank {self._rank} cannot {what}: {error}") from error
+
+    def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up.
+
+        Raises:
+            HorovodInternalError: a peer is gone, the time is up, or the round was aborted.
+        """
+        self._exchange = exchange
+        with self.failures("connect to its peers"):
+            where = self._native.prepare(self._address)
+            # Only rank 0's address goes through the driver, the rest through rank 0: see docs/decisions/0013.
+            where = exchange.share(ENGINE_SCOPE, where if self._rank == 0 else None)
+            self._native.connect(where, timeout_s)
+            if self._rank == 0 and self._native.unshared:
+                _log.warning("elastic_driver: ranks of one machine go over the network: %s", self._native.unshared)
+        self._add(GLOBAL_SET, range(self._size), timeout_s=timeout_s)
+        with self.failures("start its engine"):
+            self._native.start()
+
+    def _add(self, number: int, ranks: Sequence[int], *, timeout_s: float) -> None:
+        with self._lock:
+            self._members[number] = tuple(ranks)
+        contexts = self._make_contexts(number, list(ranks), timeout_s=timeout_s)
+        with self.failures("add a process set"):
+            self._native.add_process_set(number, list(ranks), contexts)
+
+    def _make_contexts(self, number: int, ranks: list[int], *, timeout_s: float) -> Any:
+        """Gloo contexts for a set that spans machines; None where there is no need, or this rank is no member."""
+        members = set(ranks)
+        parts = [[rank for rank in machine if rank in members] for machine in self._native.machines]
+        parts = [[rank for rank in ranks if rank in part] for part in map(set, parts) if part]
+        if len(parts) == 1:
+            return None
+        if self._rank not in members:
+            self._gather(number, b"")
+            return None
+        mine = next(part for part in parts if self._rank in part)
+        place = mine.index(self._rank)
+        groups = [("global", ranks, ranks.index(self._rank))]
+        if place < min(len(part) for part in parts):
+            lane = [part[place] for part in parts]
+            groups.append(("lane", lane, lane.index(self._rank)))
+        with self.failures("connect to its peers"):
+            contexts = self._module.ContextGroup(
+                groups, host=self._address, key=self._seal.key, purpose=self._seal.purpose(f"process set {number}")
+            )
+            with self._lock:
+                self._contexts[number] = contexts
+                aborted = self._aborted
+            if aborted:
+                contexts.abort(aborted)
+            if number == GLOBAL_SET:
+                self._native.connect_contexts(contexts, timeout_s)
+            else:
+                contexts.connect(self._gather(number, contexts.prepare()), timeout_s)
+        return contexts
+
+    def _gather(self, number: int, address: bytes) -> list[bytes]:
+        """Each rank's address for a set that is added while the engine runs; all ranks call it alike."""
+        data = np.frombuffer(address, np.uint8).copy()
+        return [part.tobytes() for part in gather(self, data, f"process_set.{number}.addresses")]
+
+    def submit(self, operation: Operation) -> NativeHandle:
+        """See Engine."""
+        what = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
+        with self.failures(what):
+            return NativeHandle(self._native.submit(operation), self, f"finish {what}")
+
+    def next_turn(self, timeout_s: float) -> tuple[Any, ...] | None:
+        """The next operation on a device's memory, for the caller to run; see ``_native.Engine.next_turn``.
+
+        Raises:
+            HorovodInternalError: the round is broken or over.
+        """
+        with self.failures("go on"):
+            turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
+            return turn
+
+    def members(self, number: int) -> tuple[int, ...]:
+        """The ranks of a process set, whether this one has used it or not. Raises KeyError."""
+        with self._lock:
+            return self._members[number]
+
+    def links(self) -> tuple[Exchange, str, float]:
+        """What others need to connect to the same peers: the exchange, the own address, a collective's time limit."""
+        assert self._exchange is not None
+        return self._exchange, self._address, self._timeout_s
+
+    def attach(self, lane: Any) -> None:
+        """Makes this the one that runs operations on devices: it is aborted and joined with the engine."""
+        with self._lock:
+            self.lane = lane
+            aborted = self._aborted
+        if aborted:
+            lane.abort(aborted)
+
+    def conclude(self, turn: Any, error: str) -> None:
+        """It was run; ``error``: what it failed with, which ends the round for this process."""
+        self._native.conclude(turn, error)
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """See Engine."""
+        self._add(number, ranks, timeout_s=self._timeout_s)
+        self._meet(number)
+
+    def remove_process_set(self, number: int) -> None:
+        """See Engine."""
+        with self.failures("remove a process set"):
+            NativeHandle(self._native.remove_process_set(number), self, "remove a process set").result()
+        with self._lock:
+            contexts = self._contexts.pop(number, None)
+            lane = self.lane
+        if contexts is not None:
+            contexts.close()
+        if lane is not None:
+            lane.forget(number)
+
+    def _meet(self, number: int) -> None:
+        self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}")).result()
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """See Engine."""
+        memory: npt.NDArray[np.uint8] | None = self._native.allocate(nbytes)
+        return np.zeros(nbytes, np.uint8) if memory is None else memory
+
+    def progress(self) -> tuple[int, bool]:
+        """See Engine."""
+        return tuple(self._native.progress())
+
+    def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
+        """See Engine. A cycle is a turn of the engine's thread."""
+        descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            # The file that was looked at, whatever stands under its name by now.
+            self._native.start_timeline(f"/proc/self/fd/{descriptor}", mark_cycles)
+        finally:
+            os.close(descriptor)
+
+    def stop_timeline(self) -> None:
+        """See Engine."""
+        self._native.stop_timeline()
+
+    def abort(self, reason: str) -> None:
+        """See Engine."""
+        with self._lock:
+            self._aborted = self._aborted or reason
+            contexts = list(self._contexts.values())
+            lane = self.lane
+        for each in contexts:
+            each.abort(reason)
+        self._native.abort(reason)
+        if lane is not None:
+            lane.abort(reason)
+
+    def close(self) -> None:
+        """See Engine."""
+        with self._lock:
+            self._aborted = self._aborted or "closed"
+            lane = self.lane
+        if lane is not None:
+            self._native.abort("closed")
+            lane.abort("closed")
+            lane.join(_LANE_END_S)
+        self._native.close()
+        with self._lock:
+            contexts, self._contexts = list(self._contexts.values()), {}
+        for each in contexts:
+            each.close()
+
+    def abandon(self) -> None:
+        """See Engine. The native module knows its process."""

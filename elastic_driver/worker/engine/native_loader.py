@@ -1,0 +1,73 @@
+"""Loads the native extension, or says why it cannot be had.
+
+PyTorch carries a Gloo of its own whose symbols have the same names. Python loads extensions with RTLD_LOCAL, so that
+the two never meet, unless somebody has put PyTorch's symbols (or libgloo) into the process's global scope. Only then is
+ours bound to its own library first (RTLD_DEEPBIND), which preloaded memory allocators do not like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+# A symbol of every Gloo: the constructor of gloo::Context.
+_GLOO_SYMBOL = "_ZN4gloo7ContextC1Eiii"
+
+_loaded: ModuleType | None = None
+_reason = ""
+
+
+class NativeUnavailableError(ImportError):
+    """The extension was not built, or cannot be loaded here. The message says why."""
+
+
+def load() -> ModuleType:
+    """The module ``elastic_driver._native``.
+
+    Raises:
+        NativeUnavailableError: it is not to be had; asked again, the answer is the same.
+    """
+    global _loaded, _reason
+    if _loaded is not None:
+        return _loaded
+    if not _reason:
+        try:
+            _loaded = _load()
+        except ImportError as error:
+            _reason = (
+                f"the native extension cannot be loaded: {error}"
+                if _is_built()
+                else "the native extension was not built"
+            )
+        else:
+            return _loaded
+    raise NativeUnavailableError(_reason)
+
+
+def _load() -> ModuleType:
+    flags = os.RTLD_NOW | os.RTLD_LOCAL
+    if _gloo_is_global():
+        flags |= os.RTLD_DEEPBIND
+    former = sys.getdlopenflags()
+    sys.setdlopenflags(flags)
+    try:
+        return importlib.import_module("elastic_driver._native")
+    finally:
+        sys.setdlopenflags(former)
+
+
+def _gloo_is_global() -> bool:
+    try:
+        ctypes.CDLL(None)[_GLOO_SYMBOL]
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_built() -> bool:
+    package = Path(__file__).parents[2]
+    return any(package.glob("_native.*.so"))

@@ -1,0 +1,525 @@
+"""An engine over a backend's four collectives: operations run in the order of submission.
+
+For processes without the native extension, and for jobs of one process. It negotiates nothing: before each operation
+the members compare what they are about to do (one small allgather), so that a program whose ranks differ gets an
+error on every rank instead of rubbish or a hang.
+
+Each process set is a lane: a queue, a thread that runs the operations, and collectives over its members alone. The
+global set's thread ("elastic-comm-ROUND") also makes and ends the other lanes. Lanes of one member have no thread:
+their operations run at once, in the thread that submits them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
+from elastic_driver.worker.engine import plain_plan as plans
+from elastic_driver.worker.engine.collectives import (
+    DTYPES,
+    GLOBAL,
+    Collectives,
+    Exchange,
+    Group,
+    ReduceOp,
+    SoloCollectives,
+    Task,
+)
+from elastic_driver.worker.engine.plain_kinds import Link, control_text, itemsize, run, serve
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.engine.trace import Trace, activity, row
+
+Make: TypeAlias = Callable[[tuple[Group, ...]], Collectives]
+"""Makes a backend's collectives, not yet connected."""
+
+_ACTIVE, _JOINED, _LEAVING = 0, 1, 2
+_log = logging.getLogger("elastic_driver.worker")
+
+# How long an aborted collective may take to end; it takes milliseconds.
+_GIVE_UP_S = 2.0
+_REDUCTIONS = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+_SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first dimension
+
+
+@dataclass(slots=True)
+class _Work:
+    """Something for a lane's thread to do, once its members have agreed on the text; at once when there is none."""
+
+    text: str
+    act: Callable[[Link], Any]
+    state: int = _ACTIVE
+    name: str = ""
+    title: str = ""
+    row: str = ""  # for the timeline, like the next; operations only
+    activity: str = ""
+    future: Future[Any] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+
+    def settle(self, result: Any, failure: BaseException | None) -> None:
+        """Gives the outcome, unless there is one already."""
+        with contextlib.suppress(InvalidStateError):
+            if failure is None:
+                self.future.set_result(result)
+            else:
+                self.future.set_exception(failure)
+
+
+class PlainHandle:
+    """See Handle."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[Result]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """See Handle."""
+        return self._future.done()
+
+    def result(self) -> Result:
+        """See Handle."""
+        return self._future.result()
+
+
+class _Lane:
+    """One process set as this member has it."""
+
+    def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
+        self.link = link
+        self.names: set[str] = set()  # under way; guarded by the engine's lock
+        self.pending = 0  # likewise
+        self.current: _Work | None = None  # what the thread runs
+        self.stuck = False  # whether the thread was given up
+        self._engine = engine
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._joined: set[int] = set()  # places; as of the last agreement, so the same on all members
+        self._thread: threading.Thread | None = None
+        if link.size > 1:
+            # A daemon, because a collective may block in it when the process ends. Work wakes it; end() ends it.
+            self._thread = threading.Thread(target=self._serve_queue, name=thread_name, daemon=True)
+
+    def start(self) -> None:
+        """Begins to run what is queued."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def put(self, work: _Work) -> None:
+        """Queues work; called with the engine's lock, so that nothing is queued behind the end mark."""
+        self._queue.put(work)
+
+    @property
+    def threaded(self) -> bool:
+        """Whether work is queued for a thread."""
+        return self._thread is not None
+
+    def end(self) -> None:
+        """Has the thread end after what is queued, and the collectives closed."""
+        if self._thread is not None and self._thread.ident is not None:
+            self._queue.put(None)
+        else:
+            self.link.collectives.close()
+            self._drain()
+
+    def join(self) -> None:
+        """Blocks until the thread has ended, or is given up."""
+        while (
+            self._thread is not None and self._thread.ident is not None and self._thread.is_alive() and not self.stuck
+        ):
+            self._thread.join(0.1)
+
+    def give_up(self, error: BaseException) -> None:
+        """Fails what is under way although the thread does not come back from it, and what is queued."""
+        work = self.current
+        if work is None or work.future.done():
+            return
+        self.stuck = True
+        _log.warning("elastic_driver: an aborted collective (%s) does not end; going on without its thread", work.title)
+        work.settle(None, error)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (behind := self._queue.get_nowait()) is not None:
+                    behind.settle(None, error)
+
+    def _serve_queue(self) -> None:
+        while (work := self._queue.get()) is not None:
+            self.perform(work)
+            del work  # or the last buffers would live until the next
+        with contextlib.suppress(Exception):
+            self.link.collectives.close()
+        self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (work := self._queue.get_nowait()) is not None:
+                    self.perform(work)  # fails: the engine is broken by now
+
+    def perform(self, work: _Work) -> None:
+        """Runs work and gives its outcome to its future."""
+        result: Any = None
+        failure: BaseException | None = None
+        begun = agreed = time.monotonic()
+        self.current = work
+        try:
+            self._engine.check()
+            if work.state == _JOINED and self.link.size > 1:
+                result = Result(last_joined=self._join(work))
+            else:
+                if work.text and self.link.size > 1:
+                    self._agree(work.text, work.state)
+                agreed = time.monotonic()
+                result = work.act(self.link)
+        except MismatchError as error:
+            failure = error
+        except BaseException as error:
+            # At the first error, before anything else: closing our own connections is what tells the ranks that are
+            # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
+            if self.link.size > 1:
+                self._engine.abort(str(error) or type(error).__name__)
+            failure = error
+        self.current = None
+        self._engine.finished(self, work, begun, agreed)
+        work.settle(result, failure)
+        failure = None  # its traceback holds this frame, and the frame would hold it
+
+    def _agree(self, text: str, state: int) -> str:
+        """Compares with the members what is to be done.
+
+        Returns:
+            For a rank that has joined: the plan to serve, "" when there is none. For others: nothing of interest.
+
+        Raises:
+            MismatchError: the members that have not joined want different things, or what cannot be with joined ones.
+            HorovodInternalError: some have left.
+        """
+        link = self.link
+        table = link.gather_rows([plans.digest(text), state])
+        states = table[:, 1].tolist()
+        leaving = [link.members[place] for place, other in enumerate(states) if other == _LEAVING]
+        if leaving and len(leaving) < link.size:
+            raise HorovodInternalError(f"{plans.ranks_text(leaving)} left the round")
+        joined = {place for place, other in enumerate(states) if other == _JOINED}
+        newly, self._joined = joined - self._joined, joined
+        active = [place for place in range(link.size) if place not in joined]
+        if not active:
+            self._joined = set()
+            return f"{link.members[max(newly)]}"
+        if not joined and len({int(table[place, 0]) for place in active}) == 1:
+            return ""
+        texts = link.gather_texts(text if state != _JOINED else "")
+        wrong = ""
+        if len({texts[place] for place in active}) > 1:
+            wrong = plans.disagreement([(link.members[place], texts[place]) for place in active])
+        elif joined:
+            wrong = plans.objection(json.loads(texts[active[0]]), [link.members[place] for place in sorted(joined)])
+        if state == _JOINED:
+            return "" if wrong else texts[active[0]]
+        if wrong:
+            raise MismatchError(wrong)
+        return ""
+
+    def _join(self, work: _Work) -> int:
+        """Serves the others until all have joined; the rank that did so last."""
+        while True:
+            answer = self._agree(work.text, _JOINED)
+            if answer.isdigit():
+                return int(answer)
+            if answer:
+                serve(self.link, json.loads(answer))
+
+
+class PlainEngine:
+    """See Engine, and the module.
+
+    Args:
+        make: makes the backend's collectives; asked once for all ranks, and once for each further process set.
+        rank: of this process.
+        size: of the job.
+        round_id: for messages.
+        build_s: how long it may take to connect a process set's members.
+        collective_s: how long a collective may take.
+    """
+
+    def __init__(
+        self, make: Make, *, rank: int, size: int, round_id: int = 0, build_s: float, collective_s: float
+    ) -> None:
+        self._make = make
+        self._rank, self._size, self._round_id = rank, size, round_id
+        self._build_s, self._collective_s = build_s, collective_s
+        self._exchange: Exchange | None = None
+        self._lock = threading.Lock()  # guards what follows
+        self._broken = ""
+        self._closed = False
+        self._lanes: dict[int, _Lane] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
+        self._building: Collectives | None = None
+        self._trace: Trace | None = None
+        self._sets_made = 0
+        self._timer: threading.Timer | None = None
+        self._finished = 0
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """Connects to the peers. Blocks until all are there or the time is up. Raises HorovodInternalError."""
+        self._exchange = exchange
+        self._build(GLOBAL_SET, tuple(range(self._size)), exchange, timeout_s)
+
+    def _build(self, number: int, members: tuple[int, ...], exchange: Exchange, timeout_s: float) -> None:
+        index = members.index(self._rank)
+        if len(members) == 1:
+            collectives: Collectives = SoloCollectives()
+        else:
+            collectives = self._make((Group(GLOBAL, tuple(range(len(members))), index),))
+            with self._lock:
+                self._building = collectives
+                broken = self._broken
+            if broken:
+                collectives.abort(broken)
+            try:
+                collectives.connect(exchange, timeout_s=timeout_s)
+            except BaseException:
+                with self._lock:
+                    self._building = None
+                collectives.close()
+                raise
+        name = f"elastic-comm-{self._round_id}" + (f".{number}" if number else "")
+        lane = _Lane(Link(collectives, members, index, self._collective_s), name, self)
+        with self._lock:
+            self._building = None
+            self._lanes[number] = lane
+            broken = self._broken
+        if broken:
+            collectives.abort(broken)
+        lane.start()
+
+    def check(self) -> None:
+        """Raises HorovodInternalError when the engine is broken."""
+        if self._broken:
+            raise self._error()
+
+    def _error(self) -> HorovodInternalError:
+        return HorovodInternalError(f"cannot go on: {self._broken}")
+
+    def submit(self, operation: Operation) -> PlainHandle:
+        """See Engine."""
+        lane = self._lane_of(operation)
+        self._validate(operation, lane.link.members)
+        state = _JOINED if operation.kind is Kind.JOIN else _LEAVING if operation.name == plans.LEAVING else _ACTIVE
+        work = _Work(
+            plans.encode(operation),
+            lambda link: run(link, operation),
+            state,
+            operation.name,
+            operation.name or operation.kind.name.lower(),
+            row(operation),
+            activity(operation),
+        )
+        return PlainHandle(self._enter(lane, work))
+
+    def call(self, task: Task) -> Future[Any]:
+        """Runs a task over the global set's collectives, in its turn, on its thread. Never raises."""
+        work = _Work("", lambda link: task(link.collectives), title="task")
+        try:
+            return self._enter(self._lanes[GLOBAL_SET], work)
+        except HorovodInternalError as error:
+            work.future.set_exception(error)
+            return work.future
+
+    def _enter(self, lane: _Lane, work: _Work) -> Future[Any]:
+        with self._lock:
+            if self._broken:
+                raise self._error()
+            if work.name in lane.names:
+                raise DuplicateNameError(f"cannot submit '{work.name}': an operation of this name is under way")
+            if work.name:
+                lane.names.add(work.name)
+            lane.pending += 1
+            if lane.threaded:
+                lane.put(work)
+        if not lane.threaded:
+            lane.perform(work)
+        return work.future
+
+    def _lane_of(self, operation: Operation) -> _Lane:
+        with self._lock:
+            if self._broken:
+                raise self._error()
+            lane = self._lanes.get(operation.process_set)
+            members = self._ranks.get(operation.process_set)
+        if members is None:
+            raise ValueError(f"cannot use process set {operation.process_set}: there is none of this number")
+        if lane is None:
+            raise ValueError(
+                f"cannot use process set {operation.process_set}: rank {self._rank} is none of its ranks "
+                f"{list(members)}"
+            )
+        return lane
+
+    def _validate(self, operation: Operation, members: tuple[int, ...]) -> None:
+        kind = operation.kind
+        what = f"cannot {kind.name.lower()} '{operation.name or kind.name.lower()}'"
+        if kind is Kind.BROADCAST and operation.root not in members:
+            raise ValueError(f"{what}: the root, rank {operation.root}, is none of the ranks {list(members)}")
+        if kind is Kind.JOIN and operation.process_set != GLOBAL_SET:
+            raise ValueError(f"{what}: only all ranks together can join")
+        if kind is Kind.ALLTOALL and len(operation.splits) != len(operation.tensors):
+            raise ValueError(f"{what}: it needs splits for each tensor")
+        for number, spec in enumerate(operation.tensors):
+            itemsize(spec.dtype)
+            if spec.nbytes and not spec.address:
+                raise ValueError(f"{what}: a tensor of {spec.nbytes} bytes has no address")
+            if kind in _REDUCTIONS and spec.dtype not in DTYPES:
+                raise ValueError(f"{what}: values of dtype {spec.dtype} cannot be reduced")
+            if kind in _REDUCTIONS and operation.reduce_op is ReduceOp.ADASUM and "float" not in spec.dtype:
+                raise ValueError(f"{what}: Adasum is for floating point only, not for {spec.dtype}")
+            if kind in _SPLIT and not spec.shape:
+                raise ValueError(f"{what}: a tensor without dimensions cannot be split or joined")
+            if kind is Kind.ALLTOALL:
+                splits = operation.splits[number]
+                if len(splits) != len(members) or min(splits) < 0 or sum(splits) != spec.shape[0]:
+                    raise ValueError(
+                        f"{what}: the splits {list(splits)} are not {len(members)} counts of rows that add up to "
+                        f"{spec.shape[0]}"
+                    )
+
+    def finished(self, lane: _Lane, work: _Work, begun: float, agreed: float) -> None:
+        """A lane's work is over."""
+        with self._lock:
+            lane.pending -= 1
+            self._finished += 1
+            lane.names.discard(work.name)
+            trace = self._trace
+        if trace is not None and work.activity:
+            trace.operation(work.row, work.activity, work.submitted, begun, agreed)
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """See Engine."""
+        members = tuple(ranks)
+        if number in self._ranks:
+            raise ValueError(f"cannot add process set {number}: there is one of this number")
+        if not members or len(set(members)) < len(members) or not all(0 <= rank < self._size for rank in members):
+            raise ValueError(f"cannot add a process set of ranks {list(members)}: the job has {self._size}")
+        self._sets_made += 1
+        scope_end = f".set.{self._sets_made}.{number}"
+
+        def within(scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+            assert self._exchange is not None
+            return self._exchange(scope + scope_end, key=key, count=count, value=value)
+
+        def build(link: Link) -> None:
+            if self._rank in members:
+                self._build(number, members, within, self._build_s)
+            with self._lock:
+                self._ranks[number] = members
+            if link.size > 1:
+                link.gather_rows([number])  # until all are connected
+
+        self._control("add process set", build, number=number, ranks=list(members))
+
+    def remove_process_set(self, number: int) -> None:
+        """See Engine."""
+        if number == GLOBAL_SET or number not in self._ranks:
+            raise ValueError(f"cannot remove process set {number}")
+
+        def end(link: Link) -> None:
+            with self._lock:
+                lane = self._lanes.pop(number, None)
+                self._ranks.pop(number, None)
+            if lane is not None:
+                lane.end()
+                lane.join()
+
+        self._control("remove process set", end, number=number)
+
+    def _control(self, what: str, act: Callable[[Link], None], **details: object) -> None:
+        work = _Work(control_text(what, **details), act, title=what)
+        self._enter(self._lanes[GLOBAL_SET], work).result()
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """See Engine."""
+        return np.zeros(nbytes, np.uint8)
+
+    def progress(self) -> tuple[int, bool]:
+        """See Engine."""
+        with self._lock:
+            return self._finished, any(lane.pending for lane in self._lanes.values())
+
+    def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
+        """See Engine. A cycle is one operation's turn."""
+        trace = Trace(path, self._rank, mark_cycles=mark_cycles)
+        with self._lock:
+            former, self._trace = self._trace, trace
+        if former is not None:
+            former.close()
+
+    def stop_timeline(self) -> None:
+        """See Engine."""
+        with self._lock:
+            trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.close()
+
+    def abort(self, reason: str) -> None:
+        """See Engine. Peers that wait for this process learn of it by their closed connections."""
+        with self._lock:
+            if self._broken:
+                return
+            self._broken = reason or "aborted"
+            collectives = [lane.link.collectives for lane in self._lanes.values()]
+            if self._building is not None:
+                collectives.append(self._building)
+        for each in collectives:
+            each.abort(self._broken)
+        with self._lock:
+            if not any(lane.current for lane in self._lanes.values()):
+                return
+            # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
+            # goes on for ever. Nothing but the closed connections could still write to its memory.
+            self._timer = threading.Timer(_GIVE_UP_S, self._give_up)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.give_up(self._error())
+
+    def close(self) -> None:
+        """See Engine. Blocks until the threads have ended."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            unfinished = self._building is not None or any(lane.pending for lane in self._lanes.values())
+        if unfinished:
+            self.abort("the library was shut down in this process")
+        with self._lock:
+            self._broken = self._broken or "the round is over in this process"
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.end()
+        for lane in lanes:
+            lane.join()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.stop_timeline()
+
+    def abandon(self) -> None:
+        """See Engine."""
+        self._lock = threading.Lock()  # the parent's may have been held at the fork
+        for lane in self._lanes.values():
+            lane.link.collectives.abandon()
+        if self._building is not None:
+            self._building.abandon()

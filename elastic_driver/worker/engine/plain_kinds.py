@@ -1,0 +1,286 @@
+"""How each kind of operation is made of a backend's four collectives, for ``PlainEngine``.
+
+Owns no thread and no state: everything here runs where the engine calls it, and blocks until done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver.worker.engine.collectives import GLOBAL, Bytes, Collectives, ReduceOp, as_bytes, divide_inplace
+from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec, region
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A process set as one of its members sees it.
+
+    Attributes:
+        collectives: over the set's members.
+        members: their global ranks.
+        index: this process's place among them.
+        limit_s: of each collective.
+    """
+
+    collectives: Collectives
+    members: tuple[int, ...]
+    index: int
+    limit_s: float
+
+    @property
+    def size(self) -> int:
+        """Members."""
+        return len(self.members)
+
+    def gather(self, data: Bytes, counts: Sequence[int]) -> Bytes:
+        """The members' bytes, end to end."""
+        output = np.empty(sum(counts), np.uint8)
+        if output.nbytes:
+            self.collectives.allgather(GLOBAL, data, output, counts, timeout_s=self.limit_s)
+        return output
+
+    def gather_rows(self, row: Sequence[int]) -> npt.NDArray[np.int64]:
+        """(size, len(row)) int64: a row of numbers from each member."""
+        mine = np.asarray(row, np.int64)
+        return self.gather(as_bytes(mine), [mine.nbytes] * self.size).view(np.int64).reshape(self.size, len(row))
+
+    def gather_texts(self, text: str) -> list[str]:
+        """A text from each member."""
+        data = np.frombuffer(text.encode(), np.uint8).copy()
+        counts = self.gather_rows([data.nbytes])[:, 0].tolist()
+        joined = self.gather(data, counts)
+        ends = np.cumsum(counts).tolist()
+        return [bytes(joined[end - count : end]).decode() for end, count in zip(ends, counts, strict=True)]
+
+
+def run(link: Link, operation: Operation) -> Result:
+    """Carries an operation out, which the members have agreed on."""
+    match operation.kind:
+        case Kind.ALLREDUCE:
+            return _allreduce(link, operation)
+        case Kind.ALLGATHER:
+            return _allgather(link, operation)
+        case Kind.BROADCAST:
+            return _broadcast(link, operation)
+        case Kind.ALLTOALL:
+            return _alltoall(link, operation)
+        case Kind.REDUCESCATTER:
+            return _reducescatter(link, operation)
+        case Kind.BARRIER:
+            return Result()  # the agreement was one
+        case Kind.JOIN:
+            return Result(last_joined=link.members[link.index])
+
+
+def serve(link: Link, plan: dict[str, Any]) -> None:
+    """Takes part in an allreduce of the others with zeros, for a rank that has joined."""
+    specs, memory = [], []
+    for dtype, extents in plan["tensors"]:
+        shape = tuple(extents)
+        array = np.zeros(prod(shape) * itemsize(dtype), np.uint8)
+        memory.append(array)
+        address = array.ctypes.data if array.nbytes else 0
+        specs.append(TensorSpec(address, array.nbytes, dtype, shape, address))
+    run(
+        link,
+        Operation(
+            Kind.ALLREDUCE,
+            tuple(specs),
+            plan["name"],
+            ReduceOp(plan["op"]),
+            prescale=plan["prescale_factor"],
+            postscale=plan["postscale_factor"],
+        ),
+    )
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element. Raises ValueError for a dtype that does not travel."""
+    if dtype not in WIRE_DTYPES:
+        raise ValueError(f"cannot send values of dtype {dtype}: the dtypes are {', '.join(WIRE_DTYPES)}")
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _allreduce(link: Link, operation: Operation) -> Result:
+    by_dtype: dict[str, list[Bytes]] = {}
+    for spec in operation.tensors:
+        target = region(spec.output, spec.nbytes)
+        if spec.output != spec.address:
+            target[:] = region(spec.address, spec.nbytes)
+        by_dtype.setdefault(spec.dtype, []).append(target)
+    for dtype, targets in by_dtype.items():
+        if len(targets) == 1 or operation.reduce_op is ReduceOp.ADASUM:
+            for target in targets:
+                _reduce(link, target, dtype, operation)
+            continue
+        packed = np.concatenate(targets)
+        _reduce(link, packed, dtype, operation)
+        offset = 0
+        for target in targets:
+            target[:] = packed[offset : offset + target.nbytes]
+            offset += target.nbytes
+    return Result()
+
+
+def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
+    """Reduces in place, factors and all."""
+    if data.nbytes == 0:
+        return
+    scale(data, dtype, operation.prescale)
+    op = operation.reduce_op
+    if op is ReduceOp.ADASUM:
+        gathered = link.gather(data, [data.nbytes] * link.size).reshape(link.size, -1)
+        adasum(list(gathered), dtype)
+        data[:] = gathered[0]
+    else:
+        wire = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
+        link.collectives.allreduce(GLOBAL, data, dtype, wire, timeout_s=link.limit_s)
+        if op is ReduceOp.AVERAGE:
+            divide(data, dtype, link.size)
+    scale(data, dtype, operation.postscale)
+
+
+def _row_bytes(spec: TensorSpec) -> int:
+    return itemsize(spec.dtype) * prod(spec.shape[1:])
+
+
+def _allgather(link: Link, operation: Operation) -> Result:
+    table = link.gather_rows([spec.shape[0] for spec in operation.tensors])
+    result = Result()
+    for spec, rows in zip(operation.tensors, table.T.tolist(), strict=True):
+        counts = [count * _row_bytes(spec) for count in rows]
+        result.arrays.append(link.gather(region(spec.address, spec.nbytes), counts))
+        result.rows.append(sum(rows))
+    return result
+
+
+def _broadcast(link: Link, operation: Operation) -> Result:
+    root = link.members.index(operation.root)
+    specs = [spec for spec in operation.tensors if spec.nbytes]
+    if not specs:
+        return Result()
+    if len(specs) == 1:
+        packed = region(specs[0].output, specs[0].nbytes)
+        if link.index == root and specs[0].output != specs[0].address:
+            packed[:] = region(specs[0].address, specs[0].nbytes)
+    elif link.index == root:
+        packed = np.concatenate([region(spec.address, spec.nbytes) for spec in specs])
+    else:
+        packed = np.empty(sum(spec.nbytes for spec in specs), np.uint8)
+    link.collectives.broadcast(GLOBAL, packed, root, timeout_s=link.limit_s)
+    if len(specs) > 1:
+        offset = 0
+        for spec in specs:
+            if link.index != root or spec.output != spec.address:
+                region(spec.output, spec.nbytes)[:] = packed[offset : offset + spec.nbytes]
+            offset += spec.nbytes
+    return Result()
+
+
+def _alltoall(link: Link, operation: Operation) -> Result:
+    """Everybody gets everything and keeps what is its own: the backends know no other way."""
+    table = link.gather_rows([rows for splits in operation.splits for rows in splits])
+    result = Result()
+    for number, spec in enumerate(operation.tensors):
+        splits = table[:, number * link.size : (number + 1) * link.size]  # (from, to)
+        row_bytes = _row_bytes(spec)
+        totals = splits.sum(axis=1)
+        gathered = link.gather(region(spec.address, spec.nbytes), (totals * row_bytes).tolist())
+        starts = np.cumsum(totals) - totals + splits[:, : link.index].sum(axis=1)
+        received = splits[:, link.index]
+        parts = [
+            gathered[start * row_bytes : (start + rows) * row_bytes]
+            for start, rows in zip(starts.tolist(), received.tolist(), strict=True)
+        ]
+        result.arrays.append(np.concatenate(parts))
+        result.rows.append(int(received.sum()))
+        result.received.append(tuple(received.tolist()))
+    return result
+
+
+def _reducescatter(link: Link, operation: Operation) -> Result:
+    result = Result()
+    for spec in operation.tensors:
+        work = region(spec.address, spec.nbytes).copy()
+        _reduce(link, work, spec.dtype, operation)
+        each, more = divmod(spec.shape[0], link.size)
+        start = link.index * each + min(link.index, more)
+        rows = each + (link.index < more)
+        row_bytes = _row_bytes(spec)
+        result.arrays.append(work[start * row_bytes : (start + rows) * row_bytes].copy())
+        result.rows.append(rows)
+    return result
+
+
+def _load(data: Bytes, dtype: str) -> npt.NDArray[Any]:
+    """Values to compute with: float32 for the 16-bit floats, else a view."""
+    if dtype == "bfloat16":
+        return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    values = data.view(np.dtype(dtype))
+    return values.astype(np.float32) if dtype == "float16" else values
+
+
+def _store(data: Bytes, dtype: str, values: npt.NDArray[Any]) -> None:
+    """Rounds to nearest even."""
+    if dtype != "bfloat16":
+        data.view(np.dtype(dtype))[:] = values
+        return
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    data.view(np.uint16)[:] = np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(0x40), rounded)
+
+
+def _is_float(dtype: str) -> bool:
+    return "float" in dtype
+
+
+def scale(data: Bytes, dtype: str, factor: float) -> None:
+    """Multiplies by a factor. Integers are multiplied in float64 and rounded toward zero."""
+    if factor == 1.0 or data.nbytes == 0:
+        return
+    values = _load(data, dtype)
+    with np.errstate(all="ignore"):
+        if _is_float(dtype):
+            _store(data, dtype, values * values.dtype.type(factor))
+        else:
+            _store(data, dtype, np.trunc(values.astype(np.float64) * factor).astype(values.dtype))
+
+
+def divide(data: Bytes, dtype: str, divisor: int) -> None:
+    """Divides by a number of members. Integers exactly, rounded toward zero."""
+    if divisor == 1 or data.nbytes == 0:
+        return
+    with np.errstate(all="ignore"):
+        values = _load(data, dtype)
+        divide_inplace(values, divisor)
+        _store(data, dtype, values)
+
+
+def adasum(arrays: list[Bytes], dtype: str) -> None:
+    """Combines the members' values pairwise, in a tree, into the first of them: what two have in common counts once.
+
+    The rule is that of the Adasum paper (Maleki et al., 2020). Dot products are of float64.
+    """
+    distance = 1
+    while distance < len(arrays):
+        for first in range(0, len(arrays) - distance, 2 * distance):
+            a, b = (_load(arrays[each], dtype).astype(np.float64) for each in (first, first + distance))
+            with np.errstate(all="ignore"):
+                common, own, other = float(a @ b), float(a @ a), float(b @ b)
+                # A zero gradient has nothing in common with the other, which counts whole.
+                keep_a = 1.0 if own == 0 else 1.0 - common / (2 * own)
+                keep_b = 1.0 if other == 0 else 1.0 - common / (2 * other)
+                _store(arrays[first], dtype, a * keep_a + b * keep_b)
+        distance *= 2
+
+
+def control_text(what: str, **details: object) -> str:
+    """The plan of something that is no operation: a process set that comes or goes."""
+    return json.dumps({"operation": what, "name": "", **details})

@@ -1,0 +1,117 @@
+"""What a rank wants to do, as text that ranks compare; and what is wrong when the texts differ.
+
+For ``PlainEngine``. Owns the texts and the words of the errors, which are those of the native engine.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.protocol import Kind, Operation
+
+LEAVING = "elastic_driver.leaving"
+"""The name of the barrier of processes that are about to shut down: a rank that wants anything else is left alone."""
+
+# As the gradients of an optimizer may be what is gathered.
+_SPARSE_HINT = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))"
+
+# Kinds whose members may differ in the tensors' first dimensions, which are therefore no part of the plan.
+_FREE_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL)
+
+
+def encode(operation: Operation) -> str:
+    """The part of an operation on which the members must agree."""
+    free = operation.kind in _FREE_ROWS
+    return json.dumps(
+        {
+            "operation": operation.kind.name.lower(),
+            "name": operation.name,
+            "tensors": [[spec.dtype, list(spec.shape[1:] if free else spec.shape)] for spec in operation.tensors],
+            "root": operation.root,
+            "op": int(operation.reduce_op),
+            "prescale_factor": operation.prescale,
+            "postscale_factor": operation.postscale,
+        }
+    )
+
+
+def digest(text: str) -> int:
+    """A text as a number of 63 bits: what is compared when all goes well."""
+    data = text.encode()
+    return zlib.crc32(data) << 31 ^ zlib.adler32(data)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 1, 2``."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def title(plan: dict[str, Any]) -> str:
+    """``allreduce 'gradients'``."""
+    return f"{plan['operation']} '{plan['name'] or plan['operation']}'"
+
+
+def disagreement(texts: Sequence[tuple[int, str]]) -> str:
+    """What is wrong with the plans of some ranks, which are not all alike; each camp next to the largest."""
+    camps: dict[str, list[int]] = {}
+    for rank, text in texts:
+        camps.setdefault(text, []).append(rank)
+    most = max(camps, key=lambda text: (len(camps[text]), -camps[text][0]))
+    reference = json.loads(most)
+    parts = []
+    for text, ranks in camps.items():
+        if text == most:
+            continue
+        part = _difference(reference, camps[most][0], json.loads(text), ranks[0])
+        if len(ranks) > 1:
+            part += f" (as {ranks_text(ranks[1:])} {'has' if len(ranks) == 2 else 'have'})"
+        parts.append(part)
+    return f"cannot {title(reference)}: {'; '.join(parts)}"
+
+
+def _difference(one: dict[str, Any], one_rank: int, other: dict[str, Any], other_rank: int) -> str:
+    def say(what: str, mine: object, yours: object) -> str:
+        return f"rank {one_rank} has {what} {mine}, rank {other_rank} has {what} {yours}"
+
+    if one["operation"] != other["operation"]:
+        return say("operation", one["operation"], other["operation"])
+    if one["name"] != other["name"]:
+        return (
+            say("name", repr(one["name"]), repr(other["name"]))
+            + " (without the native extension all ranks must submit operations in one order)"
+        )
+    mine, yours = one.get("tensors", []), other.get("tensors", [])
+    if len(mine) != len(yours):
+        return say("number of tensors", len(mine), len(yours))
+    for (dtype, shape), (other_dtype, other_shape) in zip(mine, yours, strict=True):
+        if dtype != other_dtype:
+            return say("dtype", dtype, other_dtype)
+        if shape != other_shape:
+            free = one["operation"] in [kind.name.lower() for kind in _FREE_ROWS]
+            return say("shape", _shape(shape, free=free), _shape(other_shape, free=free))
+    if one.get("root") != other.get("root"):
+        return say("root rank", one.get("root"), other.get("root"))
+    if one.get("op") != other.get("op"):
+        names = [ReduceOp(plan["op"]).name.capitalize() for plan in (one, other)]
+        return say("op", *names)
+    for what in sorted(one):
+        if one[what] != other.get(what):
+            return say(what, one[what], other.get(what))
+    return "they differ"
+
+
+def _shape(extents: list[int], *, free: bool) -> str:
+    return f"({', '.join(map(str, ['rows', *extents]))})" if free else str(tuple(extents))
+
+
+def objection(plan: dict[str, Any], joined: Sequence[int]) -> str:
+    """Why an operation cannot run while some ranks have joined; "" when it can."""
+    if plan["operation"] == "allreduce":
+        return ""
+    have = f"{ranks_text(joined)} {'has' if len(joined) == 1 else 'have'} joined"
+    hint = _SPARSE_HINT if plan["operation"] == "allgather" else ""
+    return f"cannot {title(plan)}: {plan['operation']} is not supported while {have}{hint}"

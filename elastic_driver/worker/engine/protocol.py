@@ -1,0 +1,177 @@
+"""What the API asks of an engine: named operations, submitted in any order, each with a handle to wait on.
+
+Owns the words between the API (numpy_api.py, torch/) and the engines that carry operations out: ``NativeEngine``
+(native_engine.py), which negotiates, so that ranks may submit in any order; and ``PlainEngine`` (plain_engine.py),
+which runs operations in the order of submission over a backend's four collectives, where the extension is missing and
+in a job of one process. Knows nothing of rounds or the driver.
+
+An operation names memory by address. Whoever submits keeps that memory alive until the handle is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver.worker.engine.collectives import DTYPES, ReduceOp
+
+GLOBAL_SET = 0  # the process set of all ranks
+
+# By their numbers on the wire. Everything but a reduction takes any of them; bool is reduced as uint8 by the API.
+WIRE_DTYPES = (*DTYPES, "int16", "uint16", "bool", "complex64", "complex128")
+
+
+class Kind(IntEnum):
+    """The operations. The numbers are the native engine's."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One array of an operation: C-contiguous memory of ``nbytes`` bytes.
+
+    Attributes:
+        address: of the input; 0 for an array without bytes.
+        nbytes: its bytes.
+        dtype: its name, of WIRE_DTYPES.
+        shape: its shape; all that is not () has a first dimension that allgather, alltoall and reducescatter split.
+        output: address of the result's memory, for ALLREDUCE and BROADCAST; may be that of the input.
+    """
+
+    address: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one rank submits. Members of the process set must agree on all but the tensors' memory and first dimensions.
+
+    Attributes:
+        kind: what is to be done.
+        tensors: one, or several for a grouped operation, which runs when all members have submitted all of it.
+        name: pairs the submissions of the ranks; "" pairs the n-th unnamed one of this kind and set.
+        reduce_op: for ALLREDUCE and REDUCESCATTER.
+        root: a global rank, for BROADCAST.
+        prescale: multiplies the input, for reductions. Integers are rounded toward zero.
+        postscale: multiplies the result.
+        splits: for ALLTOALL, for each tensor: rows to each member.
+        process_set: number of a process set.
+        device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
+    """
+
+    kind: Kind
+    tensors: tuple[TensorSpec, ...] = ()
+    name: str = ""
+    reduce_op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    splits: tuple[tuple[int, ...], ...] = ()
+    process_set: int = GLOBAL_SET
+    device: int = 0
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of an operation.
+
+    Attributes:
+        arrays: for ALLGATHER, ALLTOALL and REDUCESCATTER, for each tensor: the result's memory, (nbytes,) uint8,
+            which the receiver owns. Empty for the others, whose results are where ``output`` says.
+        rows: their first dimensions.
+        received: for ALLTOALL, for each tensor: rows from each member.
+        last_joined: for JOIN: the rank that joined last.
+    """
+
+    arrays: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    received: list[tuple[int, ...]] = field(default_factory=list)
+    last_joined: int = -1
+
+
+class Handle(Protocol):
+    """An operation under way. The memory of its tensors is in use until it is done, failed ones too."""
+
+    def done(self) -> bool:
+        """Whether result() would return, or raise, at once."""
+
+    def result(self) -> Result:
+        """Blocks until the operation is done; signals are handled meanwhile. May be called again.
+
+        Raises:
+            HorovodInternalError: a peer is gone, or the round was aborted; or no rank went on for too long.
+            MismatchError: the ranks did not submit the same; the same on all of them.
+        """
+
+
+class Engine(Protocol):
+    """One round's operations of one process. All methods may be called by any thread."""
+
+    def submit(self, operation: Operation) -> Handle:
+        """Begins an operation. Never blocks long.
+
+        Raises:
+            DuplicateNameError: an operation of this name is under way in the same process set.
+            HorovodInternalError: the round is broken or over.
+            ValueError: the operation itself cannot be (no such root, splits that do not add up).
+        """
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """Makes a number stand for some ranks. On all ranks alike, members or not; blocks until all have done so."""
+
+    def remove_process_set(self, number: int) -> None:
+        """Forgets a process set. On all ranks alike; blocks until all have done so."""
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Memory, zeroed, that operations are quickest on (the peers can see it). Freed with the array."""
+
+    def progress(self) -> tuple[int, bool]:
+        """Operations finished so far, and whether others are under way."""
+
+    def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
+        """Begins to write a Chrome trace of this rank's operations; what happens is in the file within 0.1 s.
+
+        Args:
+            path: the file. It is JSON at any time.
+            mark_cycles: whether turns of the engine's thread are in it, too, as instants named CYCLE_START.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+
+    def stop_timeline(self) -> None:
+        """Ends it. All operations whose handles were done before are in the file then."""
+
+    def abort(self, reason: str) -> None:
+        """Makes every operation under way and every later one fail. Never blocks long."""
+
+    def close(self) -> None:
+        """Frees what is held; what is under way fails. Idempotent."""
+
+    def abandon(self) -> None:
+        """In a forked child: sees to it that nothing of the parent's is touched when this object goes."""
+
+
+def region(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory at an address, as an array that does not own it."""
+    import ctypes
+
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)

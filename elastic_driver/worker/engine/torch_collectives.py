@@ -1,0 +1,332 @@
+"""torch's own Gloo behind the Collectives protocol, for processes where the native module cannot be loaded.
+
+Process groups are made directly over a Store of ours, so that ``torch.distributed``'s global state stays the user's.
+Nothing in torch ends a blocked Gloo collective (its abort is a no-op there); shutting down the group's own sockets
+does. They are known by their ports: each member puts the port of its Gloo listener in front of its addresses, and a
+connection is ours when it was accepted at our port or leads to a peer's.
+
+That Gloo takes whoever connects. So before anything is sent, the members compare the ends of their connections through
+the driver, and give up the round when one leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from elastic_driver.errors import HorovodInternalError
+from elastic_driver.worker.engine.collectives import CONTEXT_SCOPE, Bytes, Exchange, Group, ReduceOp
+
+_OPS = {
+    ReduceOp.SUM: c10d.ReduceOp.SUM,
+    ReduceOp.MIN: c10d.ReduceOp.MIN,
+    ReduceOp.MAX: c10d.ReduceOp.MAX,
+    ReduceOp.PRODUCT: c10d.ReduceOp.PRODUCT,
+}
+_PORT = struct.Struct("<H")
+_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
+_ADVICE = re.compile(r"\.? This (means|is typically) .*$")
+
+
+Ends: TypeAlias = tuple[str, str]
+"""A connection by its addresses: this process's, and the other one's."""
+
+
+class ExchangeStore(c10d.Store):
+    """The Store of one group: Gloo sets its own addresses once, then reads everybody's.
+
+    Its first read turns into one exchange, instead of a wait and a get for each member.
+    """
+
+    def __init__(self, group: Group, exchange: Exchange, port: int) -> None:
+        super().__init__()
+        # Local groups of two hosts have one name; their first members differ.
+        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}.{group.members[0]}"
+        self._index, self._count = group.index, len(group.members)
+        self._exchange, self._port = exchange, port
+        self._own = b""
+        self._values: list[bytes] = []
+        self.peer_ports: set[int] = set()
+        self.error: BaseException | None = None
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """Remembers the own addresses."""
+        self._own = bytes(value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Blocks until all members have set theirs."""
+        self._fetch()
+
+    def get(self, key: str) -> bytes:
+        """The addresses of the member that the key ends with."""
+        return self._fetch()[int(key.rsplit("/", 1)[-1])]
+
+    def _fetch(self) -> list[bytes]:
+        if not self._values:
+            try:
+                value = _PORT.pack(self._port) + self._own
+                values = self._exchange(self.scope, key=self._index, count=self._count, value=value)
+            except BaseException as error:
+                self.error = error  # torch turns it into another on its way up
+                raise
+            self.peer_ports = {_PORT.unpack_from(value)[0] for value in values}
+            self._values = [value[_PORT.size :] for value in values]
+        return self._values
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """(descriptor, inode) of this process's sockets."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            yield int(name), int(target[8:-1])
+
+
+def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
+    """A second handle of that socket; None when the number stands for something else by now."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        if os.readlink(f"/proc/self/fd/{copy}") == f"socket:[{inode}]":
+            return socket.socket(fileno=copy)
+    except OSError:
+        pass
+    os.close(copy)
+    return None
+
+
+def _is_listening(candidate: socket.socket) -> bool:
+    return candidate.family in (socket.AF_INET, socket.AF_INET6) and bool(
+        candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    )
+
+
+class TorchCollectives:
+    """Collectives over ProcessGroupGloo."""
+
+    def __init__(self, groups: Sequence[Group], address: str) -> None:
+        self._plan = tuple(groups)
+        self._address = address
+        self._groups: dict[str, Any] = {}
+        self._sizes = {group.name: len(group.members) for group in groups}
+        self._lock = threading.Lock()  # guards _own and _aborted
+        self._own: list[socket.socket] = []
+        self._aborted = ""
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        """See Collectives."""
+        before = {inode for _, inode in _sockets()}
+        device = self._make_device()
+        port = self._adopt_listener(before)
+        gloo: Any = c10d.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [device]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 1  # one collective at a time
+        for group in self._plan:
+            store = ExchangeStore(group, exchange, port)
+            with self._failures("connect to its peers", store):
+                self._groups[group.name] = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
+            ends = self._adopt_connections(before, port, store.peer_ports)
+            told = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
+            _check_ends(group, [_unpack(each) for each in told])
+
+    def process_group(self, name: str) -> Any:
+        """The process group of that name, once connected."""
+        return self._groups[name]
+
+    def _make_device(self) -> Any:
+        # The device's loop thread inherits the scheduling class of the thread that makes it. As SCHED_BATCH it does
+        # not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes outnumber
+        # cores. Needs no privilege.
+        former = os.sched_getscheduler(0)
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        try:
+            return c10d.ProcessGroupGloo.create_device(hostname=self._address)
+        except RuntimeError as error:
+            raise HorovodInternalError(f"cannot listen at {self._address}: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, former, os.sched_param(0))
+
+    def _adopt_listener(self, before: set[int]) -> int:
+        for descriptor, inode in _sockets():
+            if inode in before:
+                continue
+            candidate = _duplicate(descriptor, inode)
+            if candidate is None:
+                continue
+            # Never shut down: torch's Gloo ends the process when accept() fails on its listener.
+            with candidate:
+                if _is_listening(candidate):
+                    port: int = candidate.getsockname()[1]
+                    return port
+        raise HorovodInternalError("cannot find the listening socket of torch's Gloo device")
+
+    def _adopt_connections(self, before: set[int], port: int, peer_ports: set[int]) -> list[Ends]:
+        """Keeps those that are new, and returns their ends."""
+        ends = []
+        with self._lock:
+            known = {os.fstat(own.fileno()).st_ino for own in self._own}
+        for descriptor, inode in _sockets():
+            if inode in before or inode in known:
+                continue
+            known.add(inode)  # its duplicate may come up in the list, under a number that was free before
+            candidate = _duplicate(descriptor, inode)
+            if candidate is None:
+                continue
+            try:
+                ours = (
+                    candidate.family in (socket.AF_INET, socket.AF_INET6)
+                    and not _is_listening(candidate)
+                    and (candidate.getsockname()[1] == port or candidate.getpeername()[1] in peer_ports)
+                )
+            except OSError:
+                ours = False  # not connected
+            if ours:
+                with contextlib.suppress(OSError):  # gone since
+                    ends.append((_text(candidate.getsockname()), _text(candidate.getpeername())))
+                self._adopt(candidate)
+            else:
+                candidate.close()
+        return ends
+
+    def _adopt(self, own: socket.socket) -> None:
+        with self._lock:
+            self._own.append(own)
+            aborted = bool(self._aborted)
+        if aborted:
+            _shut(own)
+
+    @contextlib.contextmanager
+    def _failures(self, what: str, store: ExchangeStore | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            cause = store.error if store is not None and store.error is not None else error
+            reason = self._aborted or _essence(str(cause))
+            raise HorovodInternalError(f"cannot {what}: {reason}") from cause
+
+    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+        """See Collectives."""
+        options = c10d.AllreduceOptions()
+        options.reduceOp = _OPS[op]  # type: ignore[assignment]
+        options.timeout = timedelta(seconds=timeout_s)
+        tensor = torch.from_numpy(data).view(getattr(torch, dtype))
+        with self._failures("finish an allreduce"):
+            self._groups[group].allreduce([tensor], options).wait()
+
+    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+        """See Collectives."""
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        options.timeout = timedelta(seconds=timeout_s)
+        with self._failures("finish a broadcast"):
+            self._groups[group].broadcast([torch.from_numpy(data)], options).wait()
+
+    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        """See Collectives. Gloo wants equal parts here, so that shorter ones are padded."""
+        most = max(counts)
+        options = c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        mine = np.zeros(most, np.uint8)
+        mine[: data.nbytes] = data
+        parts = [torch.empty(most, dtype=torch.uint8) for _ in counts]
+        with self._failures("finish an allgather"):
+            self._groups[group].allgather([parts], [torch.from_numpy(mine)], options).wait()
+        offset = 0
+        for part, count in zip(parts, counts, strict=True):
+            output[offset : offset + count] = part.numpy()[:count]
+            offset += count
+
+    def barrier(self, group: str, *, timeout_s: float) -> None:
+        """See Collectives."""
+        self.allreduce(group, np.zeros(1, np.uint8), "uint8", ReduceOp.SUM, timeout_s=timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """See Collectives."""
+        with self._lock:
+            self._aborted = self._aborted or reason
+            own = list(self._own)
+        for each in own:
+            _shut(each)
+
+    def close(self) -> None:
+        """See Collectives."""
+        with self._lock:
+            own, self._own = self._own, []
+            self._aborted = self._aborted or "closed"
+        for each in own:
+            _shut(each)
+            each.close()
+        self._groups.clear()
+
+    def abandon(self) -> None:
+        """See Collectives. A process group's destructor would join threads that are only in the parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._groups))
+
+
+def _text(name: tuple[Any, ...]) -> str:
+    return f"{name[0]}:{name[1]}"
+
+
+def _pack(ends: list[Ends]) -> bytes:
+    return json.dumps(ends).encode()
+
+
+def _unpack(value: bytes) -> list[Ends]:
+    return [(own, far) for own, far in json.loads(value)]
+
+
+def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
+    """Sees to it that the connections of this member are those of the others to it, one with each and no more.
+
+    torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
+
+    Raises:
+        HorovodInternalError: it is not so.
+    """
+    owners = {(far, own): index for index, ends in enumerate(told) for own, far in ends}
+    found = [owners.get(each, -1) for each in told[group.index]]
+    others = [index for index in range(len(group.members)) if index != group.index]
+    if -1 in found:
+        stranger = told[group.index][found.index(-1)][1]
+        raise HorovodInternalError(
+            f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
+            "and belongs to no rank of this job; the native extension would have sent it away"
+        )
+    if sorted(found) != others:
+        lacking = [group.members[index] for index in others if found.count(index) != 1]
+        raise HorovodInternalError(
+            f"cannot use the connections of torch's Gloo: there is not one, and no more, with rank {lacking[0]}"
+        )
+
+
+def _essence(text: str) -> str:
+    """Gloo's message without its place in Gloo's source and its advice."""
+    first = text.splitlines()[0] if text else text
+    return _ADVICE.sub("", _PLACE.sub("", first)).rstrip(". ")
+
+
+def _shut(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the peer was quicker
+        own.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,324 @@
+"""One round as this process sees it: its place, its engine, and the thread that watches the driver.
+
+Owns the engine's life: which one it is, its connecting, its end by force and its teardown. Does not know how a round is
+joined (runtime.py), nor what operations are for.
+
+Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds the building of contexts only. A collective's clock starts when this
+rank calls it, so the same limit there would end healthy jobs whose peers compute longer than that; and a dead peer
+is announced by the driver within milliseconds anyhow. Collectives get ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic_driver.errors import HorovodInternalError, RendezvousError, RendezvousTimeoutError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import RoundAssignment
+from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
+from elastic_driver.worker.engine.plain_plan import LEAVING
+from elastic_driver.worker.engine.protocol import Engine, Kind, Operation, Result
+from elastic_driver.worker.engine.seal import Seal
+from elastic_driver.worker.rounds.watch import Watch, WatchClient
+
+_log = logging.getLogger("elastic_driver.worker")
+
+on_updates: list[Callable[[], None]] = []
+"""Called by the watch thread when members are to leave the round at their next commit."""
+
+
+class RoundClient(WatchClient, Protocol):
+    """What a context needs of a rendezvous client; two threads use it at once."""
+
+    def exchange(
+        self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
+    ) -> list[bytes]:
+        """Puts a value, waits for all, returns all in order of their keys."""
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key."""
+
+    def get(self, round_id: int, scope: str, key: str, *, wait_s: float) -> bytes | None:
+        """The value of a key, waited for; None when it is not there in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSettings:
+    """What HOROVOD_TIMELINE and HOROVOD_TIMELINE_MARK_CYCLES say: a file, if any, and whether cycles are marked."""
+
+    path: str = ""
+    mark_cycles: bool = False
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> TimelineSettings:
+        """Reads them. DYNAMIC is no file: it is for Horovod, where only this lets ``start_timeline`` be called."""
+        path = environ.get("HOROVOD_TIMELINE", "")
+        mark_cycles = environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "") not in ("", "0", "false")
+        return cls("" if path.upper() == "DYNAMIC" else path, mark_cycles)
+
+
+class _RoundMeeting:
+    """See Meeting: over the driver's key-value store."""
+
+    def __init__(self, client: RoundClient | None, round_id: int, timeout_s: float) -> None:
+        self._client, self._round_id, self._timeout_s = client, round_id, timeout_s
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        assert self._client is not None
+        return self._client.exchange(self._round_id, scope, key, count, value, timeout_s=self._timeout_s)
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        assert self._client is not None
+        if value is not None:
+            self._client.put(self._round_id, scope, "0", value)
+            return value
+        found = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
+        if found is None:
+            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
+        return found
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls of one name that have succeeded in a round."""
+
+    count: int = 0
+
+
+class Context:
+    """One round of this process, from its assignment to its teardown.
+
+    Main thread: ``open``, ``engine``, ``close``, ``join``. The watch thread calls ``on_*``. ``abort`` may come from any
+    of them.
+    """
+
+    def __init__(
+        self,
+        assignment: RoundAssignment,
+        *,
+        worker: WorkerId | None,
+        address: str,
+        limits: Limits,
+        client: RoundClient | None,
+        timeline: TimelineSettings = TimelineSettings(),
+    ) -> None:
+        self.assignment = assignment
+        self.slot = assignment.slot
+        self.limits = limits
+        self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
+        self.devices: list[Any] = []  # what each member says of its devices; likewise
+        self.joins = 0  # how often all ranks have joined
+        self.seal = Seal.from_environ(os.environ, assignment.round_id)
+        self._calls: dict[tuple[int, str], Calls] = {}
+        self._address = address
+        self._client = client
+        self._timeline = timeline
+        self._lock = threading.Lock()  # guards _broken, _engine, _closing
+        self._broken = ""
+        self._engine: ConnectableEngine | None = None
+        self._closing = False
+        self._hosts_updated = False
+        self.update_reason = ""
+        self._ready: Future[None] = Future()
+        self._watch = Watch(client, worker, assignment.round_id, self) if client is not None and worker else None
+        # Daemons for the watch thread's reason. The first ends when the engine stands or cannot; the second frees it.
+        number = assignment.round_id
+        self._opener = threading.Thread(target=self._connect, name=f"elastic-open-{number}", daemon=True)
+        self._closer = threading.Thread(target=self._teardown, name=f"elastic-close-{number}", daemon=True)
+
+    def open(self) -> None:
+        """Starts the engine and connects to the peers. Blocks until that is done.
+
+        Raises:
+            HorovodInternalError: it cannot be done: a peer is gone, the driver ended the round, the time is up.
+        """
+        if self._watch is not None:
+            self._watch.start()
+        if self.slot.size == 1:
+            self._connect()
+        else:
+            self._opener.start()
+        self._ready.result()
+        self._begin_timeline()
+
+    def _begin_timeline(self) -> None:
+        """Horovod's rule: the trace is rank 0's. Later rounds do not overwrite the first one's."""
+        path = self._timeline.path
+        if not path or self.slot.rank != 0:
+            return
+        if os.path.exists(path) and self.assignment.round_id > 1:
+            path += f".{self.assignment.round_id}"
+        try:
+            self.engine.start_timeline(path, mark_cycles=self._timeline.mark_cycles)
+        except OSError as error:  # as in Horovod: no reason to end the training, in a later round least of all
+            _log.warning("elastic_driver: cannot write the timeline of HOROVOD_TIMELINE: %s", error)
+
+    @property
+    def engine(self) -> Engine:
+        """The round's engine.
+
+        Raises:
+            HorovodInternalError: there is none, because the round is broken or over.
+        """
+        engine = self._engine
+        if engine is None:
+            raise self._error()
+        return engine
+
+    @property
+    def broken(self) -> str:
+        """Why no collective can succeed any more in this round, as far as is known without trying; "" when they can."""
+        return self._broken
+
+    @property
+    def hosts_updated(self) -> bool:
+        """The driver's notice as this process knows it: members are to leave at the next commit."""
+        return self._hosts_updated
+
+    def check(self) -> None:
+        """Raises HorovodInternalError when the round is broken."""
+        if self._broken:
+            raise self._error()
+
+    def run(self, operation: Operation, *, keep: object = None) -> Result:
+        """Carries an operation out. Blocks until it is done; signals are handled meanwhile.
+
+        Args:
+            operation: what is to be done.
+            keep: what owns its memory: kept alive until the operation is done, even when an exception ends the wait.
+
+        Raises:
+            HorovodInternalError: a peer is gone, or the round is broken or over.
+            MismatchError: the ranks did not submit the same.
+            DuplicateNameError: an operation of this name is under way.
+            ValueError: the operation itself cannot be.
+        """
+        self.check()
+        return wait(self.engine.submit(operation), keep)
+
+    def calls_of(self, process_set: int, label: str) -> Calls:
+        """How often something was done, as all members count it: while one has joined it is refused to all."""
+        return self._calls.setdefault((process_set, label), Calls())
+
+    def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
+        """Watch thread: the notice's level changed."""
+        self.update_reason = reason
+        self._hosts_updated = leave
+        if leave:
+            for notified in list(on_updates):
+                try:
+                    notified()
+                except Exception:
+                    _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
+
+    def progress(self) -> tuple[int, bool]:
+        """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""
+        engine = self._engine
+        if engine is None or not self._ready.done():
+            return 0, True
+        return engine.progress()
+
+    def on_abort(self, reason: str) -> None:
+        """Watch thread: the driver ended the round."""
+        self.abort(reason)
+
+    def abort(self, reason: str) -> None:
+        """Ends the round for this process: what blocks fails, what is queued fails, what comes later fails.
+
+        The first reason stays. Peers that wait for this process learn of it by their closed connections.
+        """
+        with self._lock:
+            if self._broken:
+                return
+            self._broken = reason or "aborted"
+            engine = self._engine
+        if engine is not None:
+            engine.abort(self._broken)
+        # A build in progress owns no memory of the caller's, so that the caller need not wait for its end.
+        with contextlib.suppress(InvalidStateError):
+            self._ready.set_exception(self._error())
+
+    def linger(self, timeout_s: float) -> None:
+        """Waits a while until the peers are also done, so that none sees a connection close under its last call."""
+        if self.slot.size == 1 or self._broken:
+            return
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
+            handle = self.engine.submit(Operation(Kind.BARRIER, name=LEAVING))
+            while not handle.done() and time.monotonic() < deadline:
+                time.sleep(0.0005)  # a handle has no wait with a limit
+
+    def close(self) -> None:
+        """Begins the teardown, which a thread finishes. Returns at once. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        if not self._ready.done():
+            self.abort("the library was shut down in this process")
+        if self._watch is not None:
+            self._watch.stop()
+        with self._lock:
+            self._broken = self._broken or "the round is over in this process"
+        try:
+            self._closer.start()
+        except RuntimeError:  # no thread can be started any more while the interpreter ends
+            self._teardown()
+
+    def _teardown(self) -> None:
+        if self._opener.ident is not None:
+            self._opener.join()
+        with self._lock:
+            engine, self._engine = self._engine, None  # what it holds goes with it, and this object may live on
+        if engine is not None:
+            try:
+                engine.close()
+            except Exception:
+                _log.exception("round %d: the teardown of its engine failed", self.assignment.round_id)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the threads after close(); True when they have ended."""
+        done = True
+        if self._watch is not None:
+            done = self._watch.join(timeout_s)
+        if self._closer.ident is not None:
+            self._closer.join(timeout_s)
+            done = done and not self._closer.is_alive()
+        return done
+
+    def abandon(self) -> None:
+        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
+        self._lock = threading.Lock()  # the parent's may have been held at the fork
+        if self._engine is not None:
+            self._engine.abandon()
+
+    def _error(self) -> HorovodInternalError:
+        return HorovodInternalError(f"cannot go on: {self._broken}")
+
+    def _connect(self) -> None:
+        try:
+            engine = make_engine(self.assignment, self._address, self.limits, self.seal)
+            with self._lock:
+                self._engine = engine
+                broken = self._broken
+            if broken:
+                engine.abort(broken)
+            meeting = _RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
+            engine.connect(meeting, timeout_s=self.limits.build_s)
+        except (HorovodInternalError, RendezvousError, OSError) as error:
+            self.abort(f"cannot connect to the peers: {error}")
+        except BaseException as error:
+            with contextlib.suppress(InvalidStateError):
+                self._ready.set_exception(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                self._ready.set_result(None)

@@ -1,0 +1,271 @@
+"""Process sets: some of the ranks, whose collectives concern only them.
+
+Owns the sets that this process knows and their numbers in the present round. A set is a list of ranks, and nothing
+else: in another round the same ranks may be other processes. At the beginning of each round the members tell each
+other the sets they know, and all make all of them anew, so that a process that has just joined finds those of the
+others. A set with a rank that the round does not have sleeps: it has no number, and using it is an error; it is there
+again in the next round that has all its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic_driver.errors import MismatchError
+from elastic_driver.worker.engine.byte_messages import as_data, gather
+from elastic_driver.worker.engine.protocol import GLOBAL_SET
+
+if TYPE_CHECKING:
+    from elastic_driver.worker.rounds.context import Context
+
+
+class ProcessSet:
+    """Some of the job's ranks. Pass it to ``init()`` or ``add_process_set()``, then to collectives.
+
+    Args:
+        ranks: the ranks, in any order.
+
+    Attributes:
+        ranks: sorted.
+        process_set_id: its number in this round; None before it was added, after it was removed, and while the round
+            does not have all its ranks.
+
+    Raises:
+        ValueError: something else than ranks was given, or one twice.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        given: Any = ranks  # anything may come
+        numbers = list(given) if isinstance(given, Iterable) else [given]
+        if not isinstance(given, Iterable) or any(type(rank) is not int or rank < 0 for rank in numbers):
+            raise ValueError(f"cannot make a process set of {ranks!r}: it takes a list of ranks")
+        self.ranks: list[int] = sorted(numbers)
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"cannot make a process set of {self.ranks}: a rank is there twice")
+        self.process_set_id: int | None = None
+
+    def size(self) -> int | None:
+        """Members; None when it has no number."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's place among the members; None when the set has no number.
+
+        Raises:
+            ValueError: this process is no member.
+        """
+        if self.process_set_id is None:
+            return None
+        mine = _own_rank()
+        if mine not in self.ranks:
+            raise ValueError(f"cannot say a rank in {self}: this process, rank {mine}, is not part of it")
+        return self.ranks.index(mine)
+
+    def included(self) -> bool:
+        """Whether this process is a member. Raises NotInitializedError before ``init()``."""
+        return _own_rank() in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+def _own_rank() -> int:
+    from elastic_driver.worker.rounds.runtime import runtime  # which imports this module
+
+    return runtime().slot.rank
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = GLOBAL_SET
+
+_known: list[tuple[int, ...]] = []  # sets to have in each round, the same on all ranks once in a round
+_numbers: dict[tuple[int, ...], int] = {}  # of those that this round has
+_added: set[tuple[int, ...]] = set()  # by this process, in this round
+_fresh: list[tuple[int, ...]] = []  # given to init(), with no round entered since
+_objects: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
+_last_number = 0
+
+describe_devices: Callable[[], object] | None = None
+"""What this process tells the others of its devices at the beginning of a round; set by who runs operations on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who takes part in a collective.
+
+    Attributes:
+        context: the present round.
+        number: of the process set.
+        ranks: its global ranks.
+        index: this process's place among them.
+    """
+
+    context: Context
+    number: int
+    ranks: Sequence[int]
+    index: int
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return len(self.ranks)
+
+
+def members_of(process_set: ProcessSet) -> Members:
+    """The members of a set in the present round.
+
+    Raises:
+        NotInitializedError: init() was not called.
+        TypeError: this is no process set.
+        ValueError: the round does not have it, or this process is no member.
+    """
+    from elastic_driver.worker.rounds.runtime import current
+
+    context = current()
+    slot = context.slot
+    if process_set is global_process_set:
+        return Members(context, GLOBAL_SET, range(slot.size), slot.rank)
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"cannot use {process_set!r} as a process set: make one with ProcessSet or add_process_set")
+    if process_set.process_set_id is None:
+        absent = [rank for rank in process_set.ranks if rank >= slot.size]
+        why = f"the job has no rank {absent[0]} now" if absent else "it was not added, or was removed"
+        raise ValueError(f"cannot use {process_set}: {why}")
+    if slot.rank not in process_set.ranks:
+        raise ValueError(f"cannot use {process_set} here: this process, rank {slot.rank}, is not part of it")
+    return Members(context, process_set.process_set_id, process_set.ranks, process_set.ranks.index(slot.rank))
+
+
+def expect(process_sets: Iterable[ProcessSet]) -> None:
+    """Notes the sets of ``init()``, for the next round. Raises ValueError when one is given twice, or is empty."""
+    chosen = list(process_sets)
+    keys = [tuple(one.ranks) for one in chosen]
+    for key in keys:
+        if keys.count(key) > 1 or not key:
+            raise ValueError(f"cannot init with the process set {list(key)}: it is {'given twice' if key else 'empty'}")
+    forget_all()
+    _known.extend(keys)
+    _fresh.extend(keys)
+    _objects.update(chosen)
+
+
+def enter_round(context: Context) -> None:
+    """Makes the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
+    global _last_number
+    slot = context.slot
+    devices = describe_devices() if describe_devices is not None else None
+    told: list[Any] = [{"local_size": slot.local_size, "sets": _known, "devices": devices}]
+    if slot.size > 1:
+        told = [json.loads(bytes(each)) for each in gather(context.engine, as_data(json.dumps(told[0])), "round")]
+    context.devices = [one["devices"] for one in told]
+    context.homogeneous = len({one["local_size"] for one in told}) == 1
+    union: dict[tuple[int, ...], None] = {}
+    for one in told:
+        union.update(dict.fromkeys(tuple(ranks) for ranks in one["sets"]))
+    _known[:] = list(union)
+    _numbers.clear()
+    _added.clear()
+    _last_number = GLOBAL_SET
+    for ranks in _known:
+        if ranks[-1] < slot.size:
+            _last_number += 1
+            context.engine.add_process_set(_last_number, ranks)
+            _numbers[ranks] = _last_number
+    for known in _objects:
+        known.process_set_id = _numbers.get(tuple(known.ranks))
+    _added.update(key for key in _fresh if key in _numbers)
+    _fresh.clear()
+    global_process_set.ranks = list(range(slot.size))
+
+
+def forget_all() -> None:
+    """After shutdown: no set has a number any more."""
+    _known.clear()
+    _numbers.clear()
+    _added.clear()
+    _fresh.clear()
+    for known in list(_objects):
+        known.process_set_id = None
+    _objects.clear()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Adds a process set. All ranks must call it alike, members or not; blocks until all have.
+
+    In a process that has joined a running job, adding a set that the others have already does not wait for them.
+
+    Raises:
+        HorovodInternalError: a peer is gone.
+        MismatchError: the ranks do not add the same.
+        NotInitializedError: init() was not called.
+        ValueError: it has no ranks, or some that the job does not have, or was added before.
+    """
+    global _last_number
+    from elastic_driver.worker.rounds.runtime import current
+
+    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    context = current()
+    key = tuple(chosen.ranks)
+    if not key or key[-1] >= context.slot.size:
+        raise ValueError(f"cannot add the process set {list(key)}: the job has ranks 0 to {context.slot.size - 1}")
+    if key in _added or (key not in _numbers and len(key) == context.slot.size):
+        raise ValueError(f"cannot add the process set {list(key)}: there is one of these ranks")
+    if key not in _numbers:
+        number = _last_number + 1
+        _compare(context, key)
+        context.engine.add_process_set(number, key)
+        _last_number = number
+        _numbers[key] = number
+        if key not in _known:
+            _known.append(key)
+    _added.add(key)
+    chosen.process_set_id = _numbers[key]
+    _objects.add(chosen)
+    return chosen
+
+
+def _compare(context: Context, key: tuple[int, ...]) -> None:
+    """Raises MismatchError, on all ranks, when they do not add the same."""
+    if context.slot.size == 1:
+        return
+    told = [bytes(each).decode() for each in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
+    for rank, other in enumerate(told):
+        if other != told[0]:
+            raise MismatchError(
+                f"cannot add a process set: rank 0 has ranks {told[0]}, rank {rank} has ranks {other}; all ranks must "
+                "add the same sets in the same order"
+            )
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set, here and from later rounds. All ranks must call it alike; blocks until all have.
+
+    Returns:
+        Whether there was one to remove: not for the global set, nor for one without a number.
+
+    Raises:
+        HorovodInternalError: a peer is gone.
+        NotInitializedError: init() was not called.
+    """
+    from elastic_driver.worker.rounds.runtime import current
+
+    context = current()
+    number = process_set.process_set_id
+    if number is None or number == GLOBAL_SET:
+        return False
+    key = tuple(process_set.ranks)
+    context.engine.remove_process_set(number)
+    _known.remove(key)
+    _numbers.pop(key)
+    _added.discard(key)
+    for known in list(_objects):
+        if tuple(known.ranks) == key:
+            known.process_set_id = None
+            _objects.discard(known)
+    return True

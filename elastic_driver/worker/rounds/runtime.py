@@ -1,0 +1,529 @@
+"""This process's place in the job: joining rounds, leaving them, and who am I.
+
+Owns the one ``Runtime`` of the process, its rendezvous client and its present context, and what happens to them at
+fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its environment) is a
+job of one: rank 0 of size 1, no network.
+
+A process that is started while a round runs joins it late: ``init()`` returns at once, with the place that the driver
+has planned for it, and the round is joined when the first collective is called or ``elastic.run`` entered. So the
+members train on while it builds its model, and not only while it imports.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from elastic_driver.errors import (
+    HorovodInternalError,
+    NotInitializedError,
+    RendezvousClosedError,
+    RendezvousError,
+    SettingsError,
+    StaleRoundError,
+)
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM
+from elastic_driver.rendezvous.messages import (
+    JobOver,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Removed,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.system.tether import tie_this_process
+from elastic_driver.words import Backend, ReadyCause
+from elastic_driver.worker.engine.choice import Limits, usable_backends
+from elastic_driver.worker.rounds import canary, leaving, on_disc
+from elastic_driver.worker.rounds import process_sets as sets
+from elastic_driver.worker.rounds.context import Context, RoundClient, TimelineSettings
+from elastic_driver.worker.rounds.watch import poll_s
+
+_log = logging.getLogger("elastic_driver.worker")
+
+# How long a process that leaves waits for its peers to finish the same last collective. They are done within
+# milliseconds of each other; a rank that leaves alone is kept for this long, no longer.
+LINGER_S = 2.0
+# Teardown of contexts at exit: measured in tens of milliseconds. The interpreter must never hang in it.
+_JOIN_S = 5.0
+
+
+class DriverClient(RoundClient, Protocol):
+    """What this module needs of a rendezvous client."""
+
+    def next_round(self, request: NextRoundRequest, *, poll_s: float = ...) -> NextRoundReply:
+        """Says READY, again each ``poll_s``, and blocks until the driver answers."""
+
+    def say_goodbye(self, request: WatchRequest) -> None:
+        """Says that the driver hears no more of this process."""
+
+    def running(self, report: RunningReport) -> None:
+        """Says that training goes on."""
+
+    def leave(self, request: LeaveRequest) -> None:
+        """Says that the process was told to leave."""
+
+    def status(self) -> dict[str, Any]:
+        """The job, as the driver sees it."""
+
+
+class Resettable(Protocol):
+    """What wants to know that the process is in another round."""
+
+    def on_round_changed(self) -> None:
+        """The old round's collectives are dead; ranks and size may be others."""
+
+
+def _connect(url: str, credential: Credential) -> DriverClient:
+    from elastic_driver.rendezvous.client import RendezvousClient
+    from elastic_driver.worker.rounds.owner import owner, patience_s
+
+    return RendezvousClient(url, credential, patience_s=patience_s(os.environ), owner=owner())
+
+
+make_client: Callable[[str, Credential], DriverClient] = _connect  # tests put their own here
+
+
+class Runtime:
+    """The process as a member of the job. All methods but ask_to_leave() are called by the thread that trains."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None
+        self._client: DriverClient | None = None
+        self._worker: WorkerId | None = None
+        self._backends: tuple[Backend, ...] = ()
+        self._after_round = 0
+        self.first_round = 0  # that this process was given a place in; 0 for none
+        self.commits_seen = 0  # the most that a round it had a place in went on from
+        self._planned: SlotInfo | None = None
+        self._retired: list[Context] = []
+        self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._left_by_exception = False
+        self._begins_another = False  # a training has ended, and of none after it was told
+        self._finished_before: int | None = None  # operations of the round before the restore point; None: no training
+        self._environ = os.environ
+        self._timeline = TimelineSettings()
+
+    @property
+    def context(self) -> Context:
+        """The present round. Blocks until there is one, in a process that joins late.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+            RuntimeError: this process joins late, and the members are in elastic.run, which it has not entered.
+        """
+        if self._context is None:
+            if self._planned is not None:
+                self._refuse_outside_of_run()
+            self.join_late()
+        if self._context is None:
+            raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
+        return self._context
+
+    @property
+    def slot(self) -> SlotInfo:
+        """This process's place: in the present round, or, before a late join, the planned one.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+        """
+        return self._planned or self.context.slot
+
+    @property
+    def initialized(self) -> bool:
+        """Whether init() was called and shutdown() was not."""
+        return self._context is not None or self._planned is not None
+
+    def listen(self, listener: Resettable) -> None:
+        """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
+        self._listeners.add(listener)
+
+    def note_exception(self, *, raised: bool) -> None:
+        """Whether the training function was left by an exception: then nobody waits for peers at exit."""
+        self._left_by_exception = raised
+
+    def init(self) -> None:
+        """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
+        if self.initialized:
+            return
+        if self._environ.get(ENV_WARM):
+            # It has no place in the job: it would begin a training of its own, and write over the job's files.
+            raise SettingsError(
+                "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
+                "so; use --no-preload"
+            )
+        # Now, not when a round is joined: programs set the variables for this call only.
+        self._timeline = TimelineSettings.from_environ(self._environ)
+        _install_exit()
+        if self._environ.get(ENV_RENDEZVOUS):
+            tie_this_process()
+            leaving.install(self.ask_to_leave)
+        if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
+            self._planned = _planned_slot(self._environ)
+            return
+        cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
+        self._join_round(cause, commits=0, detail="")
+
+    def join_late(self) -> bool:
+        """Joins a round now if init() has put it off.
+
+        Returns:
+            Whether this process has another place than init() said it would have.
+        """
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return False
+        self._join_round(ReadyCause.START, commits=0, detail="")
+        return self.context.slot != planned
+
+    def _refuse_outside_of_run(self) -> None:
+        """Before it joins, where its end disturbs nobody: as members the others would wait for it in their sync."""
+        client = self._new_client()
+        try:
+            workers = client.status().get("workers", ())
+        finally:
+            client.close()
+        if any(worker.get("running") for worker in workers):
+            raise RuntimeError(
+                "a collective operation was called outside of elastic.run, in a worker that has come while others "
+                "train: none of them will ever take part in it. Move it into the training function; what all ranks "
+                "must begin with belongs into the state, which is synced"
+            )
+
+    def ask_to_leave(self, name: str) -> bool:
+        """Has the driver take this process out of the job at the next commit, because of a signal of this name.
+
+        Called in a thread of its own: blocks until the driver has answered, which may have been stopped.
+
+        Returns:
+            False when the process is to end at once instead: it has left the job, there was no round yet, or the
+            driver is stopping it.
+        """
+        if self._context is None and self._planned is None and self._client is None:
+            return False
+        worker = self._worker or self._own_id()
+        client = self._new_client()
+        try:
+            client.leave(LeaveRequest(worker, name))
+        except RendezvousError:
+            return False
+        finally:
+            client.close()
+        return True
+
+    def shutdown(self, *, exiting: bool = False) -> None:
+        """Leaves the round and frees all it held. ``init()`` may follow, unless the process ends now."""
+        self._planned = None
+        sets.forget_all()
+        context = self._context
+        if context is None:
+            return
+        if not self._left_by_exception:
+            context.linger(LINGER_S)
+        self._context = None
+        self._retire(context)
+        for retired in self._retired:
+            if not retired.join(_JOIN_S):
+                _log.warning("elastic_driver: round %d: its threads did not end in time", retired.assignment.round_id)
+        self._retired.clear()
+        if self._client is not None:
+            if self._worker is not None:
+                # The process may go on for hours without the library, and exit handlers of others take their time,
+                # too: it must not be taken for a frozen one.
+                round_id = context.assignment.round_id
+                disc = on_disc.report()
+                goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
+                with contextlib.suppress(RendezvousError):
+                    self._client.say_goodbye(goodbye)
+            self._client.close()
+            self._client = None
+
+    def note_restore_point(self) -> None:
+        """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
+        self._finished_before = self._context.progress()[0] if self._context is not None else None
+
+    def _steps(self) -> int:
+        """Operations finished since the restore point."""
+        if self._context is None or self._finished_before is None:
+            return 0
+        return max(0, self._context.progress()[0] - self._finished_before)
+
+    def reset(self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False) -> None:
+        """Leaves the present round and joins the next.
+
+        Args:
+            cause: why.
+            commits: of the state, as of its restore point.
+            detail: the reason in words.
+            where, raised: where an error came from, see NextRoundRequest.
+
+        Raises:
+            SystemExit: the driver has no place for this process any more, or the job is over.
+        """
+        old = self.context
+        if cause is ReadyCause.INTERNAL_ERROR:
+            old.abort(detail)
+        self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
+
+    def note_end_of_training(self) -> None:
+        """What this process trains from here on is another training, with commits of its own."""
+        self._begins_another = True
+
+    def report_running(self, commits: int) -> None:
+        """Tells the driver that this process trains.
+
+        Raises:
+            HorovodInternalError: the round has passed.
+        """
+        self.note_restore_point()
+        if self._client is None or self._worker is None:
+            return
+        round_id = self.context.assignment.round_id
+        try:
+            self._client.running(RunningReport(self._worker, round_id, commits, self._begins_another))
+            self._begins_another = False
+        except StaleRoundError as error:
+            raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
+
+    def abandon(self) -> None:
+        """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
+        for context in (self._context, *self._retired):
+            if context is not None:
+                context.abandon()
+        self.__init__()  # type: ignore[misc]
+
+    def _retire(self, context: Context) -> None:
+        context.close()
+        self._retired.append(context)
+
+    def _join_round(
+        self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False
+    ) -> None:
+        limits = Limits.from_environ(self._environ)
+        while True:
+            assignment = self._ask(cause, commits=commits, detail=detail, where=where, raised=raised)
+            self._finished_before = None
+            old, self._context = self._context, None
+            if old is not None:
+                # Only now: all members have left it (the driver has answered), so that closing connections cannot
+                # hit a peer in its last collective. The old communication thread does the work meanwhile.
+                self._retire(old)
+            self._retired = [retired for retired in self._retired if not retired.join(0)]
+            context = self._open(assignment, limits)
+            self._after_round = assignment.round_id
+            self.first_round = self.first_round or assignment.round_id
+            self.commits_seen = max(self.commits_seen, assignment.commits)
+            self._context = context
+            try:
+                context.open()
+                sets.enter_round(context)
+                break
+            except HorovodInternalError as error:
+                _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
+                cause, detail, where, raised = ReadyCause.INTERNAL_ERROR, str(error), "", False
+                context.abort(detail)
+            except BaseException:
+                self._context = None
+                self._retire(context)
+                raise
+        for listener in list(self._listeners):
+            listener.on_round_changed()
+
+    def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
+        # A client of its own: closing it ends what the round's threads wait for, and nothing else.
+        client = None if self._worker is None else self._new_client()
+        address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
+        return Context(
+            assignment,
+            worker=self._worker,
+            address=address,
+            limits=limits,
+            client=client,
+            timeline=self._timeline,
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
+
+    def _own_id(self) -> WorkerId:
+        worker = Credential.of_worker(self._environ).identity.worker
+        assert worker is not None
+        return worker
+
+    def _new_client(self) -> DriverClient:
+        return make_client(self._environ[ENV_RENDEZVOUS], Credential.of_worker(self._environ))
+
+    def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
+        if not self._environ.get(ENV_RENDEZVOUS):
+            return RoundAssignment(
+                round_id=self._after_round + 1,
+                slot=SlotInfo(0, 1, 0, 1, 0, 1),
+                local_members=(0,),
+                cross_members=(0,),
+                sync=True,
+                commits=commits,
+                backend=Backend.NATIVE,
+                cause="not started by elasticrun",
+            )
+        if self._worker is None:
+            self._worker = self._own_id()
+        if self._client is None:
+            self._client = self._new_client()
+            self._backends = usable_backends()
+        request = NextRoundRequest(
+            worker=self._worker,
+            after_round=self._after_round,
+            commits=commits,
+            cause=cause,
+            detail=detail[:2000],
+            backends=self._backends,
+            pid=os.getpid(),
+            thread=canary.thread_id(),
+            steps=self._steps(),
+            where=where[:2000],
+            raised=raised,
+        )
+        try:
+            reply = self._client.next_round(request, poll_s=poll_s(self._environ))
+        except RendezvousClosedError as error:
+            self._say(f"ends: {error}")
+            reply = JobOver(str(error))
+        match reply:
+            case RoundAssignment():
+                return reply
+            case Removed():
+                self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
+            case JobOver():
+                # Why it is over the driver says itself, once for all workers.
+                _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
+        self.note_exception(raised=True)
+        raise SystemExit(0)
+
+
+def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
+    """The place that the driver planned when it started this process.
+
+    Raises:
+        SettingsError: the variables are not there, or no numbers.
+    """
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    try:
+        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
+    except (KeyError, ValueError) as error:
+        raise SettingsError(
+            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
+        ) from error
+
+
+_runtime = Runtime()
+_exit_pid = 0
+
+
+def runtime() -> Runtime:
+    """The process's one Runtime."""
+    return _runtime
+
+
+def current() -> Context:
+    """The present round. Raises NotInitializedError when there is none."""
+    return _runtime.context
+
+
+def _install_exit() -> None:
+    global _exit_pid
+    if _exit_pid == 0:
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_runtime.abandon)
+    _exit_pid = os.getpid()
+    # The driver has a worker that hangs print its stacks before it kills it.
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(Exception):  # a standard error without a descriptor, in a notebook
+            faulthandler.enable()
+
+
+def _at_exit() -> None:
+    if os.getpid() != _exit_pid:
+        return
+    if getattr(sys, "last_value", None) is not None:
+        _runtime.note_exception(raised=True)
+    with contextlib.suppress(Exception):
+        _runtime.shutdown(exiting=True)
+
+
+def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
+    """Joins the job. Blocks until the driver has formed a round with this process in it.
+
+    Args:
+        comm: None or an empty list; the job is always all processes that elasticrun started.
+        process_sets: process sets to have from the start, the same on all ranks. Unlike those of ``add_process_set``
+            they may name ranks that do not exist yet. "dynamic" is taken for Horovod's sake: sets can always be added.
+
+    Raises:
+        SettingsError: comm was given, or the environment is not one of elasticrun's.
+        ValueError: a process set is given twice.
+        RendezvousError: the driver cannot be reached.
+        SystemExit: the driver has no place for this process, or the job is over.
+    """
+    if comm is not None and comm != []:
+        raise SettingsError("cannot init with comm: the job is all processes that elasticrun started")
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f'cannot init with process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic"')
+    if not _runtime.initialized:
+        sets.expect([] if process_sets is None or isinstance(process_sets, str) else process_sets)
+    _runtime.init()
+
+
+def shutdown() -> None:
+    """Leaves the job and frees what the library holds. Does nothing before ``init()``."""
+    _runtime.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called and ``shutdown()`` was not."""
+    return _runtime.initialized
+
+
+def rank() -> int:
+    """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.rank
+
+
+def size() -> int:
+    """Processes in the job. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.size
+
+
+def local_rank() -> int:
+    """This process's number on its host. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.local_rank
+
+
+def local_size() -> int:
+    """The job's processes on this host. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.cross_rank
+
+
+def cross_size() -> int:
+    """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return _runtime.slot.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
+    return _runtime.context.homogeneous

@@ -1,0 +1,136 @@
+"""The thread that listens to the driver while a round runs.
+
+It holds one long poll and turns notices into calls of its listener. Each new request is a heartbeat, too: it says that
+the process lives and how far it is. It owns no state of the round.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
+from elastic_driver.rendezvous.messages import Notice, WatchRequest
+from elastic_driver.words import NoticeKind
+from elastic_driver.worker.rounds import on_disc
+
+_log = logging.getLogger("elastic_driver.worker")
+
+# Between two tries when the driver does not answer. The client has its own, shorter, retries below this; a driver
+# that is gone for good takes its workers with it (they are killed with it), so there is no end to the trying.
+_RETRY_S = 1.0
+# Without heartbeats: what the server makes of it, half a minute.
+_LONG_POLL_S = 30.0
+
+
+def poll_s(environ: Mapping[str, str]) -> float:
+    """How long one request may wait for its answer, seconds, so that the driver hears from this process in time."""
+    try:
+        value = float(environ.get(ENV_HEARTBEAT, ""))
+    except ValueError:
+        return _LONG_POLL_S
+    return value if 0 < value < _LONG_POLL_S else _LONG_POLL_S
+
+
+class WatchClient(Protocol):
+    """What the thread needs of a rendezvous client."""
+
+    def watch(self, request: WatchRequest, *, wait_s: float) -> Notice | None:
+        """Blocks until there is a notice newer than the request's, or for that time (then None)."""
+
+    def close(self) -> None:
+        """Ends blocked calls, from any thread."""
+
+
+class Listener(Protocol):
+    """Who is told. All calls come from the watch thread and return quickly."""
+
+    def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
+        """The level of the notice: whether members are to leave at the next commit."""
+
+    def on_abort(self, reason: str) -> None:
+        """The round is broken or over: end blocked collectives now."""
+
+    def progress(self) -> tuple[int, bool]:
+        """A number that grows with each operation finished, and whether one waits for other members."""
+
+
+class Watch:
+    """One round's watch thread. Its owner stops and joins it."""
+
+    def __init__(self, client: WatchClient, worker: WorkerId, round_id: int, listener: Listener) -> None:
+        self._client = client
+        self._worker = worker
+        self._round_id = round_id
+        self._listener = listener
+        self._poll_s = poll_s(os.environ)
+        self._stopped = threading.Event()
+        # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
+        # stopped. The driver's answers and stop() wake it; stop() and the end of the round end it.
+        self._thread = threading.Thread(target=self._run, name=f"elastic-watch-{round_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells the thread to end. Closes the client; returns at once."""
+        self._stopped.set()
+        self._client.close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread; True when it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        version = 0
+        reported = False
+        while not self._stopped.is_set():
+            try:
+                progress, waiting = self._listener.progress()
+                disc = on_disc.report()
+                request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)
+                notice = self._client.watch(request, wait_s=self._poll_s)
+            except StaleRoundError as error:
+                if not self._stopped.is_set():
+                    self._listener.on_abort(f"the driver went on without this worker: {error}")
+                return
+            except RendezvousClosedError as error:
+                if not self._stopped.is_set():
+                    self._listener.on_abort(f"the driver is closed: {error}")
+                return
+            except RendezvousError as error:
+                if self._stopped.is_set():
+                    return
+                if not reported:
+                    _log.warning(
+                        "elastic_driver: round %d: cannot watch the driver, trying on: %s", self._round_id, error
+                    )
+                    reported = True
+                self._stopped.wait(_RETRY_S)
+                continue
+            reported = False
+            if notice is None or notice.version <= version:
+                continue
+            version = notice.version
+            if notice.round_id != self._round_id:
+                continue  # of a round that this thread does not watch
+            match notice.kind:
+                case NoticeKind.NONE:
+                    self._listener.on_hosts_updated(leave=False, reason=notice.reason)
+                case NoticeKind.HOSTS_UPDATED:
+                    self._listener.on_hosts_updated(leave=True, reason=notice.reason)
+                case NoticeKind.ABORT | NoticeKind.JOB_OVER:
+                    if not self._stopped.is_set():
+                        self._listener.on_abort(notice.reason)
+                    if notice.kind is NoticeKind.JOB_OVER:
+                        return
+                    # The training may be in the middle of an evaluation, and learn of it at its next collective
+                    # operation only. Mostly it has asked for the next round before this heartbeat is due.
+                    self._stopped.wait(self._poll_s)

@@ -1,0 +1,425 @@
+"""Host discovery with real scripts: good, bad, slow, loud, and those that leave processes behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import Job
+
+from elastic_driver.discovery.script import ScriptDiscovery
+from elastic_driver.discovery.source import FixedHosts
+from elastic_driver.errors import DiscoveryError
+from elastic_driver.hosts import Host
+from elastic_driver.launch.locality import check_local, is_local_host
+from elastic_driver.system.job_clock import JobClock
+
+pytestmark = [pytest.mark.integration]
+
+MARK = "DISCOVERY_TEST"
+
+
+def script(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "discover.sh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def find(command: str, *, slots: int | None = None, timeout_s: float = 20.0) -> tuple[Host, ...]:
+    return asyncio.run(ScriptDiscovery(command, slots, timeout_s, job_id="a-test").find_hosts())
+
+
+def fails(command: str, *, timeout_s: float = 20.0) -> str:
+    with pytest.raises(DiscoveryError) as caught:
+        find(command, timeout_s=timeout_s)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 3000
+    return text
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that a script of this mark left."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(MARK, str(tmp_path))
+    return str(tmp_path)
+
+
+def gone(mark: str) -> bool:
+    """Whether all of them end; the kernel may take a moment over a kill."""
+    end = time.monotonic() + 10
+    while marked(mark):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_list_with_everything_that_may_stand_in_it(tmp_path: Path) -> None:
+    hostname = socket.gethostname()
+    lines = ["# mine", "", "  127.0.0.1:3   # old", "localhost", "\t[::1]:2", f"{hostname}:1\r", "127.0.0.2"]
+    (tmp_path / "hosts").write_text("\n".join(lines))
+    assert find(f"cat {tmp_path}/hosts", slots=4) == (
+        Host("127.0.0.1", 3),
+        Host("localhost", 4),
+        Host("::1", 2),
+        Host(hostname, 1),
+        Host("127.0.0.2", 4),
+    )
+
+
+@pytest.mark.parametrize("body", ["", "echo", "echo '# nothing yet'", "true"])
+def test_no_hosts_is_an_answer(tmp_path: Path, body: str) -> None:
+    assert find(script(tmp_path, body)) == ()
+
+
+def test_a_script_that_is_killed() -> None:
+    assert "was killed by SIGKILL: it printed nothing" in fails("kill -KILL $$")
+
+
+def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
+    assert find(f"cd {tmp_path} && for n in 1 2; do echo 127.0.0.$n:1; done | sort -r") == (
+        Host("127.0.0.2", 1),
+        Host("127.0.0.1", 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("echo no route >&2; exit 7", "failed with exit code 7: no route"),
+        ("echo one >&2; echo two >&2; exit 1", "failed with exit code 1: one | two"),
+        ("echo localhost:2; exit 1", "failed with exit code 1: it printed nothing on its standard error"),
+        ("sh -c 'kill -KILL $$'; exit 137", "failed with exit code 137 (SIGKILL)"),
+        ("no-such-program", "failed with exit code 127: "),
+        ("head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3", "failed with exit code 3: xxx"),
+        ("echo '<html>'", "printed no list of hosts: line 1: cannot read '<html>' as a host"),
+        ("echo localhost:2; echo 'localhost 2'", "line 2: cannot read 'localhost 2' as a host"),
+        ("echo localhost:0", "line 1: cannot use host 'localhost:0': slots must be at least 1, not 0"),
+        ("echo localhost:-1", "slots must be at least 1, not -1"),
+        ("echo localhost:x", "slots 'x' is not an integer"),
+        ("echo localhost:100000", "slots must be at most 4096"),
+        ("echo localhost", "write localhost:SLOTS, or give --slots-per-host"),
+        ("echo ::1:2", "write an IPv6 address in brackets"),
+        ("echo a:1; echo '#'; echo b:1; echo a:2", "line 4: host 'a' is named twice (first on line 1)"),
+        ("printf 'localhost:2\\n\\377\\376'", "printed bytes that are not UTF-8: b'localhost:2"),
+        ("head -c 5000 /dev/zero", "printed no list of hosts"),
+        ("yes localhost:1", "printed more than 1048576 bytes"),
+        ("yes localhost:1 | tr -d '\\n'", "printed more than 1048576 bytes"),
+        ("echo 192.0.2.1:2", "host '192.0.2.1' is not this machine: workers on remote hosts are not yet supported"),
+        ("echo host.invalid:2", "host 'host.invalid' is not this machine"),
+    ],
+)
+def test_bad_answers(tmp_path: Path, mark: str, body: str, complaint: str) -> None:
+    assert complaint in fails(script(tmp_path, body))
+    assert gone(mark)
+
+
+def test_a_script_without_an_interpreter_line(tmp_path: Path) -> None:
+    path = tmp_path / "discover.sh"
+    path.write_text("echo localhost:2\n")
+    path.chmod(0o755)
+    assert find(str(path)) == (Host("localhost", 2),)
+    path.write_text("#!/no/such/interpreter\n")
+    assert "failed with exit code 12" in fails(str(path))
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("sleep 1000", "did not end within 0.5 s (--discovery-timeout) and was killed"),
+        ("trap '' TERM INT HUP; while :; do sleep 1; done", "did not end within 0.5 s"),
+        ("exec >&- 2>&-; sleep 1000", "did not end within 0.5 s"),
+        ("cat; sleep 1000", "did not end within 0.5 s"),
+        ("echo localhost:2; sleep 1000 & sleep 1000 & wait", "did not end within 0.5 s"),
+        ("echo localhost:2; sleep 1000 &", "left a process that holds its output open within 0.5 s"),
+        ("echo localhost:2; (sleep 1000 &) >&-", "left a process that holds its output open within 0.5 s"),
+        ("yes >&2", "did not end within 0.5 s"),
+        ("setsid -f sleep 1000; sleep 1000", "did not end within 0.5 s"),
+    ],
+)
+def test_a_script_that_hangs_is_killed_with_all_it_started(
+    tmp_path: Path, mark: str, body: str, complaint: str
+) -> None:
+    began = time.monotonic()
+    assert complaint in fails(script(tmp_path, body), timeout_s=0.5)
+    assert time.monotonic() - began < 10
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("ending", ["", "; echo broken >&2; exit 1"])
+def test_what_a_script_leaves_in_the_background_does_not_pile_up(tmp_path: Path, mark: str, ending: str) -> None:
+    command = script(tmp_path, f"sleep 1000 >/dev/null 2>&1 & echo localhost:2{ending}")
+    if ending:
+        assert "failed with exit code 1: broken" in fails(command)
+    else:
+        assert find(command) == (Host("localhost", 2),)
+    assert gone(mark)
+
+
+def test_a_scripts_group_is_killed_before_its_number_can_be_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    killpg = os.killpg
+
+    def kill(group: int, number: int) -> None:
+        # A process that was reaped has no entry any more; one that is dead and not reaped has.
+        assert Path(f"/proc/{group}").exists(), "the group's number may be another's by now"
+        killed.append(group)
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", kill)
+    assert find(script(tmp_path, "echo localhost:2")) == (Host("localhost", 2),)
+    fails(script(tmp_path, "exit 3"))
+    fails(script(tmp_path, "sleep 1000 & exit 3"), timeout_s=0.2)
+    fails(script(tmp_path, "yes"))
+    assert len(set(killed)) == 4
+    assert not any(Path(f"/proc/{group}").exists() for group in killed), "it is not reaped"
+
+
+def test_a_search_that_is_cancelled_kills_its_script(tmp_path: Path, mark: str) -> None:
+    started = tmp_path / "started"
+    command = script(tmp_path, f"touch {started}; sleep 1000 & wait")
+
+    async def cancel_it() -> None:
+        search = asyncio.create_task(ScriptDiscovery(command, None, 100.0).find_hosts())
+        async with asyncio.timeout(20):
+            while not started.exists():
+                await asyncio.sleep(0.01)
+        search.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await search
+
+    asyncio.run(cancel_it())
+    assert gone(mark)
+
+
+def test_many_runs_leave_no_descriptors_behind(tmp_path: Path) -> None:
+    good = script(tmp_path, "echo localhost:2")
+
+    async def run_them() -> tuple[int, int]:
+        async def each_kind() -> None:
+            await ScriptDiscovery(good, None, 20.0).find_hosts()
+            for bad, timeout_s in (("echo x:0", 20.0), ("yes", 20.0), ("yes >&2", 0.05), ("sleep 1000", 0.05)):
+                with pytest.raises(DiscoveryError):
+                    await ScriptDiscovery(bad, None, timeout_s).find_hosts()
+
+        await each_kind()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            await each_kind()
+        return before, len(os.listdir("/proc/self/fd"))
+
+    before, after = asyncio.run(run_them())
+    assert after <= before
+
+
+def test_a_machine_without_room_keeps_no_run_from_being_closed(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is neither a descriptor to look into /proc with, nor a thread for it."""
+
+    def no_descriptor(pid: int) -> psutil.Process:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run_them() -> tuple[int, int]:
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr("elastic_driver.discovery.script.psutil.Process", no_descriptor)
+            patched.setattr("elastic_driver.discovery.script.asyncio.to_thread", no_thread)
+            with pytest.raises(DiscoveryError, match="did not end within"):
+                await ScriptDiscovery("sleep 1000", None, 0.05).find_hosts()
+        await asyncio.sleep(0)  # what reads the pipes is closed by the loop
+        return before, len(os.listdir("/proc/self/fd"))
+
+    before, after = asyncio.run(run_them())
+    assert after <= before
+    assert gone(mark)
+
+
+def test_fixed_hosts_stay() -> None:
+    hosts = (Host("b", 1), Host("a", 2))
+    assert asyncio.run(FixedHosts(hosts).find_hosts()) == hosts
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1", socket.gethostname()])
+def test_names_of_this_machine(name: str) -> None:
+    assert is_local_host(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "2001:db8::1", "host.invalid", "x" * 300, "a..b", "0.0.0.1"])
+def test_names_of_others(name: str) -> None:
+    assert not is_local_host(name)
+    with pytest.raises(DiscoveryError, match="not yet supported"):
+        check_local([Host("localhost", 1), Host(name, 1)])
+
+
+# --- in a job ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_failure_ends_the_job(tmp_path: Path) -> None:
+    command = script(tmp_path, "echo no credentials >&2; exit 3")
+    with Job(tmp_path, None, "-np", "2", "--host-discovery-script", command) as job:
+        assert job.wait() == 2
+    assert job.said() == (
+        f"elasticrun: job failed: the host discovery script '{command}' failed with exit code 3: no credentials "
+        "(exit code 2)\n"
+    )
+
+
+def test_later_failures_are_told_and_borne(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:2\n", "-np", "2") as job:
+        job.wait_for_steps(2)
+        job.set_hosts("localhost:none\n")
+        job.wait_for("the warning", lambda: "slots 'none' is not an integer" in job.said())
+        at = time.time()
+        job.wait_for_steps(2, 30, after=at)
+        assert job.said().count("slots 'none' is not an integer") == 1, "not told again each second"
+        job.set_hosts("localhost:3\n")
+        job.wait_for_steps(3)
+        assert {line["pid"] for line in job.steps() if line["size"] == 2} < {line["pid"] for line in job.steps()}
+
+
+def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path, mark: str) -> None:
+    hosts, hang = tmp_path / "list", tmp_path / "hang"
+    hosts.write_text("localhost:2\n")
+    command = script(tmp_path, f"test -e {hang} && sleep 1000\ncat {hosts}")
+    flags = ["--host-discovery-script", command, "--discovery-interval", "0.1", "--discovery-timeout", "0.5"]
+    with Job(tmp_path, None, "-np", "2", *flags) as job:
+        job.wait_for_steps(2)
+        hang.touch()
+        job.wait_for("the warning", lambda: "did not end within 0.5 s" in job.said())
+        hosts.write_text("localhost:3\n")
+        hang.unlink()
+        job.wait_for_steps(3)
+    assert gone(mark)
+
+
+QUICK = """
+import sys
+from elastic_driver import chronicle, cli, discovery
+chronicle._WAIT_S, chronicle._WORRY_S, discovery._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "code", "complaint", "end_says"),
+    [
+        (
+            "echo connecting >&2; sleep 1000",
+            ["--discovery-timeout", "2"],
+            2,
+            r"waiting for host discovery to answer; the host discovery script '.*' has run for \d s of 2 "
+            r"\(--discovery-timeout\), and says on its standard error: connecting",
+            "was killed: connecting",
+        ),
+        (
+            "echo no pods >&2",
+            ["--elastic-timeout", "2"],
+            3,
+            r"waiting for 2 slots \(-np\), slots: 0, no host is listed; \d s left; the host discovery script '.*' "
+            "lists no hosts, and says on its standard error: no pods",
+            "lists no hosts, and says on its standard error: no pods",
+        ),
+        (
+            "echo localhost:1",
+            ["--elastic-timeout", "2"],
+            3,
+            r"waiting for 2 slots \(-np\), slots: 1 \(localhost:1\); \d s left",
+            "gave up after 2 s (--elastic-timeout)",
+        ),
+    ],
+    ids=["hangs", "lists nobody", "too few"],
+)
+def test_what_a_job_waits_for_is_told_where_no_status_line_is(
+    tmp_path: Path, body: str, flags: list[str], code: int, complaint: str, end_says: str
+) -> None:
+    command = script(tmp_path, body)
+    ran = subprocess.run(
+        [sys.executable, "-c", QUICK, "-np", "2", "--host-discovery-script", command, *flags, "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    *told, end = ran.stderr.splitlines()
+    assert ran.returncode == code
+    assert re.fullmatch(rf"elasticrun: (warning: )?for \d s now: {complaint}", told[0]), ran.stderr
+    assert 1 <= len(told) <= 6, "again, but less and less often"
+    assert told[-1].startswith("elasticrun: warning: "), "those who hear only warnings are told too"
+    assert end.endswith(f"{end_says} (exit code {code})"), "those who saw a status line are told in the end, too"
+
+
+def test_an_empty_answer_is_waited_on_until_the_elastic_timeout(tmp_path: Path) -> None:
+    with Job(tmp_path, "# none yet\n", "-np", "2", "--elastic-timeout", "1") as job:
+        assert job.wait() == 3
+        assert "waiting for 2 slots (-np), slots: 0" in job.said()
+        assert "--elastic-timeout" in job.said()
+
+
+def test_discovery_that_fails_for_long_ends_a_job_that_lacks_slots(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:1\n", "-np", "2", "--elastic-timeout", "3") as job:
+        job.wait_for("the first answer", lambda: job.events("hosts_discovered"))
+        job.set_hosts("rubbish rubbish\n")
+        assert job.wait() == 3
+        assert "rubbish rubbish" in job.said()
+
+
+def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    command = script(tmp_path, f"sleep 0.2; echo localhost:1; touch {done}")
+
+    def stand_still() -> None:
+        """As long as the driver is stopped: until the script has ended, and its time is over."""
+        while not done.exists():
+            time.sleep(0.01)
+        time.sleep(1.0)
+
+    async def main() -> None:
+        clock = JobClock(most_s=0.05)
+        loop = asyncio.get_running_loop()
+        keeping = loop.create_task(clock.keep(lambda stood_s: None))
+        loop.call_later(0.1, stand_still)
+        discovery = ScriptDiscovery(command, None, 0.9, call_later=clock.call_later)
+        assert await discovery.find_hosts() == (Host("localhost", 1),)
+        keeping.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_script_that_hangs_is_ended_by_the_jobs_clock_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = JobClock(most_s=0.05)
+        keeping = asyncio.get_running_loop().create_task(clock.keep(lambda stood_s: None))
+        discovery = ScriptDiscovery(script(tmp_path, "sleep 60"), None, 0.1, call_later=clock.call_later)
+        with pytest.raises(DiscoveryError, match=r"did not end within 0\.1 s"):
+            await discovery.find_hosts()
+        keeping.cancel()
+
+    asyncio.run(main())

@@ -1,0 +1,374 @@
+"""The driver's loop among fakes: errors that nobody expected, and time limits over a time in which it stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from driver_fakes import FakeProcess, Job
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.driver import loop as driver_module
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import Host
+from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment, WatchRequest
+from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.words import ReadyCause
+
+pytestmark = pytest.mark.integration
+
+A, B = Host("localhost", 1), Host("127.0.0.1", 1)
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def run(main: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEventLoop] = LOOPS[1]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main)
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a bug")
+
+
+async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
+    """The job ends as one does in which something was wrong with the driver: nothing runs, and all is told."""
+    assert await job.end() == 70
+    assert job.launcher.living() == []
+    assert "internal error of the driver; please report the lines below" in job.console.said
+    assert f"summary: internal error of the driver: {what}" in job.console.said
+    assert "the last " in job.text()
+    assert len(job.logged("internal_error")) == 1
+    assert job.logged("job_ended")[0]["exit_code"] == 70
+
+
+# --- errors that nobody expected -----------------------------------------------------------------------------------
+
+
+def test_a_bug_in_the_start_of_a_worker_ends_the_job(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        job.launcher.start_error = ZeroDivisionError("a bug")
+        await crashed(job)
+        assert len(job.launcher.asked) <= 2
+
+    run(main())
+
+
+def test_a_worker_that_cannot_be_started_is_its_hosts_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        job.launcher.start_error = LaunchError("cannot start worker: no memory is left")
+        assert await job.end() == 1
+        assert "could not be started: cannot start worker: no memory is left" in job.text()
+        assert job.logged("internal_error") == []
+
+    run(main())
+
+
+def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A)
+
+        def on_start(process: FakeProcess) -> None:
+            # At once: a new host, the worker's death, its request for a round; and a start that is on its way.
+            job.discovery.hosts = (A, B)
+            job.driver._crash(ZeroDivisionError("a bug"))
+            process.end(1)
+
+        job.launcher.on_start = on_start
+        await job.started(1)
+        worker = job.launcher.asked[0]
+        assert await job.ready(worker) == JobOver("the job has ended")
+        await crashed(job)
+        assert job.launcher.asked == [worker]
+        assert job.logged("round_formed") == []
+
+    run(main())
+
+
+def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        seen = job.driver._carry_out
+
+        def carry_out(command: Any) -> None:
+            seen(command)
+            fail()
+
+        job.driver._carry_out = carry_out  # type: ignore[method-assign]
+        await crashed(job)
+        assert job.launcher.asked == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize(
+    "where", ["timer", "callback", "task", "watch_over", "supervision", "explain", "tick", "story"]
+)
+def test_a_bug_anywhere_on_the_loop_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def main() -> None:
+        if where == "tick":
+            monkeypatch.setattr(driver_module, "_TICK_S", 0.01)
+        job = Job(tmp_path, A, B, heartbeat_timeout_s=0.1 if where == "watch_over" else 60.0)
+        job.console.live = where == "tick"
+        await job.train(2)
+        loop = asyncio.get_running_loop()
+        match where:
+            case "timer":
+                loop.call_later(0.001, fail)
+            case "callback":
+                loop.call_soon(fail)
+            case "task":
+                job.driver._spawn(asyncio.sleep(0, fail))  # that it is no error itself
+                job.driver._spawn(asyncio.to_thread(fail))
+            case "watch_over":
+                job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
+            case "supervision":
+                worker = job.launcher.asked[0]
+                job.driver._supervisor.end_unless_gone(worker, 0.001, "does not end", while_=fail)
+            case "explain" | "tick":
+                monkeypatch.setattr(driver_module, "explain", fail)
+                if where == "explain":
+                    job.ready(job.launcher.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
+            case "story":
+                job.console.fail_at = "127.0.0.1[0] (pid"
+                job.launcher.started[job.launcher.asked[1]].end(1)
+        await crashed(job, "ValueError('a bug of the console')" if where == "story" else "ZeroDivisionError('a bug')")
+
+    run(main(), new_loop)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_what_a_peer_does_to_its_connection_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        await job.train(2)
+        monkeypatch.setattr(Connection, "data_received", fail)
+        port = int(job.logged("job_started")[0]["rendezvous"].rsplit(":", 1)[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x")
+        with pytest.raises((EOFError, ConnectionError)):
+            await reader.readexactly(1)
+        writer.close()
+        monkeypatch.undo()
+        assert any("data_received" in text or "transport" in text for text in job.console.said)
+        for process in job.launcher.started.values():
+            process.end(0)
+        assert await job.end() == 0
+
+    run(main(), new_loop)
+
+
+@pytest.mark.parametrize("where", ["stop", "close", "summary"])
+def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: str) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        workers = await job.train(2)
+        match where:
+            case "stop":
+                job.launcher.started[workers[1]].stop_error = ZeroDivisionError("a bug")
+            case "close":
+                job.launcher.close_error = ZeroDivisionError("a bug")
+            case "summary":
+                job.console.fail_at = "summary"
+        job.launcher.started[workers[0]].end(0)
+        job.driver._interrupted(15)
+        assert await job.end() == 143, "it was over before"
+        assert "internal error of the driver while the job ended: " in job.text()
+        port = int(job.logged("job_started")[0]["rendezvous"].rsplit(":", 1)[1])
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        assert list(tmp_path.glob("elasticrun/*")) == []
+
+    run(main())
+
+
+def test_a_report_that_cannot_be_told_reaches_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A)
+        await job.started(1)
+        job.console.fail_at = "internal error"
+        asyncio.get_running_loop().call_soon(fail)
+        assert await job.end() == 70
+        assert job.launcher.living() == []
+
+    run(main())
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
+def test_a_machine_without_room_to_look_for_hosts_is_no_bug(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B, discovery_interval_s=0.001)
+        await job.train(2)
+        for error, what in (
+            (RuntimeError("can't start new thread"), "no thread can be started"),
+            (MemoryError(), "no memory is left"),
+            (OSError(errno.EMFILE, "Too many files"), "Too many files"),
+        ):
+            job.discovery.error = error
+            found = len(job.logged("hosts_discovered"))
+            await job.until(lambda text=f"cannot look for hosts: {what}": text in job.text(), what)
+            job.discovery.error = None
+            await job.until(lambda found=found: len(job.logged("hosts_discovered")) > found, "the hosts again")
+        job.discovery.error = ZeroDivisionError("a bug")
+        await crashed(job)
+
+    run(main())
+
+
+# --- a driver that stood still -------------------------------------------------------------------------------------
+
+
+def standing(tmp_path: Path, main: Callable[[Job, VirtualLoop], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def inside(loop: VirtualLoop) -> None:
+        await main(Job(tmp_path, A, B, clock=JobClock(loop.time), **settings), loop)
+
+    run_virtually(inside)
+
+
+def test_a_start_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        first, second = await job.started(2)
+        job.ready(first)
+        await asyncio.sleep(100)
+        loop.stand_still(1000)
+        await asyncio.sleep(150)
+        answer = job.ready(second)
+        await job.until(answer.done, "the first round")
+        assert isinstance(answer.result(), RoundAssignment)
+        assert "the driver stood still for 1000 s" in job.text()
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
+def test_a_start_that_takes_too_long_ends_all_the_same(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        await job.started(2)
+        await asyncio.sleep(100)
+        loop.stand_still(1000)
+        assert await job.end() == 2
+        assert "no worker called hvd.init() within 300 s" in job.text()
+
+    standing(tmp_path, main)
+
+
+def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
+    """One worker dies, and the driver is stopped before it, while or after it takes the other's request."""
+
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        first, second = await job.train(2)
+        job.launcher.started[second].end(-9)
+        await asyncio.sleep(1)
+        loop.stand_still(10_000)
+        await asyncio.sleep(200)
+        answer = job.ready(first, after=1, cause=ReadyCause.INTERNAL_ERROR)
+        await job.until(answer.done, "the second round")
+        assert isinstance(answer.result(), RoundAssignment)
+        assert [event["size"] for event in job.logged("round_formed")] == [2, 1]
+        assert "localhost" not in str(job.driver.status()["blacklisted"])
+        job.launcher.started[first].end(0)
+        assert await job.end() == 0
+
+    standing(tmp_path, main, heartbeat_timeout_s=0.0)
+
+
+def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.train(2)
+
+        def heartbeat() -> None:
+            for worker in workers:
+                job.driver.watch(WatchRequest(worker, 1, 99))
+
+        for _ in range(4):
+            heartbeat()
+            await asyncio.sleep(15)
+        heartbeat()
+        loop.stand_still(3600)
+        await asyncio.sleep(10)  # the timers that are due come before what workers have sent
+        for _ in range(4):
+            heartbeat()
+            await asyncio.sleep(15)
+        assert job.logged("worker_hung") == []
+        await asyncio.sleep(60)
+        assert len(job.logged("worker_hung")) == 2, "now they are"
+        assert await job.end() == 1
+
+    standing(tmp_path, main)
+
+
+def test_a_drained_worker_has_its_time(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        first, second = await job.train(2)
+        job.driver.leave(LeaveRequest(second, "SIGTERM"))
+        await asyncio.sleep(50)
+        loop.stand_still(1000)
+        await asyncio.sleep(40)
+        assert job.launcher.living() == [first, second]
+        await asyncio.sleep(20)
+        assert "did not leave within 100 s (--drain-timeout)" in job.text()
+        assert job.launcher.living() == [first]
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, drain_timeout_s=100.0, heartbeat_timeout_s=0.0)
+
+
+def test_slots_are_waited_for_as_long_as_the_driver_runs(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        job.discovery.hosts = (A,)
+        await asyncio.sleep(500)
+        loop.stand_still(10_000)
+        await asyncio.sleep(90)
+        assert job.logged("job_ended") == []
+        assert await job.end() == 3
+        assert "gave up after 600 s (--elastic-timeout)" in job.text()
+
+    standing(tmp_path, main, min_num_proc=2)
+
+
+def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        workers = await job.train(2)
+        for host in (A, B):
+            job.driver.drain(DrainHostRequest(host.name, undo=False))
+        answers = [job.ready(worker, after=1, commits=1, cause=ReadyCause.HOSTS_UPDATED) for worker in workers]
+        await asyncio.sleep(300)
+        assert job.launcher.living(), "it waits for slots, longer than the drain's limit"
+        assert "--drain-timeout" not in job.text()
+        job.driver.drain(DrainHostRequest(B.name, undo=True))
+        await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, drain_timeout_s=20.0, heartbeat_timeout_s=0.0)
+
+
+def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: Path) -> None:
+    async def main(job: Job, loop: VirtualLoop) -> None:
+        _, second = await job.train(2)
+        job.driver.leave(LeaveRequest(second, "SIGTERM"))
+        assert "of the 2 that the job needs (--min-np)" in job.text()
+        assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+
+    standing(tmp_path, main, min_num_proc=2, heartbeat_timeout_s=0.0)

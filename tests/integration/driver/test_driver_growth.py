@@ -1,0 +1,154 @@
+"""The real driver with workers in its own process, on hosts of always new names: what it keeps does not grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from driver_fakes import FakeProcess
+
+from elastic_driver.core.state import WorkerPhase, in_phase
+from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.rendezvous.messages import (
+    DrainHostRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    RoundAssignment,
+    RunningReport,
+)
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.console import Console
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Backend, ReadyCause
+
+pytestmark = pytest.mark.integration
+
+PODS = 60
+STAYS = "localhost"
+
+
+class World:
+    """Discovery and launcher in one. Each fourth pod cannot start its worker."""
+
+    descriptors_each = 1
+
+    def __init__(self) -> None:
+        self.hosts: tuple[Host, ...] = (Host(STAYS, 1),)
+        self.asked = 0
+        self.processes: dict[str, FakeProcess] = {}
+        self.refused = 0
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        self.asked += 1
+        return self.hosts
+
+    def remark(self) -> str:
+        return ""
+
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> FakeProcess:
+        if worker.hostname.endswith(("0", "4", "8")):
+            self.refused += 1
+            raise LaunchError("no such machine")
+        process = self.processes[worker.hostname] = FakeProcess(worker, 1_000_000 + len(self.processes))
+        process.last_lines = ("Traceback", "RuntimeError: a bug")
+        return process
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
+    async def close(self) -> None:
+        self.kill()
+
+
+def sizes(driver: ElasticDriver, chronicle: Chronicle) -> dict[str, int]:
+    """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
+    supervisor = driver._supervisor
+    return {
+        f"{type(owner).__name__}.{name}": len(value)
+        for owner in (driver, supervisor, supervisor._heartbeats, chronicle)
+        for name, value in vars(owner).items()
+        if isinstance(value, dict | list | set) and name != "_rounds"
+    }
+
+
+async def lead_a_life(driver: ElasticDriver, world: World, chronicle: Chronicle) -> None:
+    """Pods come, are drained and let off again, join, fail in one way or another, and never come back."""
+
+    async def until(what: str, found: object) -> None:
+        assert callable(found)
+        for _ in range(5000):
+            if found():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"{what}: not seen; {driver.status()['explain']}")
+
+    def ask(host: str, cause: ReadyCause) -> asyncio.Future[NextRoundReply]:
+        process = world.processes[host]
+        after = next(r.round_id for r in driver._state.workers if r.worker == process.worker)
+        request = NextRoundRequest(process.worker, after, 0, cause, "", (Backend.NATIVE,), process.pid)
+        return asyncio.ensure_future(driver.next_round(request))
+
+    async def trains(host: str, reply: asyncio.Future[NextRoundReply]) -> None:
+        assignment = await reply
+        assert isinstance(assignment, RoundAssignment)
+        driver.running(RunningReport(world.processes[host].worker, assignment.round_id, assignment.round_id))
+
+    await until("the first worker", lambda: STAYS in world.processes)
+    await until("its process", lambda: driver._processes)
+    await trains(STAYS, ask(STAYS, ReadyCause.START))
+    for number in range(PODS):
+        pod = f"pod-{number}"
+        world.hosts = (Host(STAYS, 1), Host(pod, 1))
+        await until("the pod", lambda pod=pod: pod in world.processes or driver._state.blacklist.is_blacklisted(pod))
+        driver.drain(DrainHostRequest(pod, undo=False))
+        driver.drain(DrainHostRequest(pod, undo=True))
+        driver.drain(DrainHostRequest(pod, undo=False))
+        driver.drain(DrainHostRequest(pod, undo=bool(number % 2)))
+        if pod in world.processes:
+            world.processes[pod].end((1, -9)[number % 2])
+        world.hosts = (Host(STAYS, 1),)
+        seen = world.asked
+        await until("its end", lambda seen=seen: world.asked > seen + 1 and len(driver._state.workers) == 1)
+        assert len(in_phase(driver._state, WorkerPhase.MEMBER)) == 1
+    grown = {name: size for name, size in sizes(driver, chronicle).items() if size > 4}
+    assert grown.pop("Chronicle._last_words", 0) <= PODS  # bounded by a number; cleared by each round
+    assert not grown
+    assert world.refused >= PODS / 4
+    world.processes[STAYS].end(0)
+
+
+def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    settings = Settings(
+        command=("true",),
+        num_proc=1,
+        min_num_proc=1,
+        hosts=(Host(STAYS, 1),),
+        discovery_interval_s=0.002,
+        log_level="FATAL",
+        elastic=True,
+    )
+
+    async def main() -> int:
+        world = World()
+        with Console(settings) as console, EventLog(None) as log:
+            chronicle = Chronicle(console, log)
+            driver = ElasticDriver(
+                settings, discovery=world, launcher=world, chronicle=chronicle, environ={}, job_id="growth"
+            )
+            running = asyncio.ensure_future(driver.run())
+            life = asyncio.ensure_future(lead_a_life(driver, world, chronicle))
+            await asyncio.wait((running, life), return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+            return await asyncio.wait_for(running, 20)
+
+    assert asyncio.run(main()) == 0

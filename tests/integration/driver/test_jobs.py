@@ -1,0 +1,341 @@
+"""Whole jobs: hosts come, go and die while real workers train."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import PROGRAM, SUPPORT, Job, check_agreement
+
+pytestmark = [pytest.mark.integration]
+
+TWO = "localhost:2\n"
+FOUR = "localhost:2\n127.0.0.1:2\n"
+
+
+def pids(lines: list[dict[str, Any]], size: int) -> set[int]:
+    return {line["pid"] for line in lines if line["size"] == size}
+
+
+def repeated_steps(lines: list[dict[str, Any]], pid: int) -> int:
+    steps = [line["step"] for line in lines if line["pid"] == pid]
+    return len(steps) - len(set(steps))
+
+
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest) -> dict[str, str]:
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    return {"ELASTIC_DRIVER_BACKEND": request.param}
+
+
+def test_hosts_are_removed_and_added_without_losing_a_step(tmp_path: Path, backend: dict[str, str]) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", env=backend) as job:
+        before = job.wait_for_steps(4)
+        job.set_hosts(TWO)
+        at = time.time()
+        after = job.wait_for_steps(2, after=at)
+        assert pids(after, 2) < pids(before, 4), "survivors keep their processes"
+        job.set_hosts(FOUR)
+        at = time.time()
+        grown = job.wait_for_steps(4, after=at)
+        lines = job.steps()
+        assert pids(after, 2) < pids(grown, 4)
+        for pid in pids(after, 2):
+            steps = [line["step"] for line in lines if line["pid"] == pid]
+            assert steps == list(range(1, len(steps) + 1)), "no step was lost, none done twice"
+        check_agreement(lines)
+        ranks = {line["worker"]: line["rank"] for line in grown}
+        assert ranks["localhost[0]#0"] == 0
+        assert ranks["localhost[1]#0"] == 1
+        assert {line["local_size"] for line in grown} == {2}
+        assert {(line["rank"], line["local_rank"], line["cross_rank"]) for line in grown} == {
+            (0, 0, 0),
+            (1, 1, 0),
+            (2, 0, 1),
+            (3, 1, 1),
+        }
+        expected = [event for event in job.events("worker_exited") if event["expected"]]
+        assert [event["returncode"] for event in expected] == [0, 0], "who is removed ends with exit code 0"
+        assert "4 -> 2 workers, host 127.0.0.1 removed, resumed from commit" in job.said()
+        assert "2 -> 4 workers, host 127.0.0.1 added, resumed from commit" in job.said()
+        backends = {event["backend"] for event in job.events("round_formed")}
+        assert backends == set(backend.values())
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_worker_costs_the_steps_since_the_last_commit(
+    tmp_path: Path, backend: dict[str, str], victim: int
+) -> None:
+    env = {**backend, "COMMIT_EVERY": "5"}
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", env=env) as job:
+        before = job.wait_for_steps(4, 12)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == victim), signal.SIGKILL)
+        after = job.wait_for_steps(2, after=at)
+        assert pids(after, 2) < pids(before, 4)
+        for pid in pids(after, 2):
+            assert repeated_steps(job.steps(), pid) <= 5, "at most the steps since the last commit"
+        check_agreement(job.steps())
+        lost = "localhost" if victim == 0 else "127.0.0.1"
+        assert f"4 -> 2 workers, host {lost} lost (worker {lost}[{victim % 2}] killed by SIGKILL)" in job.said()
+
+
+def test_an_exception_in_one_worker(tmp_path: Path) -> None:
+    env = {"FAULT": "exception 3 10", "ONCE": str(tmp_path / "once"), "STEPS": "60"}
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", env=env) as job:
+        assert job.wait() == 0
+        sizes = {line["size"] for line in job.steps()}
+        assert sizes == {4, 2}
+        check_agreement(job.steps())
+        assert "worker 127.0.0.1[1] exited with code 1" in job.said()
+        assert "a bug in the training script" in job.said()
+        assert "job succeeded" in job.said()
+
+
+def test_a_host_comes_back_after_its_cooldown(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--blacklist-cooldown-range", "1", "2") as job:
+        before = job.wait_for_steps(4)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == 2), signal.SIGKILL)
+        job.wait_for_steps(2, after=at)
+        again = job.wait_for_steps(4, after=time.time())
+        assert {line["worker"] for line in again} == {
+            "localhost[0]#0",
+            "localhost[1]#0",
+            "127.0.0.1[0]#1",
+            "127.0.0.1[1]#1",
+        }
+        check_agreement(job.steps())
+
+
+def test_all_hosts_are_replaced_and_the_state_lives_on(tmp_path: Path) -> None:
+    with Job(tmp_path, TWO, "-np", "2", "--min-np", "2") as job:
+        before = job.wait_for_steps(2)
+        job.set_hosts("127.0.0.1:2\n")
+        at = time.time()
+        job.wait_for("the new host's workers", lambda: any("127.0.0.1" in line["worker"] for line in job.steps()))
+
+        def alone() -> bool:
+            return all("127.0.0.1" in line["worker"] for line in job.steps()[-4:])
+
+        job.wait_for("the old host's end", alone)
+        after = job.wait_for_steps(2, after=time.time())
+        assert not pids(after, 2) & pids(before, 2)
+        assert min(line["step"] for line in after) > max(line["step"] for line in before if line["time"] < at)
+        check_agreement(job.steps())
+
+
+def test_below_min_np_the_job_waits_and_goes_on(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "4", "--blacklist-cooldown-range", "1", "1") as job:
+        before = job.wait_for_steps(4)
+        at = time.time()
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        after = job.wait_for_steps(4, after=at)
+        assert len(pids(after, 4) & pids(before, 4)) == 2
+        assert "waiting for 4 workers (--min-np)" in job.said()
+        check_agreement(job.steps())
+
+
+def test_too_few_slots_in_time(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "4", "--elastic-timeout", "2") as job:
+        before = job.wait_for_steps(4)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        assert job.wait() == 3
+        assert "gave up after 2 s (--elastic-timeout)" in job.said()
+        assert "blacklisted: 127.0.0.1" in job.said()
+
+
+def test_the_reset_limit_counts_failures_and_not_planned_changes(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2", "--reset-limit", "0") as job:
+        job.wait_for_steps(4)
+        job.set_hosts(TWO)
+        job.wait_for_steps(2, after=time.time())
+        job.set_hosts(FOUR)
+        lines = job.wait_for_steps(4, after=time.time())
+        os.kill(next(line["pid"] for line in reversed(lines) if line["rank"] == 3), signal.SIGKILL)
+        assert job.wait() == 4
+        assert "--reset-limit" in job.said()
+
+
+def test_all_workers_fail(tmp_path: Path) -> None:
+    with Job(tmp_path, None, "-np", "2") as job:
+        lines = job.wait_for_steps(2)
+        os.kill(lines[-1]["pid"], signal.SIGKILL)
+        assert job.wait() == 1
+        assert "killed by SIGKILL" in job.said()
+        assert "job failed" in job.said()
+
+
+@pytest.mark.parametrize(("step", "rounds"), [(0, 10), (2, 11)])
+def test_a_job_that_fails_at_the_same_step_each_time_ends(tmp_path: Path, step: int, rounds: int) -> None:
+    """Nobody dies in it: without an end it goes round for ever, thousands of times a minute."""
+    env = {"FAULT": f"lost 1 {step}", "STEP_S": "0", "COMMIT_EVERY": "100"}
+    impatient = (str(SUPPORT / "impatient.py"),)
+    with Job(tmp_path, "localhost:2\n", "-np", "2", env=env, elasticrun=impatient) as job:
+        assert job.wait() == 1
+        formed = job.events("round_formed")
+    assert len(formed) == rounds, job.said()
+    assert re.search(
+        r"job failed: the training failed 10 times in a row and came no further than commit 0( and \d+ operations)?; "
+        r"the same error each time: worker localhost\[1\] \(rank 1\) raised HorovodInternalError: "
+        r"a bad sample at [\d.]+ \(at step_program.py:\d+\) \(exit code 1\)",
+        job.said(),
+    ), job.said()
+    assert ("operations" in job.said()) == bool(step)
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
+    env = {"FAULT": "exit 1 10", "ONCE": str(tmp_path / "once")}
+    with Job(tmp_path, None, "-np", "3", env=env) as job:
+        assert job.wait() == 1
+        assert "worker localhost[1] exited with code 0 while" in job.said()
+
+
+def test_a_job_that_ends(tmp_path: Path) -> None:
+    with Job(tmp_path, None, "-np", "3", "--output-filename", str(tmp_path / "out"), env={"STEPS": "20"}) as job:
+        assert job.wait() == 0
+        assert sorted(job.stdout.read_text().splitlines()) == [
+            f"[{rank}]<stdout>:rank {rank} done at step 20" for rank in range(3)
+        ]
+        for rank in range(3):
+            assert f"[{rank}]<stdout>:rank {rank} done" in (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text()
+        end = job.events("job_ended")[-1]
+        assert end["exit_code"] == 0
+        check_agreement(job.steps())
+
+
+def test_uneven_slots(tmp_path: Path) -> None:
+    with Job(tmp_path, "localhost:1\n127.0.0.1:2\n", "-np", "3") as job:
+        lines = job.wait_for_steps(3)
+        places = {
+            (line["rank"], line["local_rank"], line["local_size"], line["cross_rank"], line["cross_size"])
+            for line in lines
+        }
+        assert places == {(0, 0, 1, 0, 2), (1, 0, 2, 1, 2), (2, 1, 2, 0, 1)}
+
+
+def test_a_mistake_at_the_scripts_top_is_shown_once(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("raise ImportError('no data set')\n")
+    with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 1
+        assert job.said().count("Traceback (most recent call last):") == 1
+        assert job.said().count("<stderr>:ImportError: no data set") == 1
+        assert (
+            job.said().rstrip().endswith("exited with code 1: ImportError: no data set (at train.py:1) (exit code 1)")
+        )
+        assert job.said().count(" exited with code 1, with the same traceback as rank ") == 2
+        assert "last output of" not in job.said(), "it can still be seen"
+
+
+def test_workers_that_leave_and_come_back_by_themselves_are_told_of_as_that(tmp_path: Path) -> None:
+    program = tmp_path / "again.py"
+    program.write_text("import elastic_driver as hvd\nfor _ in range(3):\n    hvd.init()\n    hvd.shutdown()\n")
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        for number in (2, 3):
+            line = f"elasticrun: round {number}: 2 -> 2 workers, all workers called shutdown() and init() again\n"
+            assert line in job.said()
+        assert "had resumed" not in job.said()
+        assert "elastic_driver: round" not in job.said()
+
+
+def test_a_lost_host_is_told_of_by_the_driver_and_not_by_each_rank(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2") as job:
+        before = job.wait_for_steps(4)
+        os.kill(next(line["pid"] for line in before if line["rank"] == 3), signal.SIGKILL)
+        job.wait_for("the next round", lambda: "4 -> 2 workers, host 127.0.0.1 lost" in job.said())
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130
+        ranks = [line for line in job.said().splitlines() if "]<stderr>:" in line and "it is being stopped" not in line]
+        assert ranks == [], "the survivors have nothing to add, nor has anybody to the end"
+        assert job.said().splitlines()[-1] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with Job(tmp_path, None, "-np", "2") as job:
+        job.wait_for_steps(2)
+        job.process.send_signal(number)
+        assert job.wait() == code
+        assert f"interrupted by {number.name}" in job.said()
+        assert not job.leftovers()
+
+
+def test_signals_ignored_at_the_start_stay_ignored(tmp_path: Path) -> None:
+    """As nohup leaves SIGHUP, and a shell SIGINT in its background jobs."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        job = Job(tmp_path, None, "-np", "1")
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    with job:
+        worker = job.wait_for_steps(1)[0]["pid"]
+        for pid in (job.process.pid, worker):
+            status = Path(f"/proc/{pid}/status").read_text()
+            mask = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)  # type: ignore[index]
+            assert all(mask & 1 << number - 1 for number in ignored)
+        for number in ignored:
+            job.process.send_signal(number)
+        job.wait_for_steps(1, after=time.time())
+        assert "stopping all workers" not in job.said()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143
+
+
+@pytest.mark.faults
+def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    program = tmp_path / "deaf.py"
+    program.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport elastic_driver as hvd\n"
+        "hvd.init()\nprint('ready', flush=True)\ntime.sleep(1000)\n"
+    )
+    command = [sys.executable, str(program)]
+    with Job(tmp_path, None, "-np", "2", "--grace-time", "1000", command=command) as job:
+        job.wait_for("both ready", lambda: job.stdout.read_text().count("ready") == 2)
+        job.process.send_signal(signal.SIGINT)
+        job.wait_for("the answer to the first", lambda: "stopping all workers" in job.said())
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130
+        assert not job.leftovers()
+
+
+@pytest.mark.faults
+def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "2") as job:
+        job.wait_for_steps(4)
+        job.process.kill()
+        job.process.wait()
+        end = time.monotonic() + 10
+        while job.leftovers():
+            assert time.monotonic() < end, job.leftovers()
+            time.sleep(0.05)
+
+
+@pytest.mark.faults
+def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped(tmp_path: Path) -> None:
+    """Nobody but the kernel is left to end them, by what init() asked for. All from the shell on is deaf to SIGTERM."""
+    shell = f"trap '' TERM; {sys.executable} {PROGRAM}; sleep 1000"
+    with Job(tmp_path, None, "-np", "2", command=["sh", "-c", shell]) as job:
+        trainings = pids(job.wait_for_steps(2), 2)
+        children = psutil.Process(job.process.pid).children()
+        guard = next(child for child in children if any("guard.py" in word for word in child.cmdline()))
+        guard.suspend()
+        try:
+            job.process.kill()
+            job.process.wait()
+            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in trainings if psutil.pid_exists(pid)], 10)
+            assert not alive
+        finally:
+            guard.resume()
+        psutil.wait_procs([guard], 20)

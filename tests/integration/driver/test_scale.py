@@ -1,0 +1,152 @@
+"""Rounds of hundreds of simulated workers with the real driver: they complete, and cost each worker the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.settings.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from simulated import SLOTS_PER_HOST, Simulation, Worker, simulation
+
+pytestmark = pytest.mark.integration
+
+# Bytes: ranks of more digits, a list of ranks with a gap, a notice that comes before the count or after it. One byte
+# for each other worker would be more.
+SLACK = 230
+
+
+def run(body: Callable[[Simulation], Coroutine[Any, Any, None]], size: int, **options: Any) -> None:
+    async def main() -> None:
+        async with simulation(size, **options) as job:
+            job.go()
+            await body(job)
+
+    uvloop.run(main())
+
+
+def bytes_of_two_rounds(size: int, **options: Any) -> tuple[float, float]:
+    """What the server sends to each worker for a start, and for a round after a death."""
+    found: list[float] = []
+
+    async def body(job: Simulation) -> None:
+        assert await job.until_all_train(1) == size
+        assert job.broken == 0
+        # Watches of the round may still be on their way; they are answered in the next one.
+        before = job.received_bytes
+        found.append(before / size)
+        victim = sorted(job.workers)[size // 2]
+        job.kill(victim)
+        left = size - options.get("slots_per_host", SLOTS_PER_HOST)
+        assert await job.until_all_train(2) == left
+        assert job.broken == 0
+        assert len(job.workers) == left
+        assert all(worker.hostname != victim.hostname for worker in job.workers)
+        found.append((job.received_bytes - before) / left)
+
+    run(body, size, **options)
+    return found[0], found[1]
+
+
+def test_a_worker_of_many_is_sent_no_more_than_one_of_few() -> None:
+    few, many = bytes_of_two_rounds(32), bytes_of_two_rounds(512)
+    assert many[0] < few[0] + SLACK
+    assert many[1] < few[1] + SLACK
+
+
+def test_hosts_of_one_worker_each() -> None:
+    few, many = bytes_of_two_rounds(32, slots_per_host=1), bytes_of_two_rounds(512, slots_per_host=1)
+    assert many[0] < few[0] + SLACK
+    assert many[1] < few[1] + SLACK
+
+
+def test_rank_0_dies_before_it_has_said_where_it_listens() -> None:
+    """All others wait for that; they are told at once, and the next round has another rank 0."""
+
+    async def body(job: Simulation) -> None:
+        held: list[Worker] = []
+
+        def hold(worker: Worker) -> bool:
+            assert worker.assignment is not None
+            if worker.assignment.round_id > 1 or worker.assignment.slot.rank:
+                return True
+            held.append(worker)
+            job.kill(worker.worker)
+            return False
+
+        job.on_assigned = hold
+        assert await job.until_all_train(2) == 64 - SLOTS_PER_HOST
+        assert held[0].worker not in job.workers
+
+    run(body, 64)
+
+
+def test_a_member_dies_while_the_others_connect() -> None:
+    """In the middle of a round that forms, again and again."""
+
+    async def body(job: Simulation) -> None:
+        def kill_one(worker: Worker) -> bool:
+            assert worker.assignment is not None
+            if worker.assignment.round_id < 4 and worker.assignment.slot.rank == worker.assignment.slot.size - 1:
+                job.kill(worker.worker)
+                return False
+            return True
+
+        job.on_assigned = kill_one
+        assert await job.until_all_train(4) == 64 - 3 * SLOTS_PER_HOST
+
+    run(body, 64)
+
+
+def test_too_few_open_files_are_said_at_the_start() -> None:
+    class Nobody:
+        def __getattr__(self, name: str) -> Any:
+            raise NotImplementedError(name)
+
+    async def main() -> None:
+        server = RendezvousServer(Nobody(), key=JobKey.new())
+        with pytest.raises(SettingsError, match=r"cannot serve 1000000000 workers: that takes 8000000256 open files"):
+            await server.start("127.0.0.1", 0, workers=1_000_000_000, descriptors_each=5)
+
+    uvloop.run(main())
+
+
+def test_too_few_open_files_for_as_many_as_there_may_come_to_be_are_told() -> None:
+    """The job runs all the same: it may never grow so far."""
+    told: list[str] = []
+
+    async def main() -> None:
+        server = RendezvousServer(None, key=JobKey.new(), on_full=told.append)  # type: ignore[arg-type]
+        await server.start("127.0.0.1", 0, workers=4, at_most=1_000_000_000, descriptors_each=5)
+        await server.close()
+
+    uvloop.run(main())
+    assert len(told) == 1
+    assert re.match(r"there is room for \d+ workers, and the job may come to have 1000000000: that takes 8000", told[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ({}, 4),
+        ({"max_num_proc": 6}, 6),
+        ({"max_num_proc": 6, "num_standby": 3}, 9),
+        ({"hosts": (Host("localhost", 8),), "discovery_script": None}, 8),
+        ({"hosts": (Host("localhost", 8),), "discovery_script": None, "max_num_proc": 6}, 6),
+    ],
+)
+def test_how_many_workers_there_may_come_to_be(flags: dict[str, Any], most: int) -> None:
+    given = {"command": ("true",), "num_proc": 4, "min_num_proc": 1, "discovery_script": "true", **flags}
+    assert Settings(**given).most_workers == most

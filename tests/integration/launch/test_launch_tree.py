@@ -1,0 +1,390 @@
+"""The end of a worker is the end of everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+from launching import LOOPS, WORKER, Job, job, run
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.local.launcher import LEFTOVER_GRACE_S, LocalWorker
+from elastic_driver.launch.processes import death, guard
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+# A worker with five kinds of children; each prints a line when it is up. The daemon left session and parent, the orphan
+# has the session only, the nameless one has neither mark nor session but is a descendant.
+FAMILY = r"""
+import os, signal, subprocess, sys, time
+
+def child(name, *, setsid=False, double=False, stubborn=False):
+    if os.fork():
+        return
+    if setsid:
+        os.setsid()
+    if double and os.fork():
+        os._exit(0)
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, f"{name} {os.getpid()}\n".encode())
+    time.sleep(60)
+    os._exit(0)
+
+stubborn = "stubborn" in sys.argv
+child("plain", stubborn=stubborn)
+child("grouped", setsid=True, stubborn=stubborn)
+child("daemon", setsid=True, double=True, stubborn=stubborn)
+child("orphan", double=True, stubborn=stubborn)
+if "nameless" in sys.argv:
+    ignore = "signal.signal(15, signal.SIG_IGN); " if stubborn else ""
+    text = "import os, signal, time; " + ignore + "print('nameless', os.getpid(), flush=True); time.sleep(60)"
+    subprocess.Popen([sys.executable, "-I", "-c", text], env={}, start_new_session=True)
+os.write(1, f"worker {os.getpid()}\n".encode())
+if "exit" in sys.argv:
+    sys.exit(int(sys.argv[-1]))
+time.sleep(60)
+"""
+
+
+@pytest.fixture(params=sorted(LOOPS))
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def family(one: Job, *arguments: str, worker: WorkerId = WORKER) -> tuple[LocalWorker, list[psutil.Process]]:
+    """A worker and its living descendants, once all are up."""
+    process = await one.python(FAMILY, *arguments, worker=worker)
+    names = ["plain", "grouped", "daemon", "orphan", "worker", *(["nameless"] if "nameless" in arguments else [])]
+    for name in names:
+        await one.sink.has(f":{name} ")
+    # All of them live: the test would prove nothing otherwise.
+    pids = dict(line.split(":", 1)[1].split() for line in one.sink.lines())
+    return process, [psutil.Process(int(pids[name])) for name in names if name != "worker"]
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_stop_ends_the_whole_tree(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "nameless")
+            assert len(alive(children)) == 5
+            begin = time.perf_counter()
+            assert await process.stop(20) == ExitStatus(-signal.SIGTERM)
+            assert time.perf_counter() - begin < 5
+            assert alive(children) == []
+
+    run(loop, main)
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "stubborn", "nameless")
+            begin = time.perf_counter()
+            stopping = asyncio.create_task(process.stop(1.0))
+            # The worker itself heeds the signal; its children keep the grace of the stop.
+            await process.exited
+            assert time.perf_counter() - begin < 0.8
+            assert len(alive(children)) == 5
+            assert await stopping == ExitStatus(-signal.SIGTERM)
+            assert 0.95 < time.perf_counter() - begin < 3
+            assert alive(children) == []
+
+    run(loop, main)
+
+
+def test_a_worker_that_handles_sigterm_keeps_its_exit_code_and_last_words() -> None:
+    source = r"""
+import signal, sys, time
+def end(*_):
+    print("saved")
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            assert await process.stop(20) == ExitStatus(7)
+            assert one.sink.lines()[-1] == "[0]<stdout>:saved"
+
+    run("asyncio", main)
+
+
+def test_sigterm_comes_once_to_each_process() -> None:
+    source = r"""
+import os, signal, time
+count = 0
+def note(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGTERM, note)
+os.write(1, b"up\n")
+end = time.monotonic() + 0.5
+while not count:
+    signal.pause()
+while time.monotonic() < end + 0.5:
+    time.sleep(0.05)
+os.write(1, f"count {count}\n".encode())
+"""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            statuses = await asyncio.gather(*(process.stop(30) for _ in range(5)))
+            assert statuses == [ExitStatus(0)] * 5
+            assert one.sink.lines()[-1] == "[0]<stdout>:count 1"
+            assert await process.stop(30) == ExitStatus(0)
+
+    run("asyncio", main)
+
+
+def test_a_second_stop_can_shorten_the_grace_and_kill_ends_it(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            for end in ("stop", "kill"):
+                process = await one.python(
+                    "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+                )
+                await one.sink.has("up")
+                one.sink.data["stdout"] = b""
+                begin = time.perf_counter()
+                first = asyncio.create_task(process.stop(50))
+                await asyncio.sleep(0)
+                if end == "stop":
+                    assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
+                else:
+                    process.kill()
+                assert await first == ExitStatus(-signal.SIGKILL)
+                assert time.perf_counter() - begin < 5
+
+    run(loop, main)
+
+
+def test_kill_takes_the_whole_tree_at_once(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "stubborn", "nameless")
+            begin = time.perf_counter()
+            process.kill()
+            process.kill()
+            assert await process.exited == ExitStatus(-signal.SIGKILL)
+            assert time.perf_counter() - begin < 1
+            await process.wait()
+            process.kill()
+            assert alive(children) == []
+
+    run(loop, main)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_children_of_a_worker_that_ends_by_itself_go_too(loop: str, code: int) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(FAMILY, "stubborn", "exit", str(code))
+            assert await process.exited == ExitStatus(code)
+            begin = time.perf_counter()
+            assert await process.wait() == ExitStatus(code)
+            assert time.perf_counter() - begin < LEFTOVER_GRACE_S + 2
+            assert one.processes() == []
+
+    run(loop, main)
+
+
+def test_the_launchers_kill_reaches_what_a_dead_worker_left(loop: str) -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "stubborn")
+            begin = time.perf_counter()
+            stopping = asyncio.create_task(process.stop(50))
+            await process.exited
+            assert len(alive(children)) == 4
+            one.launcher.kill()
+            await stopping
+            assert time.perf_counter() - begin < 5
+            assert alive(children) == []
+
+    run(loop, main)
+
+
+def test_close_leaves_a_dead_workers_children_time_to_clean_up() -> None:
+    # As multiprocessing's resource tracker: deaf to SIGTERM, ends after its parent and removes what that one left.
+    source = r"""
+import os, signal, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, b"up\n")
+    os.read(read, 1)
+    time.sleep(0.2)
+    os.write(1, b"cleaned\n")
+    os._exit(0)
+time.sleep(60)
+"""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.python(source)
+            await one.sink.has("up")
+            os.kill(process.pid, signal.SIGKILL)
+            await process.exited
+            await one.launcher.close()
+            assert one.sink.lines()[-1] == "[0]<stdout>:cleaned"
+
+    run("asyncio", main)
+
+
+def test_a_crashed_worker_loses_its_children() -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one)
+            os.kill(process.pid, signal.SIGKILL)
+            assert await process.wait() == ExitStatus(-signal.SIGKILL)
+            assert alive(children) == []
+
+    run("uvloop", main)
+
+
+def test_only_the_stopped_worker_loses_its_children() -> None:
+    async def main() -> None:
+        async with job() as one:
+            first, first_children = await family(one)
+            one.sink.data["stdout"] = b""
+            second, second_children = await family(one, worker=WorkerId("localhost", 1, 0))
+            await first.stop(10)
+            assert alive(first_children) == []
+            assert len(alive(second_children)) == 4
+            assert not second.exited.done()
+            await second.stop(10)
+            assert alive(second_children) == []
+
+    run("asyncio", main)
+
+
+def test_stop_of_a_stopped_process() -> None:
+    async def main() -> None:
+        async with job() as one:
+            process = await one.start(["sleep", "60"])
+            os.kill(process.pid, signal.SIGSTOP)
+            assert await process.stop(0.2) == ExitStatus(-signal.SIGKILL)
+
+    run("asyncio", main)
+
+
+def test_stop_while_it_exits() -> None:
+    async def main() -> None:
+        async with job() as one:
+            for attempt in range(30):
+                process = await one.start(["true"], worker=WorkerId("localhost", 0, attempt))
+                for _ in range(attempt % 5):
+                    await asyncio.sleep(0)
+                assert (await process.stop(5)).returncode in (0, -signal.SIGTERM)
+                assert (await process.stop(5)) == await process.wait() == process.exited.result()
+
+    run("uvloop", main)
+
+
+def test_many_stops_at_once_share_their_scans(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = []
+
+    def counting(*arguments: object) -> dict[str, list[psutil.Process]]:
+        scans.append(arguments)
+        return guard.find_processes(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("elastic_driver.launch.local.launcher.find_processes", counting)
+
+    async def main() -> None:
+        async with job() as one:
+            workers = [await one.start(["sleep", "60"], worker=WorkerId("localhost", slot, 0)) for slot in range(20)]
+            await asyncio.gather(*(worker.stop(10) for worker in workers))
+            assert len(scans) < 20
+
+    run(loop, main)
+
+
+def test_without_pidfds_the_same_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(death, "HAVE_PIDFD", False)
+    monkeypatch.delattr(os, "pidfd_open")
+
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one, "stubborn", "nameless")
+            assert await process.stop(0.5) == ExitStatus(-signal.SIGTERM)
+            assert alive(children) == []
+            crashed = await one.start(["sh", "-c", "exit 4"])
+            assert await crashed.wait() == ExitStatus(4)
+
+    run("asyncio", main)
+
+
+def test_descriptors_that_run_out_do_not_hide_a_tree() -> None:
+    async def main() -> None:
+        async with job() as one:
+            process, children = await family(one)
+
+            def blind(*_: object) -> dict[str, list[psutil.Process]]:
+                raise OSError(24, "Too many open files")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("elastic_driver.launch.local.launcher.find_processes", blind)
+                assert await process.stop(5) == ExitStatus(-signal.SIGTERM)
+            assert one.warnings
+            # What could not be found then is found when the launcher closes.
+            await one.launcher.close()
+            psutil.wait_procs(children, timeout=10)
+            assert alive(children) == []
+
+    run("asyncio", main)
+
+
+def test_a_strangers_session_is_left_alone() -> None:
+    """A process id that was given to a stranger: same number, other creation time."""
+
+    async def main() -> None:
+        async with job() as one:
+            process = await one.start(["sleep", "60"])
+            stranger = psutil.Process(process.pid)
+            stranger._ident = (stranger.pid, stranger.create_time() - 100.0)
+            assert guard.find_processes("no-such-job", {"a": stranger}) == {}
+            assert list(guard.find_processes("no-such-job", {"a": psutil.Process(process.pid)})) == ["a"]
+
+    run("asyncio", main)
+
+
+def test_a_wait_for_an_end_bears_that_nobody_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last free descriptor is the one that the wait has taken itself."""
+
+    def no_descriptor(process: psutil.Process) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        waiting = asyncio.create_task(death.wait_gone([psutil.Process(child.pid)], asyncio.Future()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        child.kill()
+        async with asyncio.timeout(20):
+            await waiting
+
+    with subprocess.Popen(["sleep", "120"]) as child:
+        monkeypatch.setattr(psutil.Process, "is_running", no_descriptor)
+        try:
+            asyncio.run(main())
+        finally:
+            child.kill()

@@ -1,0 +1,562 @@
+"""Workers that are forked from a warmed process: they are what fresh ones are, and faults of it harm none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import SUPPORT, check_agreement
+from jobs import Job as ElasticJob
+from launching import Job, job, run
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.warm import forks as warm
+from elastic_driver.launch.warm.forks import ForkedProcess
+from elastic_driver.launch.warm.preload import heavy_imports, read_command, shadowed
+from elastic_driver.rendezvous.environment import ENV_WARM
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+PROBE = SUPPORT / "warm_probe.py"
+ENV = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "PROBE": "numpy", "HOROVOD_RANK": "0"}
+
+
+@contextlib.asynccontextmanager
+async def warm_job(preload: Sequence[str] | None = None) -> AsyncIterator[Job]:
+    async with job() as one:
+        one.launcher = LocalLauncher(
+            one.sink,
+            output_dir=None,
+            prefix_timestamp=False,
+            job_id=one.job_id,
+            width=2,
+            warn=one.warnings.append,
+            warm=True,
+            preload=preload,
+        )
+        yield one
+
+
+def was_forked(process: LocalWorker) -> bool:
+    return isinstance(process._popen, ForkedProcess)
+
+
+async def until(what: Any, timeout_s: float = 60.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+async def warmed(one: Job, command: Sequence[str], env: dict[str, str] = ENV) -> LocalWorker:
+    """Starts a first, fresh worker, and waits until the next can be forked."""
+    first = await one.start(command, env=env)
+    one.launcher.warm_up()
+    assert not was_forked(first)
+    await until(lambda: one.warnings or (one.launcher.warm is not None and one.launcher.warm.is_ready()))
+    return first
+
+
+def said(one: Job, mark: str) -> list[Any]:
+    found = re.findall(rf">:{mark} (.*)", one.sink.data["stdout"].decode())
+    return [json.loads(text) for text in found]
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "libraries"),
+    [
+        ([], "script", "numpy"),
+        (["-u", "-W", "ignore", "-O"], "script", "torch"),
+        (["-B"], "relative", "numpy"),
+        ([], "module", "numpy"),
+    ],
+)
+def test_a_forked_worker_is_what_a_fresh_one_is(
+    options: list[str], how: str, libraries: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROBE.parent if how != "script" else tmp_path)
+    tail = {"script": [str(PROBE)], "relative": [PROBE.name], "module": ["-m", PROBE.stem]}[how]
+    command = [sys.executable, *options, *tail, "--flag", "exit"]
+    env = {**ENV, "PROBE": libraries, "PYTHONPATH": str(tmp_path)}
+
+    async def main() -> None:
+        async with warm_job([libraries]) as one:
+            first = await warmed(one, command, env)
+            assert await first.wait() == ExitStatus(7)
+            others = []
+            for number in (1, 2):
+                worker = WorkerId("localhost", number, 0)
+                process = await one.start(command, worker=worker, env={**env, "HOROVOD_RANK": str(number)})
+                others.append(process)
+                assert await process.wait() == ExitStatus(7)
+            assert [was_forked(process) for process in others] == [True, True]
+            fresh, *forked = said(one, "FACTS")
+            tied = [what[3] for _, what in fresh["descriptors"] if what[1]]
+            assert tied == ["it", "its group"]
+            for number, facts in enumerate(forked, 1):
+                expected = json.loads(json.dumps(fresh).replace("localhost[0]#0", f"localhost[{number}]#0"))
+                expected["environ"]["HOROVOD_RANK"] = str(number)
+                expected["proc_environ"] = [
+                    f"HOROVOD_RANK={number}" if item.startswith("HOROVOD_RANK=") else item
+                    for item in expected["proc_environ"]
+                ]
+                expected["main"] = {key: re.sub("0x[0-9a-f]+", "", text) for key, text in expected["main"].items()}
+                facts["main"] = {key: re.sub("0x[0-9a-f]+", "", text) for key, text in facts["main"].items()}
+                for key in expected:
+                    assert facts[key] == expected[key], key
+            streams = said(one, "RANDOM")
+            assert len({tuple(drawn) for drawn in streams}) == 3
+            for column in zip(*streams, strict=True):
+                assert len(set(column)) == 3
+            assert one.sink.data["stdout"].count(b"SIGNALLED") == 3
+            assert one.sink.data["stdout"].count(b"AT EXIT") == 3
+            assert one.sink.data["stderr"] == b""
+            assert one.warnings == []
+
+    run("uvloop", main)
+
+
+def test_an_exception_has_the_same_traceback() -> None:
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            texts = []
+            first = await warmed(one, [sys.executable, str(PROBE), "raise"])
+            await first.wait()
+            texts.append(list(first.last_lines))
+            second = await one.start([sys.executable, str(PROBE), "raise"], env=ENV)
+            assert was_forked(second)
+            assert await second.wait() == ExitStatus(1)
+            texts.append(list(second.last_lines))
+            assert texts[0] == texts[1]
+            assert texts[0][0] == "Traceback (most recent call last):"
+
+    run("asyncio", main)
+
+
+def test_a_forked_worker_can_spawn_and_fork(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        """
+import multiprocessing, os, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+def square(number):
+    return number * number, os.environ["HOROVOD_RANK"], "warm" in str(sys.path)
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.map(square, [3]))
+            pool.close()
+            pool.join()
+    print("run", subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True, check=True).stdout)
+    with ThreadPoolExecutor(2) as pool:
+        print("threads", list(pool.map(abs, [-1, 2])))
+"""
+    )
+
+    async def main() -> None:
+        async with warm_job(["multiprocessing.pool", "concurrent.futures", "subprocess"]) as one:
+            command = [sys.executable, str(script)]
+            await (await warmed(one, command)).wait()
+            second = await one.start(command, env=ENV)
+            assert was_forked(second)
+            assert await second.wait() == ExitStatus(0)
+            lines = one.sink.lines()
+            assert lines[:4] == lines[4:]
+            assert lines[0] == "[0]<stdout>:spawn [(9, '0', False)]"
+            assert one.sink.data["stderr"] == b""
+
+    run("uvloop", main)
+
+
+def test_signals_and_stops_reach_a_forked_worker() -> None:
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            first = await warmed(one, [sys.executable, str(PROBE), "wait"])
+            first.kill()
+            for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
+                process = await one.start([sys.executable, str(PROBE), "wait"], env=ENV)
+                assert was_forked(process)
+                os.kill(process.pid, number)
+                assert await process.wait() == ExitStatus(-number)
+            process = await one.start([sys.executable, str(PROBE), "wait"], env=ENV)
+            assert await process.stop(5.0) == ExitStatus(-signal.SIGTERM)
+
+    run("asyncio", main)
+
+
+def test_what_importing_says_each_worker_says_again(tmp_path: Path) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "loud.py").write_text("import sys\nprint('loaded')\nprint('beware', file=sys.stderr)\n")
+    script = tmp_path / "script" / "main.py"
+    script.parent.mkdir()
+    # A sitecustomize of the user's is run as ever.
+    (library / "sitecustomize.py").write_text("import builtins\nbuiltins.ran = 'ran'\n")
+    script.write_text("import loud, sys\nprint(ran, sys.modules['sitecustomize'].__file__)\n")
+
+    async def main() -> None:
+        async with warm_job(["loud"]) as one:
+            env = {**ENV, "PYTHONPATH": str(library)}
+            await (await warmed(one, [sys.executable, str(script)], env)).wait()
+            second = await one.start([sys.executable, str(script)], env=env)
+            assert was_forked(second)
+            await second.wait()
+            assert (
+                one.sink.lines()
+                == [
+                    "[0]<stdout>:loaded",
+                    f"[0]<stdout>:ran {library}/sitecustomize.py",
+                ]
+                * 2
+            )
+            assert one.sink.lines("stderr") == ["[0]<stderr>:beware"] * 2
+
+    run("asyncio", main)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n", "threads"),
+        ("raise OSError('no such device')\n", "cannot import culprit: no such device"),
+    ],
+)
+def test_modules_that_cannot_be_preloaded_are_refused_once(source: str, why: str, tmp_path: Path) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "culprit.py").write_text(source)
+    script = tmp_path / "main.py"
+    script.write_text("print('ran')\n")
+
+    async def main() -> None:
+        async with warm_job(["culprit"]) as one:
+            env = {**ENV, "PYTHONPATH": str(library)}
+            await (await warmed(one, [sys.executable, str(script)], env)).wait()
+            for _ in range(2):
+                again = await one.start([sys.executable, str(script)], env=env)
+                assert not was_forked(again)
+                assert await again.wait() == ExitStatus(0)
+            assert len(one.warnings) == 1
+            assert why in one.warnings[0]
+            assert one.launcher.warm is not None
+            assert one.launcher.warm.pid is None
+
+    run("asyncio", main)
+
+
+def test_another_environment_needs_another_warmed_process() -> None:
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            command = [sys.executable, str(PROBE), "exit"]
+            await (await warmed(one, command)).wait()
+            assert one.launcher.warm is not None
+            before = one.launcher.warm.pid
+            env = {**ENV, "PYTHONHASHSEED": "3"}
+            changed = await one.start(command, env=env)
+            assert not was_forked(changed)
+            await changed.wait()
+            await until(one.launcher.warm.is_ready)
+            assert one.launcher.warm.pid != before
+            again = await one.start(command, env=env)
+            assert was_forked(again)
+            await again.wait()
+            assert one.warnings == []
+
+    run("asyncio", main)
+
+
+def test_a_killed_warmed_process_is_replaced_and_takes_no_worker_along() -> None:
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            command = [sys.executable, str(PROBE), "wait"]
+            await warmed(one, command)
+            warm = one.launcher.warm
+            assert warm is not None
+            forked = await one.start(command, env=ENV, worker=WorkerId("localhost", 1, 0))
+            assert was_forked(forked)
+            for when in ("ready", "importing"):
+                pid = warm.pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda pid=pid: warm.pid not in (pid, None))
+                assert len(one.warnings) == 1 + (when == "importing")
+            await until(warm.is_ready)
+            assert not forked.exited.done()
+            again = await one.start(command, env=ENV, worker=WorkerId("localhost", 2, 0))
+            assert was_forked(again)
+
+    run("uvloop", main)
+
+
+def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "WARM_UP_S", 0.5)
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(1000)\n")
+
+    async def main() -> None:
+        async with warm_job(["stuck"]) as one:
+            command = [sys.executable, "-m", "this"]
+            env = {**ENV, "PYTHONPATH": str(tmp_path)}
+            await (await warmed(one, command, env)).wait()
+            assert one.warnings == ["workers start afresh: importing stuck has not ended after 0.5 s"]
+            assert one.launcher.warm is not None
+            await until(lambda: one.launcher.warm.pid is None)
+            again = await one.start(command, env=env)
+            assert not was_forked(again)
+            assert await again.wait() == ExitStatus(0)
+
+    run("asyncio", main)
+
+
+def test_a_module_of_the_scripts_own_hides_the_warmed_one(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("import decimal\nprint(decimal.__file__)\n")
+    (tmp_path / "decimal.py").write_text("")
+
+    async def main() -> None:
+        async with warm_job(["statistics"]) as one:
+            for _ in range(2):
+                await (await warmed(one, [sys.executable, str(script)])).wait()
+            assert one.sink.lines() == [f"[0]<stdout>:{tmp_path}/decimal.py"] * 2
+            assert len(one.warnings) == 1
+            assert "has a decimal of its own" in one.warnings[0]
+
+    run("asyncio", main)
+
+
+def test_a_command_that_is_not_pythons_is_told_once() -> None:
+    async def main() -> None:
+        async with warm_job(["json"]) as one:
+            for _ in range(2):
+                assert await (await one.start(["true"], env=ENV)).wait() == ExitStatus(0)
+            await until(lambda: one.warnings)
+            one.launcher.warm_up()
+            assert len(one.warnings) == 1
+            assert "--preload needs a command like" in one.warnings[0]
+
+    run("asyncio", main)
+
+
+@pytest.mark.parametrize("flags", [("--preload", "numpy,elastic_driver"), ("--no-preload",)])
+def test_a_job_is_the_same_with_forked_workers(flags: tuple[str, ...], tmp_path: Path) -> None:
+    flags = ("-np", "2", "--min-np", "2", "--heartbeat-timeout", "2", "--prefix-output-with-timestamp", *flags)
+    forked = "--preload" in flags
+    with ElasticJob(tmp_path, "localhost:2", *flags, env={"OMP_NUM_THREADS": "1"}) as one:
+        two = {line["pid"] for line in one.wait_for_steps(2)}
+        if forked:
+            one.wait_for("a warmed process", lambda: one.events("warmed"))
+        one.set_hosts("localhost:2\n127.0.0.1:2\n")
+        four = one.wait_for_steps(4)
+        new = {line["rank"]: line["pid"] for line in four if line["pid"] not in two}
+        assert sorted(new) == [2, 3]
+        # A forked worker's environment ends with the room that its process kept for it.
+        kept = [Path(f"/proc/{pid}/environ").read_bytes().endswith(b"\0\0") for pid in new.values()]
+        assert kept == [forked, forked]
+        at = time.time()
+        os.kill(new[3], signal.SIGUSR1)
+        one.wait_for_steps(3, after=at)
+        [left] = one.wait_for("the end of a worker", lambda: one.events("worker_exited"))
+        assert (left["pid"], left["returncode"]) == (new[3], 0)
+        at = time.time()
+        os.kill(new[2], signal.SIGSTOP)
+        one.wait_for_steps(2, after=at)
+        [hung] = one.wait_for("a hang", lambda: one.events("worker_hung"))
+        assert hung["worker"].startswith("127.0.0.1[0]")
+        assert "<stderr>:Fatal Python error: Aborted" in one.said()
+        check_agreement(one.steps())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_warmed_process_that_fails_while_it_forks_costs_a_fresh_start(number: signal.Signals) -> None:
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            command = [sys.executable, str(PROBE), "exit"]
+            await (await warmed(one, command)).wait()
+            warm = one.launcher.warm
+            assert warm is not None
+            assert warm.pid is not None
+            os.kill(warm.pid, number)
+            process = await one.start(command, env=ENV)
+            assert not was_forked(process)
+            assert await process.wait() == ExitStatus(7)
+            assert len(one.warnings) <= 1
+            await until(warm.is_ready)
+            process = await one.start(command, env=ENV)
+            assert was_forked(process)
+            await process.wait()
+
+    run("asyncio", main)
+
+
+def test_kills_at_random_moments_of_forks_lose_no_worker() -> None:
+    async def main() -> None:
+        async with warm_job(["json"]) as one:
+            command = [sys.executable, "-m", "this"]
+            await (await warmed(one, command)).wait()
+            warm = one.launcher.warm
+            assert warm is not None
+            for delay in (0.0, 0.001, 0.004):
+                await until(warm.is_ready)
+                victim = warm.pid
+                assert victim is not None
+                starting = asyncio.create_task(one.start(command, env=ENV))
+                await asyncio.sleep(delay)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                assert await (await starting).wait() == ExitStatus(0)
+                await until(lambda victim=victim: warm.pid not in (victim, None))
+                # A whole fork in between: five failures in a row would end warm starts.
+                await until(warm.is_ready)
+                await (await one.start(command, env=ENV)).wait()
+
+    run("asyncio", main)
+
+
+def test_forks_leave_nothing() -> None:
+    async def main() -> None:
+        async with warm_job(["json"]) as one:
+            command = [sys.executable, "-m", "keyword"]
+            await (await warmed(one, command)).wait()
+            warm = one.launcher.warm
+            assert warm is not None
+            assert warm.pid is not None
+
+            def held() -> tuple[int, int]:
+                return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{warm.pid}/fd"))
+
+            await (await one.start(command, env=ENV)).wait()
+            before = held()
+            for _ in range(10):
+                workers = [WorkerId("localhost", slot, 0) for slot in range(4)]
+                four = await asyncio.gather(*(one.start(command, env=ENV, worker=worker) for worker in workers))
+                assert all(was_forked(process) for process in four)
+                statuses = await asyncio.gather(*(process.wait() for process in four))
+                assert statuses == [ExitStatus(0)] * 4
+            assert held() == before
+            assert one.warnings == []
+            assert set(one.children()) == {warm.pid, one.launcher.guard_pid}
+
+    run("uvloop", main)
+
+
+def test_nothing_outlives_a_killed_driver(tmp_path: Path) -> None:
+    program = tmp_path / "driver.py"
+    program.write_text(
+        f"""
+import asyncio, os, sys
+sys.path[:0] = [{str(SUPPORT)!r}, {str(Path(__file__).parent)!r}]
+from test_warm import PROBE, ENV, warm_job, warmed
+from elastic_driver.hosts import WorkerId
+async def main():
+    async with warm_job(["numpy"]) as one:
+        command = [sys.executable, str(PROBE), "wait"]
+        first = await warmed(one, command)
+        second = await one.start(command, env=ENV, worker=WorkerId("localhost", 1, 0))
+        print(first.pid, second.pid, one.launcher.warm.pid, one.launcher.guard_pid, flush=True)
+        await first.exited
+asyncio.run(main())
+"""
+    )
+    driver = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    processes = [psutil.Process(int(word)) for word in driver.stdout.readline().split()]
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert len(processes) == 4
+    deadline = time.monotonic() + 20
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport torch.nn as nn, json\ntry:\n    from numpy import array\nexcept OSError: ...\n"
+    )
+    for command in (
+        ["python", "train.py"],
+        ["/x/python3.11", "-u", "-W", "error", "train.py"],
+        ["python", "-um", "train"],
+    ):
+        found = read_command(command, tmp_path)
+        assert found is not None
+        assert found.files == (script,)
+        assert found.folder == tmp_path
+    for command in (
+        ["sh", "train.py"],
+        ["python"],
+        ["python", "-c", "1"],
+        ["python", "-I", "train.py"],
+        ["python", "-m"],
+        ["python", "-"],
+        ["python", "missing.py"],
+        ["python", str(tmp_path)],
+    ):
+        assert read_command(command, tmp_path) is None
+    assert heavy_imports([script], tmp_path) == ("torch.nn", "numpy", "torch._dynamo")
+    script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
+    assert heavy_imports([script], tmp_path) == ()
+    script.write_text("import sys\nsys.path.insert(0, 'x')\nimport torch\n")
+    assert heavy_imports([script], tmp_path) == ()
+    script.write_text("import torch\nimport os\nos.environ['A'] = '1'\n")
+    assert heavy_imports([script], tmp_path) == ("torch", "torch._dynamo")
+    script.write_text("import numpy\nfrom .setup import env\nimport torch\n")
+    assert heavy_imports([script], tmp_path) == ("numpy",)
+    script.write_text(
+        "'''text'''\nfrom packaging import version\nSEED = 3\nimport numpy\nimport comet_ml\nimport torch\n"
+    )
+    assert heavy_imports([script], tmp_path) == ("numpy",)
+    script.write_text("import numpy, warnings\nwarnings.simplefilter('ignore')\nimport torch\n")
+    assert heavy_imports([script], tmp_path) == ("numpy",)
+    (tmp_path / "data.py").write_text("import scipy\nimport train\ndef load(): ...\n")
+    (tmp_path / "setup.py").write_text("import pandas\nprint('set up')\nimport sklearn\n")
+    script.write_text("import data\nimport setup\nimport torch\n")
+    assert heavy_imports([script], tmp_path) == ("scipy", "pandas")
+    package = tmp_path / "pkg" / "sub"
+    package.mkdir(parents=True)
+    (tmp_path / "pkg" / "__init__.py").write_text("import numpy\n")
+    (package / "__main__.py").write_text("import torch\n")
+    found = read_command(["python", "-m", "pkg.sub"], tmp_path)
+    assert found is not None
+    assert heavy_imports(found.files, found.folder) == ("numpy", "torch", "torch._dynamo")
+    (tmp_path / "pkg" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")
+    assert heavy_imports(found.files, found.folder) == ()
+    script.write_text("this is no Python")
+    assert heavy_imports([script], tmp_path) == ()
+    assert shadowed(["numpy", "train"], tmp_path) == "train"
+    assert shadowed(["numpy"], tmp_path) is None
+
+
+def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
+    """There are as many ways through them as there are sets of them."""
+    for number in range(40):
+        imports = "".join(f"import m{other}\n" for other in range(40) if other != number)
+        (tmp_path / f"m{number}.py").write_text(imports + "import numpy\n" * (number == 39))
+    began = time.monotonic()
+    assert heavy_imports([tmp_path / "m0.py"], tmp_path) == ("numpy",)
+    assert time.monotonic() - began < 5
+
+
+def test_a_python_that_skips_the_hook_begins_no_training(tmp_path: Path) -> None:
+    """Some are started by a program of their own that ignores PYTHONPATH."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic_driver as hvd\nhvd.init()\nprint('trains', hvd.size())\n")
+    environ = {**os.environ, "PYTHONPATH": str(Path(warm.__file__).parents[3]), ENV_WARM: "5:6:7:"}
+    done = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "use --no-preload" in done.stderr
+    assert "trains" not in done.stdout

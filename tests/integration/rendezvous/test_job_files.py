@@ -1,0 +1,140 @@
+"""The files by which ``elasticrun drain`` finds jobs: whose they are, and whether their driver lives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rendezvous_service import KEY, OPERATOR, READER, credential, serving
+
+from elastic_driver.cli import drain as drain_module
+from elastic_driver.cli.drain import drain
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.job_files import JobFile, Posting, running_jobs
+
+pytestmark = pytest.mark.integration
+
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "elasticrun"
+
+
+def post(job_id: str = "1f", url: str = "http://127.0.0.1:1", key: JobKey = KEY) -> Posting:
+    posting = Posting.post(job_id, url, key, ["python", "train.py"])
+    assert posting is not None
+    return posting
+
+
+def test_a_job_is_found_with_what_one_may_do_with_it(folder: Path) -> None:
+    first, second = post("1f"), post("2f")
+    jobs = running_jobs()
+    assert [job.job_id for job in jobs] == ["1f", "2f"]
+    assert jobs[0].credential == credential(OPERATOR)
+    assert f"Bearer {jobs[0].reader}" == READER
+    assert jobs[0].command == ("python", "train.py")
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600] * 2
+    assert KEY.secret.hex() not in (folder / "1f.json").read_text()
+    first.remove()
+    assert [job.job_id for job in running_jobs()] == ["2f"]
+    second.remove()
+    assert not folder.exists()
+    assert running_jobs() == []
+
+
+def test_a_job_whose_driver_was_killed_is_none_whoever_has_its_process_id_now(folder: Path) -> None:
+    code = (
+        "import os, signal; from elastic_driver.rendezvous.job_files import Posting;"
+        "from elastic_driver.rendezvous.credentials import JobKey;"
+        "keep = Posting.post('1f', '', JobKey.new(), []); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == -9
+    [path] = folder.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": os.getpid()}))
+    assert running_jobs() == []
+    assert not folder.exists()
+
+
+def test_what_a_driver_starts_does_not_keep_its_job_alive(folder: Path) -> None:
+    code = (
+        "import os, signal, subprocess; from elastic_driver.rendezvous.job_files import Posting;"
+        "from elastic_driver.rendezvous.credentials import JobKey;"
+        "keep = Posting.post('1f', '', JobKey.new(), []);"
+        "print(subprocess.Popen(['sleep', '60'], close_fds=False, stdout=subprocess.DEVNULL).pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, stdout=subprocess.PIPE)
+    try:
+        assert running_jobs() == []
+    finally:
+        os.kill(int(ran.stdout), 9)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job_id": "1f"}', "null"])
+def test_rubbish_of_a_living_process_is_no_job(folder: Path, text: str) -> None:
+    posting = post()
+    (folder / "1f.json").write_text(text)
+    assert running_jobs() == []
+    posting.remove()
+
+
+def told(caplog: pytest.LogCaptureFixture, expected: str) -> None:
+    """Both the job and the command say what is wrong with the folder."""
+    with caplog.at_level(logging.WARNING, logger="elastic_driver"):
+        assert Posting.post("1f", "", KEY, []) is None
+    assert f"elasticrun drain will not find this job: the folder of job files, {expected}" in caplog.text
+    with pytest.raises(SettingsError) as caught:
+        drain(["localhost"])
+    assert str(caught.value).startswith(f"the folder of job files, {expected}")
+
+
+def test_a_folder_that_another_user_has_made_first(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+    told(caplog, f"{folder}, belongs to another user (nobody, uid {NOBODY}); have it removed, or set XDG_RUNTIME_DIR")
+
+
+def test_a_folder_that_is_open_to_others(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    folder.chmod(0o755)
+    told(caplog, f"{folder}, is open to other users: chmod 700 {folder}")
+
+
+def test_a_link_in_the_place_of_the_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to("elsewhere")
+    told(caplog, f"{folder}, is no folder: remove it")
+
+
+def test_the_driver_is_drained_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drain_module, "_PATIENCE_S", 0.1)
+    with serving() as service:
+        posting = post(url=service.url)
+        assert drain(["a"]) == 0
+        assert [one.hostname for one in service.handler.drained] == ["a"]
+        posting.remove()
+        squatted = post(url=service.url, key=JobKey.new())
+        with pytest.raises(SettingsError, match="does not prove to be this job's driver"):
+            drain(["b"])
+        assert len(service.handler.drained) == 1
+        squatted.remove()
+    assert capsys.readouterr().out == "host a is drained (job 1f: python train.py)\n"
+
+
+def test_secrets_are_not_printed() -> None:
+    job = JobFile("1f", "", "0ffe", "beef", 1, ())
+    assert "0ffe" not in repr(job)
+    assert "beef" not in repr(job)

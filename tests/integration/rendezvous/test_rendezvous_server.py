@@ -1,0 +1,511 @@
+"""The rendezvous server over real sockets: what each request answers, who waits for what, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from rendezvous_service import (
+    ASSIGNMENT,
+    KEY,
+    READER,
+    READY,
+    WORKER,
+    Calls,
+    Handler,
+    Peer,
+    Service,
+    descriptors,
+    request,
+    serving,
+)
+
+from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
+from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
+from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.words import NoticeKind
+
+pytestmark = pytest.mark.integration
+
+NOTICE = Notice(1, 1, NoticeKind.HOSTS_UPDATED, "host b added")
+WATCH = WatchRequest(WORKER, 1, 0)
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with serving(loop=request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def peer(service: Service) -> Iterator[Peer]:
+    with Peer(service) as connected:
+        yield connected
+
+
+# --- key-value ----------------------------------------------------------------------------------------------
+
+
+def test_put_get_replace_delete(peer: Peer) -> None:
+    path = "/v1/rounds/1/kv/a%2Fb/key%20%C3%A4"
+    assert peer.ask("GET", path).status == 404
+    assert peer.ask("PUT", path, b"\0\xff").status == 204
+    assert peer.ask("GET", path).body == b"\0\xff"
+    assert peer.ask("PUT", path, b"other").status == 204
+    assert peer.ask("GET", path).body == b"other"
+    assert peer.ask("PUT", path).status == 204
+    answer = peer.ask("GET", path)
+    assert (answer.status, answer.body) == (200, b"")
+    assert unpack_entries(peer.ask("GET", "/v1/rounds/1/kv/a%2Fb").body) == [("key ä", b"")]
+    assert peer.ask("DELETE", path).status == 204
+    assert peer.ask("DELETE", path).status == 204
+    assert peer.ask("GET", path).status == 404
+
+
+def test_old_workers_find_the_length_of_a_body(peer: Peer) -> None:
+    peer.ask("PUT", "/v1/rounds/1/kv/a/b", b"value")
+    peer.send(peer.request("GET", "/v1/rounds/1/kv/a/b"))
+    assert b"\r\nContent-Length: 5\r\n" in peer.socket.recv(4096)
+
+
+def test_entries_need_as_many_keys_as_asked(peer: Peer) -> None:
+    for key in (10, 9, 0):
+        peer.ask("PUT", f"/v1/rounds/1/kv/s/{key}", str(key).encode())
+    everything = [("0", b"0"), ("9", b"9"), ("10", b"10")]
+    assert unpack_entries(peer.ask("GET", "/v1/rounds/1/kv/s").body) == everything
+    assert unpack_entries(peer.ask("GET", "/v1/rounds/1/kv/s?count=3").body) == everything
+    answer = peer.ask("GET", "/v1/rounds/1/kv/s?count=4&wait_s=0.01")
+    assert (answer.status, answer.error) == (404, "scope 's' has not 4 keys")
+
+
+@pytest.mark.parametrize("target", ["/v1/rounds/1/kv/s/k?wait_s=20", "/v1/rounds/1/kv/s?count=1&wait_s=20"])
+def test_a_put_releases_all_who_wait(service: Service, peer: Peer, target: str) -> None:
+    waiting = [Peer(service) for _ in range(5)]
+    for one in waiting:
+        one.send(one.request("GET", target))
+    service.until_parked(5)
+    peer.ask("PUT", "/v1/rounds/1/kv/other/k", b"no")
+    assert service.call(lambda: service.server.parked) == 5
+    peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"yes")
+    answers = [one.read() for one in waiting]
+    assert {answer.status for answer in answers} == {200}
+    assert all(answer.body.endswith(b"yes") for answer in answers)
+    assert service.call(lambda: service.server.parked) == 0
+    for one in waiting:
+        one.close()
+
+
+def test_a_wait_ends_in_its_time(service: Service, peer: Peer) -> None:
+    answer = peer.ask("GET", "/v1/rounds/1/kv/s/k?wait_s=0.02")
+    assert (answer.status, answer.error) == (404, "scope 's' has no key 'k'")
+    assert service.call(lambda: service.server.parked) == 0
+    assert peer.ask("GET", "/v1/status").status == 200  # the connection goes on
+
+
+# --- exchange -----------------------------------------------------------------------------------------------
+
+
+def test_exchanges_in_two_scopes_at_once(service: Service) -> None:
+    peers = [(scope, key, Peer(service)) for key in (2, 0, 1) for scope in ("left", "right")]
+    for scope, key, one in peers:
+        one.send(
+            one.request("POST", f"/v1/rounds/1/exchange/{scope}?key={key}&count=3&wait_s=20", f"{scope}{key}".encode())
+        )
+    for scope, _, one in peers:
+        assert unpack_entries(one.read().body) == [(str(key), f"{scope}{key}".encode()) for key in range(3)]
+        one.close()
+
+
+def test_an_exchange_can_be_completed_by_puts_and_repeated(service: Service, peer: Peer) -> None:
+    target = "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20"
+    with Peer(service) as first, Peer(service) as again:
+        first.send(first.request("POST", target, b"zero"))
+        service.until_parked(1)
+        again.send(again.request("POST", target, b"zero"))  # its connection was lost, it thinks
+        service.until_parked(2)
+        peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"one")
+        expected = [("0", b"zero"), ("1", b"one")]
+        assert unpack_entries(first.read().body) == unpack_entries(again.read().body) == expected
+    assert unpack_entries(peer.ask("POST", target, b"zero").body) == expected
+
+
+def test_exchanges_with_other_counts_are_released_each_at_its_own(service: Service, peer: Peer) -> None:
+    with Peer(service) as two, Peer(service) as three:
+        three.send(three.request("POST", "/v1/rounds/1/exchange/s?key=0&count=3&wait_s=20", b"0"))
+        service.until_parked(1)
+        two.send(two.request("GET", "/v1/rounds/1/kv/s?count=2&wait_s=20"))
+        service.until_parked(2)
+        peer.ask("PUT", "/v1/rounds/1/kv/s/1", b"1")
+        assert len(unpack_entries(two.read().body)) == 2
+        assert service.call(lambda: service.server.parked) == 1
+        peer.ask("PUT", "/v1/rounds/1/kv/s/2", b"2")
+        assert len(unpack_entries(three.read().body)) == 3
+
+
+def test_an_exchange_that_is_not_complete_in_time_says_what_is_missing(peer: Peer) -> None:
+    answer = peer.ask("POST", "/v1/rounds/1/exchange/s?key=1&count=3&wait_s=0.02", b"1")
+    assert (answer.status, answer.error) == (408, "2 of 3 are missing in scope 's' (there: 1)")
+    for key in range(30):
+        peer.ask("PUT", f"/v1/rounds/1/kv/many/{key}")
+    answer = peer.ask("POST", "/v1/rounds/1/exchange/many?key=31&count=33&wait_s=0", b"")
+    assert answer.error == "2 of 33 are missing in scope 'many' (missing: 30, 32)"
+
+
+# --- rounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_server_that_stood_still_reads_what_has_come_before_it_says_that_it_is_too_late(loop: str) -> None:
+    clock = JobClock(most_s=0.05)
+    with serving(call_later=clock.call_later, loop=loop) as service:
+        calls, client, second = Calls(), service.client(), service.client()
+        calls.start(lambda: client.exchange(1, "s", 0, 2, b"zero", timeout_s=0.3))
+        service.until_parked(1)
+
+        def stand_still() -> None:
+            calls.start(lambda: second.put(1, "s", "1", b"one"))  # over a new connection
+            time.sleep(0.5)  # what the test is about: longer than the wait
+
+        service.call(stand_still)
+        assert calls.join() == [[b"zero", b"one"], None]
+        client.close()
+        second.close()
+
+
+@pytest.mark.parametrize("round_id", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "kv/s/k"),
+        ("PUT", "kv/s/k"),
+        ("DELETE", "kv/s/k"),
+        ("GET", "kv/s?count=1&wait_s=20"),
+        ("POST", "exchange/s?key=0&count=1"),
+    ],
+)
+def test_another_round_is_refused(service: Service, peer: Peer, method: str, path: str, round_id: int) -> None:
+    service.call(lambda: service.server.begin_round(2))
+    answer = peer.ask(method, f"/v1/rounds/{round_id}/{path}")
+    assert answer.status == 409
+    assert json.loads(answer.body) == {
+        "error": f"round {round_id} is not the current round 2",
+        "round_id": round_id,
+        "current_round_id": 2,
+    }
+
+
+def test_a_new_round_releases_those_who_wait_in_the_old_one(service: Service, peer: Peer) -> None:
+    peer.ask("PUT", "/v1/rounds/1/kv/s/k", b"old")
+    targets = ["kv/s/j?wait_s=20", "kv/s?count=5&wait_s=20", "exchange/s?key=0&count=9&wait_s=20"]
+    waiting = [Peer(service) for _ in targets]
+    for one, target in zip(waiting, targets, strict=True):
+        one.send(one.request("POST" if "exchange" in target else "GET", f"/v1/rounds/1/{target}"))
+    service.until_parked(3)
+    service.call(lambda: service.server.begin_round(7))
+    for one in waiting:
+        assert json.loads(one.read().body)["current_round_id"] == 7
+        assert one.ask("GET", "/v1/rounds/7/kv/s/k").status == 404  # keys are dropped, the connection goes on
+        one.close()
+
+
+# --- the driver's requests ----------------------------------------------------------------------------------
+
+
+def test_next_round_is_answered_when_the_driver_has_decided(service: Service, peer: Peer) -> None:
+    peer.send(peer.request("POST", "/v1/next-round", READY.to_json()))
+    service.until_parked(1)
+    service.call(lambda: service.handler.next_rounds[0].set_result(ASSIGNMENT))
+    assert parse_next_round_reply(peer.read().body) == ASSIGNMENT
+
+
+def test_a_poll_without_news_is_answered_204_and_cancelled(service: Service, peer: Peer) -> None:
+    assert peer.ask("POST", "/v1/next-round?wait_s=0.01", READY.to_json()).status == 204
+    assert peer.ask("POST", "/v1/watch?wait_s=0.01", WATCH.to_json()).status == 204
+    assert service.call(lambda: service.handler.next_rounds[0].cancelled()) is True
+    assert service.call(lambda: service.handler.watches[0].cancelled()) is True
+
+
+def test_the_poll_time_is_the_servers_at_most() -> None:
+    with serving(limits=ServerLimits(poll_s=0.02)) as service, Peer(service) as peer:
+        assert peer.ask("POST", "/v1/watch?wait_s=1000", WATCH.to_json()).status == 204
+
+
+def test_watch(service: Service, peer: Peer) -> None:
+    peer.send(peer.request("POST", "/v1/watch", WATCH.to_json()))
+    service.until_parked(1)
+    service.call(lambda: service.handler.watches[0].set_result(NOTICE))
+    assert Notice.from_json(peer.read().body) == NOTICE
+    service.handler.current_round = 2
+    assert json.loads(peer.ask("POST", "/v1/watch", WATCH.to_json()).body)["current_round_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(StaleRoundError(1, 2), 409), (RendezvousClosedError("over"), 410), (KeyError("bug"), 500)]
+)
+def test_a_watch_that_fails_while_parked(service: Service, peer: Peer, error: Exception, status: int) -> None:
+    peer.send(peer.request("POST", "/v1/watch", WATCH.to_json()))
+    service.until_parked(1)
+    service.call(lambda: service.handler.watches[0].set_exception(error))
+    answer = peer.read()
+    assert answer.status == status
+    assert str(error) in answer.error
+    assert service.errors == ([error] if status == 500 else [])
+    assert peer.ask("GET", "/v1/status").status == 200
+
+
+def test_running_and_status(service: Service, peer: Peer) -> None:
+    report = RunningReport(WORKER, 1, 5)
+    assert peer.ask("POST", "/v1/running", report.to_json()).status == 204
+    assert service.handler.reports == [report]
+    answer = peer.ask("GET", "/v1/status")
+    assert (answer.headers["Content-Type"], json.loads(answer.body)["explain"]) == ("application/json", "waiting")
+
+
+def test_a_bug_of_the_handler_is_answered_and_reported(service: Service, peer: Peer) -> None:
+    service.handler.error = ValueError("what")
+    answer = peer.ask("POST", "/v1/running", RunningReport(WORKER, 1, 5).to_json())
+    assert (answer.status, answer.error) == (500, "ValueError: what")
+    assert service.errors == [service.handler.error]
+    assert peer.ask("GET", "/v1/status").status == 200
+
+
+def test_who_goes_while_parked_is_forgotten(service: Service) -> None:
+    for method, target, body in (
+        ("POST", "/v1/next-round", READY.to_json()),
+        ("POST", "/v1/watch", WATCH.to_json()),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=20", b""),
+        ("GET", "/v1/rounds/1/kv/s?count=2&wait_s=20", b""),
+        ("POST", "/v1/rounds/1/exchange/s?key=0&count=2&wait_s=20", b""),
+    ):
+        with Peer(service) as peer:
+            peer.send(peer.request(method, target, body))
+            service.until_parked(1)
+        service.until_parked(0)
+    assert service.call(lambda: service.handler.next_rounds[0].cancelled()) is True
+    assert service.call(lambda: service.handler.watches[0].cancelled()) is True
+
+
+# --- HTTP ---------------------------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_are_answered_in_order(service: Service, peer: Peer) -> None:
+    puts = b"".join(peer.request("PUT", f"/v1/rounds/1/kv/s/{key}", str(key).encode()) for key in range(300))
+    gets = b"".join(peer.request("GET", f"/v1/rounds/1/kv/s/{key}") for key in range(300))
+    peer.send(puts + gets)
+    assert {peer.read().status for _ in range(300)} == {204}
+    assert [peer.read().body for _ in range(300)] == [str(key).encode() for key in range(300)]
+
+
+def test_requests_behind_a_parked_one_wait_for_it(service: Service, peer: Peer) -> None:
+    """In one packet, in later ones, cut anywhere; what the queue does may release what waits elsewhere."""
+    with Peer(service) as other:
+        other.send(other.request("GET", "/v1/rounds/1/kv/s/second?wait_s=20"))
+        service.until_parked(1)
+        first = peer.request("GET", "/v1/rounds/1/kv/s/first?wait_s=20")
+        behind = (
+            peer.request("GET", "/v1/rounds/1/kv/s/third?wait_s=20")
+            + peer.request("PUT", "/v1/rounds/1/kv/s/second", b"2")
+            + peer.request("GET", "/v1/rounds/1/kv/s/nothing")
+        )
+        peer.send(first + behind[:100])
+        service.until_parked(2)
+        peer.send(behind[100:])
+        with Peer(service) as helper:
+            assert helper.ask("PUT", "/v1/rounds/1/kv/s/first", b"1").status == 204
+            assert peer.read().body == b"1"
+            service.until_parked(2)
+            assert helper.ask("PUT", "/v1/rounds/1/kv/s/third", b"3").status == 204
+        assert peer.read().body == b"3"
+        assert [peer.read().status for _ in range(2)] == [204, 404]
+        assert other.read().body == b"2"
+
+
+def test_a_chain_of_releases_as_long_as_there_are_peers(service: Service, peer: Peer) -> None:
+    """Each waits for its predecessor's key, with the PUT of its own key queued behind: no recursion."""
+    chain = [Peer(service) for _ in range(300)]
+    for index, one in enumerate(chain):
+        one.send(
+            one.request("GET", f"/v1/rounds/1/kv/s/{index}?wait_s=20")
+            + one.request("PUT", f"/v1/rounds/1/kv/s/{index + 1}")
+        )
+    service.until_parked(300)
+    peer.ask("PUT", "/v1/rounds/1/kv/s/0")
+    for one in chain:
+        assert [one.read().status, one.read().status] == [200, 204]
+        one.close()
+
+
+def test_a_request_in_single_bytes(peer: Peer) -> None:
+    for byte in peer.request("PUT", "/v1/rounds/1/kv/s/k", b"value"):
+        peer.send(bytes([byte]))
+    assert peer.read().status == 204
+    assert peer.ask("GET", "/v1/rounds/1/kv/s/k").body == b"value"
+
+
+def test_a_chunked_body(peer: Peer) -> None:
+    chunked = ("Transfer-Encoding: chunked",)
+    head = peer.request("PUT", "/v1/rounds/1/kv/s/k", covered=b"abcdef", headers=chunked)
+    peer.send(head + b"3\r\nabc\r\n2;x=y\r\nde\r\n")
+    peer.send(b"1\r\nf\r\n0\r\n\r\n")
+    assert peer.read().status == 204
+    assert peer.ask("GET", "/v1/rounds/1/kv/s/k").body == b"abcdef"
+
+
+EXPECT = ("Expect: 100-continue", "Content-Length: 5")
+
+
+def test_expect_100_continue(peer: Peer) -> None:
+    peer.send(peer.request("PUT", "/v1/rounds/1/kv/s/k", covered=b"value", headers=EXPECT))
+    assert peer.read().status == 100
+    peer.send(b"value")
+    assert peer.read().status == 204
+
+
+def test_100_continue_is_not_said_to_strangers(peer: Peer) -> None:
+    peer.send(request("PUT", "/v1/x", b"", "Bearer no", headers=EXPECT))
+    assert peer.read().status == 401
+    assert peer.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PATCH", "/v1/rounds/1/kv/s/k", 405),
+        ("PUT", "/v1/status", 405),
+        ("GET", "/v1/next-round", 405),
+        ("DELETE", "/v1/rounds/1/kv/s", 405),
+        ("GET", "/v1/rounds/1/exchange/s?key=0&count=1", 405),
+        ("OPTIONS", "/v1/watch", 405),
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/v2/status", 404),
+        ("GET", "/v1/rounds/1/kv/s/k/more", 404),
+        ("GET", "/v1/rounds/x/kv/s/k", 400),
+        ("GET", "/v1/rounds/-1/kv/s/k", 400),
+        ("GET", "/v1/rounds/99999999999999999999/kv/s/k", 400),
+        ("PUT", "/v1/rounds/1/kv/s/", 400),
+        ("PUT", "/v1/rounds/1/kv//k", 400),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=nan", 400),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=-1", 400),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=1e9", 400),
+        ("GET", "/v1/rounds/1/kv/s/k?wait_s=soon", 400),
+        ("POST", "/v1/rounds/1/exchange/s?key=0", 400),
+        ("POST", "/v1/rounds/1/exchange/s?count=1", 400),
+        ("POST", "/v1/next-round", 400),
+        ("POST", "/v1/watch", 400),
+        ("POST", "/v1/running", 400),
+    ],
+)
+def test_what_is_refused(service: Service, peer: Peer, method: str, path: str, status: int) -> None:
+    answer = peer.ask(method, path)
+    assert (answer.status, bool(answer.error)) == (status, True)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert peer.ask("GET", "/v1/status").status == 200
+    assert service.errors == []
+
+
+def test_head_is_refused_without_a_body(peer: Peer) -> None:
+    peer.send(peer.request("HEAD", "/v1/status") + peer.request("GET", "/v1/status"))
+    assert [peer.read(head_only=True).status, peer.read().status] == [405, 200]
+
+
+@pytest.mark.parametrize(("version", "headers"), [("1.0", ()), ("1.1", ("Connection: close",))])
+def test_a_connection_that_is_not_kept(peer: Peer, version: str, headers: tuple[str, ...]) -> None:
+    answer = peer.ask("GET", "/v1/status", v=version, headers=headers)
+    assert (answer.status, answer.headers["Connection"]) == (200, "close")
+    assert peer.is_closed()
+
+
+def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
+    assert peer.ask("GET", "/v1/status", headers=("Connection: Upgrade", "Upgrade: h2c")).status == 200
+    assert peer.is_closed()
+
+
+# --- begin and end ------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
+    async def second() -> None:
+        await RendezvousServer(Handler(), key=KEY).start("127.0.0.1", service.port)
+
+    with pytest.raises(SettingsError) as caught:
+        service.wait(second())
+    assert str(caught.value) == (
+        f"cannot listen on 127.0.0.1 port {service.port} for the rendezvous: "
+        "the port is in use; choose another with --rendezvous-port, or 0 for any"
+    )
+
+
+@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
+def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
+    async def main() -> None:
+        server = RendezvousServer(Handler(), key=KEY)
+        with pytest.raises(SettingsError, match="cannot listen on"):
+            await server.start(host, port)
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_ipv6() -> None:
+    async def main() -> None:
+        server = RendezvousServer(Handler(), key=KEY)
+        port = await server.start("::1", 0)
+        reader, writer = await asyncio.open_connection("::1", port)
+        writer.write(request("GET", "/v1/status", b"", READER))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await writer.wait_closed()
+        await server.close()
+
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
+    before = descriptors()
+    service = Service(loop=loop)
+    idle, waiting, asking, half, deaf = (Peer(service) for _ in range(5))
+    waiting.send(waiting.request("GET", "/v1/rounds/1/kv/s/k?wait_s=20"))
+    asking.send(asking.request("POST", "/v1/watch", WATCH.to_json()))
+    half.send(b"GET /v1/sta")
+    # One who asks for more than the sockets hold, and does not read it.
+    deaf.send(deaf.request("PUT", "/v1/rounds/1/kv/s/big", bytes(16 << 20)))
+    assert deaf.read().status == 204
+    deaf.send(deaf.request("GET", "/v1/rounds/1/kv/s/big"))
+    service.until_parked(2)
+    service.stop()
+    for one in (waiting, asking):
+        answer = one.read()
+        assert (answer.status, answer.error) == (410, "the driver has ended")
+        assert one.is_closed()
+    assert idle.is_closed()
+    assert half.is_closed()
+    for one in (idle, waiting, asking, half, deaf):
+        one.close()
+    assert descriptors() == before
+
+
+def test_close_before_start_and_twice() -> None:
+    async def main() -> None:
+        server = RendezvousServer(Handler(), key=KEY)
+        await server.close()
+        server = RendezvousServer(Handler(), key=KEY)
+        port = await server.start("127.0.0.1", 0)
+        await server.close()
+        await server.close()
+        again = RendezvousServer(Handler(), key=KEY)
+        assert await again.start("127.0.0.1", port) == port
+        await again.close()
+
+    asyncio.run(main())

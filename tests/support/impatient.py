@@ -1,0 +1,23 @@
+"""elasticrun with short pauses after setbacks."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from elastic_driver.cli import main as cli
+from elastic_driver.core.state import Policy
+from elastic_driver.driver import loop as driver
+from elastic_driver.settings.settings import Settings
+
+_patient = driver.policy_of
+
+
+def _impatient(settings: Settings) -> Policy:
+    return replace(_patient(settings), pause_range_s=(0.01, 0.1))
+
+
+driver.policy_of = _impatient
+
+if __name__ == "__main__":
+    sys.exit(cli.main())

@@ -1,0 +1,422 @@
+"""A job for the tests of the membership core: keeps the time, feeds events, and audits each step.
+
+The audit keeps books of its own, from events and commands alone (who lives, who waits, who has left the round, who
+holds the state), and compares every command with them. It is the twin that the core's own state is checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+from elastic_driver.core.events import (
+    Command,
+    DismissWorker,
+    EndJob,
+    Event,
+    Fault,
+    HostsDiscovered,
+    PublishRound,
+    Report,
+    ReportResumed,
+    SetNotice,
+    StartWorker,
+    StopWorker,
+    TimerExpired,
+    WorkerDying,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkerRunning,
+    WorkersReported,
+)
+from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
+from elastic_driver.core.placement import wanted_places
+from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+BOTH = (Backend.NATIVE, Backend.TORCH)
+
+
+def worker_id(text: str) -> WorkerId:
+    """Reads ``host[slot]`` or ``host[slot]#attempt``."""
+    return WorkerId.parse(text if "#" in text else f"{text}#0")
+
+
+def naive_slots(by_rank: Sequence[WorkerId]) -> list[SlotInfo]:
+    """Horovod's six numbers for workers in rank order, counted in the dumbest way."""
+    hosts: list[str] = []
+    for worker in by_rank:
+        if worker.hostname not in hosts:
+            hosts.append(worker.hostname)
+    local = {}
+    for worker in by_rank:
+        local[worker] = 0
+        for other in by_rank:
+            if other.hostname == worker.hostname and (other.slot, other.attempt) < (worker.slot, worker.attempt):
+                local[worker] += 1
+    slots = []
+    for rank, worker in enumerate(by_rank):
+        peers = [host for host in hosts if any(w.hostname == host and local[w] == local[worker] for w in by_rank)]
+        local_size = sum(1 for other in by_rank if other.hostname == worker.hostname)
+        cross_rank = peers.index(worker.hostname)
+        slots.append(SlotInfo(rank, len(by_rank), local[worker], local_size, cross_rank, len(peers)))
+    return slots
+
+
+class Job:
+    """One job under test.
+
+    Attributes:
+        state, now: the core's state, and the present.
+        history: every event that was fed.
+        commands: every command that was given.
+    """
+
+    def __init__(self, **limits: object) -> None:
+        given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, **limits}
+        self.policy = Policy(**given)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.state: State = new_state(self.policy, 0.0)
+        self.history: list[Event] = []
+        self.commands: list[Command] = []
+        self.round_id = 0
+        self.round_commits = 0
+        self.members: tuple[WorkerId, ...] = ()
+        self.started: set[WorkerId] = set()
+        self.alive: set[WorkerId] = set()
+        self.told_to_go: set[WorkerId] = set()
+        self.waiting: set[WorkerId] = set()
+        self.left: set[WorkerId] = set()
+        self.holders: set[WorkerId] = set()
+        self.last_round: dict[WorkerId, int] = {}
+        self.commits: dict[WorkerId, int] = {}
+        self.exits: dict[WorkerId, int] = {}
+        self.broken = False
+        self.furthest = (0, 0)
+        self.idle = 1  # rounds in a row, with the present one, that came no further than any before
+        self.notice_version = 0
+        self.ended: EndJob | None = None
+
+    def fork(self) -> Job:
+        """An independent copy: the same job, to be driven another way from here."""
+        twin = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | set | dict):
+                setattr(twin, name, value.copy())
+        return twin
+
+    # --- feeding ---------------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event, *, at: float | None = None) -> list[Command]:
+        """One step, audited. Gives its commands."""
+        if at is not None:
+            assert at >= self.now, "a clock that goes back"
+            self.now = at
+        before = self.state
+        self.state, commands = step(before, event, self.now)
+        self.history.append(event)
+        self.commands += commands
+        check_invariants(self.state)
+        deadline = next_deadline(self.state)
+        assert deadline is None or deadline > self.now, f"fed at {self.now}, the next deadline is {deadline}: busy"
+        assert self.state.phase is JobPhase.ENDED or deadline is not None or self.state.workers, "nothing to wait for"
+        sentence = explain(self.state, self.now)
+        assert sentence
+        assert "\n" not in sentence
+        again, more = step(self.state, event, self.now)
+        assert (more, again) == ([], self.state), f"{event} a second time is news: {more}"
+        self._audit(event, commands)
+        return commands
+
+    def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
+        """Discovery lists these hosts ("a:2")."""
+        return self.feed(HostsDiscovered(tuple(parse_host(text, default_slots=1) for text in texts)), at=at)
+
+    def ready(
+        self,
+        text: str,
+        *,
+        at: float | None = None,
+        after: int | None = None,
+        commits: int | None = None,
+        cause: ReadyCause | None = None,
+        detail: str = "",
+        backends: tuple[Backend, ...] = BOTH,
+        steps: int = 0,
+        where: str = "",
+        raised: bool = False,
+    ) -> list[Command]:
+        """A worker asks for its next round; by default as a worker in its place would."""
+        worker = worker_id(text)
+        record = record_of(self.state, worker)
+        last = record.round_id if record is not None else 0
+        if cause is None:
+            aborted = self.state.notice_kind is NoticeKind.ABORT
+            cause = ReadyCause.INTERNAL_ERROR if aborted else ReadyCause.HOSTS_UPDATED
+            cause = cause if last else ReadyCause.START
+        event = WorkerReady(
+            worker,
+            last if after is None else after,
+            (record.commits if record is not None else 0) if commits is None else commits,
+            cause,
+            detail,
+            backends,
+            steps,
+            where,
+            raised,
+        )
+        return self.feed(event, at=at)
+
+    def running(self, text: str, *, at: float | None = None, commits: int | None = None) -> list[Command]:
+        """A member has synced and trains."""
+        told = self.round_commits if commits is None else commits
+        return self.feed(WorkerRunning(worker_id(text), self.round_id, told), at=at)
+
+    def exit(
+        self,
+        text: str,
+        returncode: int,
+        *,
+        at: float | None = None,
+        draw: float = 0.0,
+        fault: Fault | None = None,
+        error: str = "",
+        where: str = "",
+    ) -> list[Command]:
+        """A process ends."""
+        how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
+        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, fault, error, where), at=at)
+
+    def timer(self, *, at: float | None = None) -> list[Command]:
+        """The time of next_deadline comes (or another, when given)."""
+        deadline = next_deadline(self.state)
+        assert at is not None or deadline is not None, "no timer is set"
+        return self.feed(TimerExpired(), at=max(deadline or 0.0, self.now) if at is None else at)
+
+    def train(self, *hosts: str, commits: int = 0) -> None:
+        """Brings a new job to a running first round on these hosts, and its members to so many commits."""
+        self.hosts(*hosts)
+        for record in self.state.workers:
+            self.ready(str(record.worker))
+        for worker in self.members:
+            self.running(str(worker), commits=commits)
+        assert self.state.phase is JobPhase.RUNNING
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def of(self, phase: WorkerPhase) -> list[str]:
+        """Living workers in a phase, as text."""
+        return [str(record.worker) for record in self.state.workers if record.phase is phase]
+
+    def ranks(self) -> list[str]:
+        """The members of the current round by rank, as text."""
+        return [str(worker) for worker in self.members]
+
+    def last(self, kind: type) -> Command:
+        """The last command of a kind."""
+        return next(command for command in reversed(self.commands) if isinstance(command, kind))
+
+    # --- the audit -------------------------------------------------------------------------------------------------
+
+    def _audit(self, event: Event, commands: list[Command]) -> None:
+        assert self.ended is None or not commands, "commands after the end"
+        self._note(event)
+        for command in commands:
+            assert self.ended is None, "a command after EndJob"
+            match command:
+                case StartWorker():
+                    self._audit_start(command)
+                case StopWorker() | DismissWorker():
+                    assert command.reason
+                    assert command.worker in self.alive, "one that does not live is told to go"
+                    if isinstance(command, DismissWorker):
+                        assert command.worker in self.waiting, "no request to answer"
+                        assert command.worker not in self.told_to_go, "told to go twice"
+                    self.told_to_go.add(command.worker)
+                    self.waiting.discard(command.worker)
+                    self.left.add(command.worker)
+                case PublishRound():
+                    self._audit_round(command)
+                case SetNotice():
+                    assert command.version == self.notice_version + 1, "a notice that watchers would miss"
+                    assert command.round_id == self.round_id
+                    self.notice_version = command.version
+                case ReportResumed():
+                    assert command.round_id == self.round_id
+                    assert command.took_s >= 0
+                case EndJob():
+                    assert command.message
+                    if command.message.startswith("the training failed"):
+                        assert self.idle >= self.policy.setbacks_limit, "given up too early"
+                    if command.exit_code == 0:
+                        assert self.members
+                        assert all(self.exits.get(worker) == 0 for worker in self.members), "a false success"
+                    self.ended = command
+                case Report():
+                    assert command.text
+        assert (self.state.phase is JobPhase.ENDED) == (self.ended is not None)
+        assert {record.worker for record in self.state.workers} == self.alive
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case WorkerExited() | WorkerNotStarted():
+                if event.worker in self.alive:
+                    code = event.returncode if isinstance(event, WorkerExited) else 127
+                    self.exits[event.worker] = code
+                    self.broken |= code != 0 and event.worker in self.members and event.worker not in self.told_to_go
+                    self.alive.discard(event.worker)
+                    self.waiting.discard(event.worker)
+                    self.left.add(event.worker)
+            case WorkerDying():
+                if event.worker in self.alive - self.told_to_go and self.ended is None:
+                    self.exits[event.worker] = -9
+                    self.broken |= event.worker in self.members
+                    self.told_to_go.add(event.worker)
+                    self.waiting.discard(event.worker)
+                    self.left.add(event.worker)
+            case WorkerReady():
+                worker = event.worker
+                known = worker in self.alive - self.told_to_go - self.waiting and self.ended is None
+                if known and event.after_round == self.last_round.get(worker, 0):
+                    member = worker in self.members
+                    self.broken |= member and event.cause is ReadyCause.INTERNAL_ERROR
+                    if member and (event.commits or event.cause is not ReadyCause.INTERNAL_ERROR):
+                        self.holders.add(worker)
+                    if member:
+                        self._came_to(max(event.commits, self.commits.get(worker, 0)), event.steps)
+                    self.commits[worker] = max(event.commits, self.commits.get(worker, 0) if member else 0)
+                    self.waiting.add(worker)
+                    self.left.add(worker)
+            case WorkerRunning():
+                inside = event.worker in self.members and event.worker in self.alive - self.left
+                if inside and event.round_id == self.round_id and self.ended is None:
+                    record = record_of(self.state, event.worker)
+                    assert record is not None
+                    assert record.running
+                    self.holders.add(event.worker)
+                    self.commits[event.worker] = record.commits
+                    self._came_to(record.commits, 0)
+            case WorkersReported():
+                for report in event.reports:
+                    self._note(report)
+            case _:
+                pass
+
+    def _came_to(self, commits: int, steps: int) -> None:
+        if (commits, steps) > self.furthest:
+            self.furthest, self.idle = (commits, steps), 0
+
+    def _audit_start(self, command: StartWorker) -> None:
+        worker = command.worker
+        assert worker not in self.started, "the same worker twice"
+        places = {(other.hostname, other.slot) for other in self.alive}
+        assert (worker.hostname, worker.slot) not in places, "two processes in one slot"
+        listed = {host.name: host.slots for host in self.state.hosts}
+        assert worker.slot < listed.get(worker.hostname, 0), "a slot that discovery does not list"
+        assert not self.state.blacklist.is_blacklisted(worker.hostname), "a blacklisted host gets a worker"
+        assert 0 <= command.planned.rank < command.planned.size
+        self.started.add(worker)
+        self.alive.add(worker)
+
+    def _audit_round(self, command: PublishRound) -> None:
+        workers = tuple(one.worker for one in command.placed)
+        assert command.round_id == self.round_id + 1, "rounds grow by one"
+        assert command.old_size == len(self.members)
+        assert len(set(workers)) == len(workers)
+        assert set(workers) <= self.waiting, "a member that has not asked for the round"
+        assert all(worker in self.left for worker in self.members), "two rounds overlap"
+        assert [one.slot for one in command.placed] == naive_slots(workers)
+        limit = self.policy.max_num_proc
+        assert self.policy.min_num_proc <= len(workers)
+        assert limit is None or len(workers) <= limit or (limit == 1 and len(workers) == 2)
+        if self.round_id:
+            holders = [worker for worker in workers if worker in self.holders]
+            assert holders or self.policy.durable, "the state is lost, and the job goes on in silence"
+            assert not holders or workers[0] in holders, "a blank process is the root"
+            most = max((self.commits[worker] for worker in holders), default=0)
+            assert most == command.commits, "a root that is behind"
+            assert not holders or self.commits[workers[0]] == most, "a root that is behind"
+            assert command.sync or set(workers) == set(holders), "a newcomer without sync"
+        else:
+            assert command.commits == 0
+        assert command.sync or not self.broken, "no sync after a failure"
+        self.round_id, self.members, self.round_commits = command.round_id, workers, command.commits
+        self.broken = False
+        self.idle += 1
+        assert self.state.setbacks.count < self.idle, "more setbacks than rounds without progress"
+        self.waiting -= set(workers)
+        self.left = set()
+        for worker in workers:
+            self.last_round[worker] = command.round_id
+        if not command.commits:
+            self.holders.update(workers)
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def cooperate(self, known: set[tuple[State, float]] | None = None) -> None:
+        """From here on every worker does what it is asked: the job must come to rest, complete, or to an end.
+
+        Args:
+            known: where that has been seen already; added to.
+        """
+        for _ in range(300):
+            if self.ended is not None or self._is_known(known):
+                return
+            if not any(self._act_for(record) for record in self.state.workers):
+                if next_deadline(self.state) is None:
+                    break
+                self.timer()
+        else:
+            raise AssertionError(f"the job never comes to rest: {explain(self.state, self.now)}")
+        assert self.state.phase is JobPhase.RUNNING
+        assert self.state.notice_kind is NoticeKind.NONE
+        assert {(worker.hostname, worker.slot) for worker in self.alive} == set(wanted_places(self.state))
+
+    def _act_for(self, record: WorkerRecord) -> bool:
+        name = str(record.worker)
+        match record.phase:
+            case WorkerPhase.LEAVING:
+                self.exit(name, -15 if record.stopped else 0)
+            case WorkerPhase.BOOTING:
+                self.ready(name)
+            case WorkerPhase.MEMBER if finishing(self.state):
+                self.exit(name, 0)
+            case WorkerPhase.MEMBER if not record.running and self.state.phase is JobPhase.RUNNING:
+                self.running(name)
+            case WorkerPhase.MEMBER if self.state.notice_kind is not NoticeKind.NONE:
+                self.ready(name)
+            case _:
+                return False
+        return True
+
+    def _is_known(self, known: set[tuple[State, float]] | None) -> bool:
+        if known is None:
+            return False
+        here = (self.state, self.now)
+        if here in known:
+            return True
+        known.add(here)
+        return False
+
+    def fall_silent(self, known: set[tuple[State, float]] | None = None) -> None:
+        """From here on no worker says anything, and ends only when it is told to: every wait must have an end.
+
+        Args:
+            known: where that has been seen already; added to.
+        """
+        policy = self.policy
+        horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s) + 10
+        while self.ended is None:
+            if self._is_known(known):
+                return
+            leaving = [record for record in self.state.workers if record.phase is WorkerPhase.LEAVING]
+            if leaving:
+                self.exit(str(leaving[0].worker), -15)
+                continue
+            deadline = next_deadline(self.state)
+            if deadline is None or deadline > horizon:
+                break
+            self.timer()
+        assert self.state.phase in (JobPhase.ENDED, JobPhase.RUNNING), explain(self.state, self.now)

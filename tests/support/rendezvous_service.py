@@ -1,0 +1,376 @@
+"""A rendezvous server in a thread of its own, a handler that tests steer, and a peer that speaks raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import uvloop
+
+from elastic_driver.errors import StaleRoundError
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
+from elastic_driver.rendezvous.messages import (
+    DrainHostRequest,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
+from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.system.job_clock import CallLater
+from elastic_driver.words import Backend, ReadyCause
+
+KEY = JobKey(b"the job's key of thirty-two byte")
+WORKER = WorkerId("a", 0, 0)
+IDENTITY = Identity(Role.WORKER, WORKER)
+OPERATOR = Identity(Role.OPERATOR)
+READER = f"Bearer {KEY.of(Identity(Role.READER)).hex()}"
+NONCE = "0123456789abcdef" * 2
+READY = NextRoundRequest(WORKER, 0, 0, ReadyCause.START, "", (Backend.TORCH,), 1)
+ASSIGNMENT = RoundAssignment(
+    1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), sync=True, commits=0, backend=Backend.TORCH, cause="start"
+)
+PATIENCE_S = 20.0
+
+
+class Handler:
+    """Parks every next-round and watch request until the test answers it; runs in the server's loop."""
+
+    def __init__(self) -> None:
+        self.next_rounds: list[asyncio.Future[NextRoundReply]] = []
+        self.watches: list[asyncio.Future[Notice]] = []
+        self.reports: list[RunningReport] = []
+        self.drained: list[DrainHostRequest] = []
+        self.left: list[LeaveRequest] = []
+        self.current_round = 1
+        self.error: Exception | None = None
+
+    def next_round(self, request: NextRoundRequest) -> asyncio.Future[NextRoundReply]:
+        future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
+        self.next_rounds.append(future)
+        return future
+
+    async def _notice(self, future: asyncio.Future[Notice]) -> Notice:
+        return await future
+
+    def watch(self, request: WatchRequest) -> Any:
+        if request.round_id < self.current_round:
+            raise StaleRoundError(request.round_id, self.current_round)
+        future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
+        self.watches.append(future)
+        return self._notice(future)  # a coroutine, where next_round gives a future: both are awaitable
+
+    def running(self, report: RunningReport) -> None:
+        if self.error is not None:
+            raise self.error
+        self.reports.append(report)
+
+    def leave(self, request: LeaveRequest) -> None:
+        self.left.append(request)
+
+    def drain(self, request: DrainHostRequest) -> str:
+        self.drained.append(request)
+        return f"host {request.hostname} is drained"
+
+    def status(self) -> dict[str, object]:
+        return {"explain": "waiting", "round_id": self.current_round}
+
+
+class Service:
+    """A running server. Everything of it is touched in its loop only, through :meth:`call`."""
+
+    def __init__(
+        self,
+        *,
+        limits: ServerLimits | None = None,
+        port: int = 0,
+        loop: str = "uvloop",
+        call_later: CallLater | None = None,
+    ) -> None:
+        self.handler = Handler()
+        self.errors: list[BaseException] = []
+        self.full: list[str] = []
+        self.noise: list[dict[str, Any]] = []
+        self.limits = limits
+        self.call_later = call_later
+        self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
+        self._thread.start()
+        self.server: RendezvousServer = self.call(self._make)
+        self.port: int = self.wait(self.server.start("127.0.0.1", port))
+        self.call(lambda: self.server.begin_round(1))
+
+    def _make(self) -> RendezvousServer:
+        return RendezvousServer(
+            self.handler,
+            key=KEY,
+            limits=self.limits,
+            on_error=self.errors.append,
+            on_full=self.full.append,
+            call_later=self.call_later,
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self, coroutine: Any) -> Any:
+        """Runs a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the server's loop."""
+
+        async def inside() -> Any:
+            return function()
+
+        return self.wait(inside())
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Blocks until the condition holds in the server's loop; looked at whenever the loop has worked."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.call(condition):
+            assert time.monotonic() < deadline, f"not in time: {what}"
+
+    def until_parked(self, number: int) -> None:
+        self.until(lambda: self.server.parked == number, f"{number} parked requests")
+
+    def client(
+        self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
+    ) -> RendezvousClient:
+        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s)
+
+    def die(self) -> None:
+        """Ends as a process does that is killed: no goodbye to anybody."""
+
+        def cut() -> None:
+            assert self.server._server is not None
+            self.server._server.close()
+            for connection in tuple(self.server._connections):
+                connection.abort()
+
+        self.call(cut)
+        self.stop()
+
+    def stop(self) -> None:
+        """Closes the server and its loop; nothing of either may be left."""
+        self.wait(self.server.close())
+        assert self.call(lambda: (self.server.parked, len(self.server._connections))) == (0, 0)
+        left = self.call(lambda: [t for t in asyncio.all_tasks() if t is not asyncio.current_task()])
+        assert left == []
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        self.loop.close()
+        assert self.noise == []
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[Service]:
+    """A service that is stopped, and leaves no descriptor behind."""
+    service = Service(**options)
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.body)["error"])
+
+
+class Peer:
+    """A raw connection to the server: a stranger's until it makes its first request."""
+
+    def __init__(self, service: Service, identity: Identity = IDENTITY, *, timeout_s: float = PATIENCE_S) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", service.port), timeout_s)
+        self._file = self.socket.makefile("rb")
+        self._identity = identity
+        self._proofs: Proofs | None = None
+        self._read = 0  # answers with a proof
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def meet(self, nonce: str = NONCE) -> Proofs:
+        """Says hello, and gets what the connection's requests are proven with."""
+        self.send(hello(str(self._identity), nonce))
+        answer = self.read()
+        assert answer.status == 200, answer
+        self._proofs = Proofs(self._identity, nonce, json.loads(answer.body)["nonce"])
+        return self._proofs
+
+    def request(self, method: str, path: str, body: bytes = b"", **options: Any) -> bytes:
+        """The next request of this connection, as bytes."""
+        return (self._proofs or self.meet()).request(method, path, body, **options)
+
+    def ask(self, method: str, path: str, body: bytes = b"", **options: Any) -> Answer:
+        """One request, and its answer, which has to be proven."""
+        self.send(self.request(method, path, body, **options))
+        answer = self.read()
+        assert answer.status == 100 or REPLY_HEADER in answer.headers
+        return answer
+
+    def read(self, *, head_only: bool = False) -> Answer:
+        """The next answer. Raises EOFError when the server has closed instead."""
+        first = self._file.readline()
+        if not first:
+            raise EOFError
+        headers: dict[str, str] = {}
+        while (line := self._file.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            headers[name] = value.strip()
+        status = int(first.split()[1])
+        length = 0 if head_only or status == 100 else int(headers["Content-Length"])
+        body = self._file.read(length)
+        if (proof := headers.get(REPLY_HEADER)) is not None:
+            assert self._proofs is not None
+            self._read += 1
+            assert proof.encode() == self._proofs.session.of_reply(self._read, status, body)
+        return Answer(status, headers, body)
+
+    def is_closed(self) -> bool:
+        """Blocks until the server has closed; False if it sends something instead."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def credential(identity: Identity = IDENTITY, key: JobKey = KEY) -> Credential:
+    return Credential(identity, key.of(identity))
+
+
+class Proofs:
+    """What one connection's requests are proven with."""
+
+    def __init__(self, identity: Identity, nonce: str, answered: str) -> None:
+        self.session = Session(KEY.of(identity), str(identity), nonce, answered)
+        self._number = 0
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        covered: bytes | None = None,
+        headers: tuple[str, ...] = (),
+        v: str = "1.1",
+    ) -> bytes:
+        """The next request as bytes; ``covered`` is the body that its proof is for, if that is sent otherwise."""
+        self._number += 1
+        digest = digest_of(body if covered is None else covered)
+        proof = self.session.of_request(self._number, method.encode(), path.encode(), digest)
+        return request(method, path, body, f"{PROOF} {proof.decode()} {digest.decode()}", headers=headers, v=v)
+
+
+def hello(name: str, nonce: str = NONCE) -> bytes:
+    """How a connection begins."""
+    return request("GET", "/v1/hello", b"", f"{HELLO} {name} {nonce}")
+
+
+def request(
+    method: str, path: str, body: bytes, authorization: str, *, headers: tuple[str, ...] = (), v: str = "1.1"
+) -> bytes:
+    """A whole request as bytes."""
+    lines = [f"{method} {path} HTTP/{v}", "Host: x", f"Authorization: {authorization}".rstrip(), *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@contextmanager
+def scripted(*answers: bytes | Callable[[Session], bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Something that is driver enough to say hello, and sends one of the answers to the request of each connection.
+
+    They are sent as they stand, but that PROOF is replaced by what it should be. Yields its URL and the requests.
+    """
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    name, _, nonce = connection.recv(65536).split(HELLO.encode())[1].strip().decode().rpartition(" ")
+                    session = Session(credential().key, name.strip(), nonce, NONCE)
+                    greeting = json.dumps({"nonce": NONCE, "proof": session.greeting.decode()})
+                    connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(greeting)}\r\n\r\n{greeting}".encode())
+                    got.append(connection.recv(65536))
+                    if not isinstance(answer, bytes):
+                        connection.sendall(answer(session))
+                        continue
+                    status, body = answer[9:12], answer.partition(b"\r\n\r\n")[2]
+                    if b"PROOF" in answer:
+                        answer = answer.replace(b"PROOF", session.of_reply(1, int(status), body))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", got
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+class Calls:
+    """Blocking calls in threads, and how they ended."""
+
+    def __init__(self) -> None:
+        self._threads: deque[threading.Thread] = deque()
+        self.results: list[Any] = []
+
+    def start(self, function: Callable[[], Any]) -> None:
+        place = len(self.results)
+        self.results.append(None)
+
+        def run() -> None:
+            try:
+                self.results[place] = function()
+            except Exception as error:
+                self.results[place] = error
+
+        thread = threading.Thread(target=run)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self) -> list[Any]:
+        while self._threads:
+            thread = self._threads.popleft()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a call is still blocked"
+        return self.results

@@ -1,0 +1,108 @@
+"""Who is taken for frozen or hung."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_driver.core.heartbeats import Heartbeats
+from elastic_driver.hosts import WorkerId
+from elastic_driver.system.job_clock import JobClock
+
+A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 0)
+
+pytestmark = pytest.mark.unit
+
+
+def names(found: list[tuple[WorkerId, str, bool]]) -> list[WorkerId]:
+    return [worker for worker, *_ in found]
+
+
+def watched(timeout_s: float = 8.0, hang_timeout_s: float = 0.0) -> Heartbeats:
+    beats = Heartbeats(timeout_s, hang_timeout_s)
+    for worker in (A, B):
+        beats.heard(worker, 0, waiting=False, now=0.0)
+    return beats
+
+
+def test_a_silent_member_is_found_once() -> None:
+    beats = watched()
+    assert beats.interval_s == 2.0
+    for now in (2.0, 4.0, 6.0):
+        beats.heard(B, 0, waiting=False, now=now)
+        assert beats.find(now) == []
+    assert beats.find(8.0) == [(A, "no heartbeat for 8.0 s", True)]
+    assert beats.find(10.0) == []
+
+
+def test_a_member_that_stands_still_while_others_wait() -> None:
+    beats = watched(0.0, 4.0)
+    assert beats.interval_s == 1.0
+    for now in (1.0, 2.0, 3.0):
+        beats.heard(A, 7, waiting=False, now=now)
+        beats.heard(B, 7, waiting=True, now=now)
+        assert beats.find(now) == []
+    # A's progress was at 1.0, when it had done seven operations; B waits, however long.
+    for now in (4.0, 5.0, 6.0):
+        beats.heard(A, 7, waiting=False, now=now)
+        beats.heard(B, 7, waiting=True, now=now)
+        found = beats.find(now)
+        assert [(worker, silent) for worker, _, silent in found] == ([(A, False)] if now == 5.0 else [])
+        if now == 5.0:
+            break
+
+
+def test_progress_and_waiting_start_the_clock_anew() -> None:
+    beats = watched(0.0, 4.0)
+    for now in range(1, 40):
+        beats.heard(A, now // 3, waiting=False, now=float(now))  # an operation each three seconds
+        beats.heard(B, 0, waiting=now % 3 == 0, now=float(now))  # none, but it waits now and then
+        assert beats.find(float(now)) == []
+
+
+def test_who_left_the_round_is_not_watched() -> None:
+    beats = watched()
+    beats.forget(A)
+    assert names(beats.find(2.0) + beats.find(4.0) + beats.find(6.0) + beats.find(8.0)) == [B]
+    beats = watched()
+    beats.forget_all()
+    beats.forget(A)
+    assert [beats.find(float(now)) for now in (2, 4, 6, 8)] == [[], [], [], []]
+
+
+def test_who_stands_by_is_watched_when_a_round_is_over() -> None:
+    beats = watched()
+    beats.forget_all(but=[B])
+    for now in (2.0, 4.0, 6.0):
+        assert beats.find(now) == []
+    assert names(beats.find(8.0)) == [B]
+
+
+def test_a_driver_that_was_stopped_blames_nobody() -> None:
+    real = 70.0  # it was stopped before its first look
+    clock = JobClock(lambda: real)
+    clock.lost_s = 70.0
+    beats = watched()
+    real = 140.0  # and once more
+    assert beats.find(clock()) == []
+    found = []
+    while real < 150.0:
+        real += 0.5
+        beats.heard(B, 0, waiting=False, now=clock())
+        found += beats.find(clock())
+    assert found == [(A, "no heartbeat for 8.0 s", True)], "it was silent all the time"
+
+
+def test_never() -> None:
+    assert Heartbeats(0.0, 0.0).interval_s == 0.0
+
+
+def test_the_next_look_is_when_somebody_is_due() -> None:
+    beats = watched()
+    assert beats.look_in_s(0.0) == 2.0
+    beats.heard(B, 0, waiting=False, now=5.0)
+    assert beats.look_in_s(5.0) == 2.0
+    assert beats.look_in_s(7.5) == 0.5
+    assert beats.look_in_s(9.0) == 0.0
+    still = watched(0.0, 4.0)
+    still.heard(A, 0, waiting=True, now=1.0)
+    assert still.look_in_s(3.5) == 0.5

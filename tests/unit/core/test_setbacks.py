@@ -1,0 +1,238 @@
+"""Which rounds are setbacks, how long the pauses are, and what is said of them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from membership_job import Job
+
+from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, WorkerRunning
+from elastic_driver.core.setbacks import Failure, Setbacks, fault_of, last_words
+from elastic_driver.core.state import JobPhase, WorkerPhase
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import ReadyCause
+
+pytestmark = pytest.mark.unit
+
+PAUSES = (2.0, 60.0)
+A = Failure(WorkerId("a", 0, 0), 1, "exited with code 1", "ValueError: 7 rows at 0x7f12", "train.py:12")
+
+
+def after(*failures: Failure, setbacks: Setbacks | None = None) -> Setbacks:
+    """So many rounds, each ended by one of these."""
+    setbacks = setbacks or Setbacks()
+    for failure in failures:
+        setbacks = setbacks.next_round().failed(failure, Fault.OWN).judged(0.0, PAUSES)
+    return setbacks
+
+
+@pytest.mark.parametrize("number", ["SEGV", "ABRT", "FPE", "BUS", "ILL"])
+def test_signals_of_its_own_making(number: str) -> None:
+    signum = signal.Signals[f"SIG{number}"]
+    assert fault_of(-signum) is fault_of(128 + signum) is Fault.OWN
+
+
+@pytest.mark.parametrize("number", ["KILL", "TERM", "HUP", "INT"])
+def test_signals_of_others(number: str) -> None:
+    signum = signal.Signals[f"SIG{number}"]
+    assert fault_of(-signum) is fault_of(128 + signum) is Fault.OUTSIDE
+
+
+def test_exit_codes_and_cores_are_its_own() -> None:
+    assert fault_of(1) is fault_of(255) is fault_of(None) is Fault.OWN
+
+
+def test_pauses_grow_from_the_second_on() -> None:
+    setbacks, pauses = Setbacks(), []
+    for _ in range(9):
+        setbacks = after(A, setbacks=setbacks)
+        pauses.append(setbacks.until)
+    assert pauses == [0, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_further_than_ever_and_not_than_the_last_time() -> None:
+    setbacks = after(A, A).next_round().came_to(0, 5).failed(A, Fault.OWN).judged(0.0, PAUSES)
+    assert setbacks.count == 0
+    for steps, count in ((5, 1), (3, 2), (5, 3)):
+        setbacks = setbacks.next_round().came_to(0, steps).failed(A, Fault.OWN).judged(0.0, PAUSES)
+        assert setbacks.count == count
+    assert setbacks.next_round().came_to(1, 0).judged(0.0, PAUSES).count == 0
+
+
+def test_one_death_from_outside_excuses_all_and_forgets_nothing() -> None:
+    setbacks = after(A, A).next_round().failed(A, Fault.OWN).failed(A, Fault.OUTSIDE)
+    assert setbacks.judged(0.0, PAUSES).count == 2
+
+
+def test_who_lost_the_round_counts_when_nobody_died_and_who_raised_the_error_comes_first() -> None:
+    felt = Failure(WorkerId("b", 0, 0), 0, "lost its round", "a peer is gone")
+    raised = Failure(WorkerId("c", 0, 0), 2, "raised HorovodInternalError", "a bad sample")
+    setbacks = Setbacks().complained(felt, raised=False).complained(raised, raised=True).complained(felt, raised=False)
+    assert setbacks.judged(0.0, PAUSES).last == raised
+    assert setbacks.failed(A, Fault.OWN).judged(0.0, PAUSES).last == A
+    assert Setbacks().complained(felt, raised=False).judged(0.0, PAUSES).last == felt
+
+
+def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
+    same = Failure(WorkerId("a", 0, 1), 1, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
+    elsewhere = Failure(WorkerId("c", 0, 1), 2, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
+    other = Failure(WorkerId("a", 0, 1), 1, "killed by SIGSEGV")
+    assert after(A, same, setbacks=Setbacks(3, 1)).told == (
+        "the training failed 2 times in a row and came no further than commit 3 and 1 operation; "
+        "the same error each time: worker a[0]#1 (rank 1) exited with code 1: ValueError: 9 rows at 0x55aa "
+        "(at train.py:12)"
+    )
+    assert "; the same error each time, but not on the same rank; the last: worker c[0]#1" in after(A, elsewhere).told
+    assert after(A, other).told.endswith(
+        "; different errors, all on the same rank; the last: worker a[0]#1 (rank 1) killed by SIGSEGV"
+    )
+    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told
+
+
+def test_what_a_traceback_says() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 9, in <module>',
+        "    main()",
+        '  File "/job/data.py", line 40, in main',
+        "    raise ValueError(7)",
+        "ValueError: 7",
+        "",
+    ]
+    assert last_words(lines) == ("ValueError: 7", "data.py:40")
+    assert last_words(["what a day"]) == ("what a day", "")
+    assert last_words([]) == ("", "")
+
+
+def test_what_is_said_is_one_line() -> None:
+    failure = Failure.said(WorkerId("a", 0, 0), 0, "lost its round", "cannot\n  go on" + "x" * 1000, "y" * 1000)
+    assert failure.error.startswith("cannot go onxxx")
+    assert len(failure.error) == len(failure.where) == 300
+
+
+def failing(**limits: object) -> Job:
+    job = Job(num_proc=2, min_num_proc=1, **limits)
+    job.train("a:1", "b:1", commits=3)
+    lose(job)  # the round that has come to commit 3 is none
+    return job
+
+
+def lose(job: Job) -> None:
+    for worker in job.members:
+        job.ready(str(worker), cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+
+
+def test_the_job_ends_and_does_not_wait_before_it_does() -> None:
+    job = failing(setbacks_limit=3)
+    lose(job)
+    assert job.round_id == 3
+    lose(job)
+    assert job.round_id == 3
+    job.timer(at=job.now + 2.0)
+    lose(job)
+    assert isinstance(end := job.commands[-1], EndJob)
+    assert (end.exit_code, job.now) == (1, 2.0)
+    assert end.message.startswith("the training failed 3 times in a row and came no further than commit 3; the same")
+
+
+def test_another_training_is_no_setback_of_the_one_before() -> None:
+    """It begins without commits; what it commits is progress, though the first one had come to more."""
+    job = failing(setbacks_limit=3)
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 3))  # it goes on with the first one ...
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 0, another=True))  # ... and comes to its end
+    for commits in (0, 1, 2, 3, 4):
+        formed = job.round_id
+        for worker in job.members:
+            job.ready(str(worker), commits=commits, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+        assert (job.round_id, job.state.setbacks.count) == (formed + 1, 0)
+    for _ in range(3):
+        for worker in job.members:
+            job.ready(str(worker), commits=4, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+        job.timer(at=job.now + 2.0)
+    assert job.state.phase is JobPhase.ENDED
+
+
+def test_the_state_of_another_training_is_that_with_the_most_of_its_commits() -> None:
+    job = failing()
+    for worker in job.members:
+        job.feed(WorkerRunning(worker, job.round_id, 3))
+        job.feed(WorkerRunning(worker, job.round_id, 0, another=True))
+    first, second = job.members
+    job.ready(str(first), commits=1, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+    formed = job.ready(str(second), commits=2, cause=ReadyCause.INTERNAL_ERROR, detail="boom")
+    (publish,) = [command for command in formed if isinstance(command, PublishRound)]
+    assert (publish.placed[0].worker, publish.commits) == (second, 2)
+
+
+def test_each_pause_is_told_once() -> None:
+    job = failing()
+    lose(job)
+    lose(job)
+    job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
+    job.timer(at=job.now + 1.0)
+    told = [command for command in job.commands if isinstance(command, Report)]
+    assert [command.text.rpartition("; pausing ")[2] for command in told] == ["for 2 s; 10 times in a row end the job"]
+    assert told[0].warning
+
+
+def test_a_hang_is_its_own_failure_and_silence_is_not() -> None:
+    for fault, count in ((Fault.OWN, 1), (Fault.OUTSIDE, 0)):
+        job = failing(cooldown_range_s=(1.0, 1.0))
+        job.exit("b[0]", -signal.SIGABRT, fault=fault)
+        job.ready("a[0]")
+        assert job.state.setbacks.count == count
+
+
+def test_who_does_not_come_back_for_the_next_round_has_failed() -> None:
+    job = failing(start_timeout_s=10.0)
+    job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
+    job.timer(at=job.now + 10.0)
+    assert job.state.setbacks.last is not None
+    assert job.state.setbacks.last.how == "did not ask for the next round within 10 s (--start-timeout)"
+
+
+def test_slots_that_come_too_late_for_the_pause_end_it() -> None:
+    """The job waited for slots when the pause began: that wait's deadline is no reason to give up any more."""
+    job = Job(num_proc=2, min_num_proc=2, elastic_timeout_s=3.0, pause_range_s=(60.0, 60.0))
+    job.train("a:1", "b:1", commits=3)
+    lose(job)
+    lose(job)
+    lose(job)
+    assert job.round_id == 3
+    job.exit("b[0]", -9, at=1.0)
+    job.hosts("a:1")
+    job.hosts("a:1", "b:1")
+    job.ready("b[0]#1")
+    assert job.ended is None
+    job.timer()
+    assert (job.now, job.round_id) == (4.0, 4)
+    assert isinstance(job.last(PublishRound), PublishRound)
+
+
+def test_all_lost_to_preemption_again_and_again_goes_on_from_disc() -> None:
+    job = Job(durable=True, cooldown_range_s=(1.0, 1.0))
+    job.train("a:1", commits=3)
+    for _ in range(30):
+        job.exit(job.of(WorkerPhase.MEMBER)[0], -9)
+        job.timer()
+        job.ready(job.of(WorkerPhase.BOOTING)[0])
+        job.running(str(job.members[0]), commits=3)
+    assert (job.ended, job.round_id, job.state.setbacks.count) == (None, 31, 0)
+
+
+def test_a_crash_loop_from_disc_ends_whatever_the_cooldown() -> None:
+    job = Job(durable=True, cooldown_range_s=(0.5, 0.5), setbacks_limit=4)
+    job.train("a:1", commits=3)
+    while job.ended is None:
+        job.exit(job.of(WorkerPhase.MEMBER)[0], 1, error="ValueError: 7")
+        while job.ended is None and not job.of(WorkerPhase.MEMBER):
+            for booting in job.of(WorkerPhase.BOOTING):
+                job.ready(booting)
+            if not job.of(WorkerPhase.MEMBER):
+                job.timer()
+    assert job.ended.exit_code == 1
+    assert "failed 4 times in a row and came no further than commit 3; the same error each time" in job.ended.message
+    assert job.now == 0.5 + 0.5 + 2.0 + 4.0, "where there is a pause, it is longer than the cooldown"

@@ -1,0 +1,113 @@
+import pytest
+
+from elastic_driver.dialects.ours import JobAddress, inheritable, worker_env
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import (
+    ENV_KEY,
+    ENV_RANKS_KEY,
+    KEY_BYTES,
+    PERMISSIONS,
+    Credential,
+    Identity,
+    JobKey,
+    Role,
+    ranks_key,
+)
+from elastic_driver.rendezvous.environment import ENV_WORKER
+
+pytestmark = pytest.mark.unit
+
+WORKER = WorkerId("a", 0, 0)
+
+
+def test_every_purpose_has_a_key_of_its_own():
+    job = JobKey(b"k" * KEY_BYTES)
+    again = WorkerId("a", 0, 1)
+    keys = [job.secret, job.of_ranks(), job.of_worker(WORKER), job.of_worker(again), JobKey.new().of_ranks()]
+    keys += [job.of(Identity(Role.OPERATOR)), job.of(Identity(Role.READER))]
+    assert len(set(keys)) == len(keys)
+    assert {len(key) for key in keys} == {KEY_BYTES}
+    assert job.of_worker(WORKER) == JobKey(b"k" * KEY_BYTES).of_worker(WorkerId("a", 0, 0))
+
+
+def test_secrets_are_not_printed():
+    job = JobKey(b"k" * KEY_BYTES)
+    for text in (repr(job), repr(Credential(Identity(Role.OPERATOR), job.secret)), repr(JobAddress("", job, "", ""))):
+        assert "6b6b" not in text
+        assert "kkk" not in text
+
+
+def test_a_ranks_key_is_read_from_the_environment():
+    key = JobKey.new().of_ranks()
+    assert ranks_key({ENV_RANKS_KEY: key.hex()}) == key
+    assert ranks_key({}) == b""
+
+
+@pytest.mark.parametrize("text", ["no key", "abcd", "0" * 63])
+def test_rubbish_is_refused(text):
+    with pytest.raises(SettingsError, match=ENV_RANKS_KEY):
+        ranks_key({ENV_RANKS_KEY: text})
+    with pytest.raises(SettingsError, match=ENV_KEY):
+        Credential.of_worker({ENV_WORKER: WORKER.key, ENV_KEY: text})
+
+
+def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
+    job = JobKey.new()
+    outer = {ENV_KEY: "of another job", ENV_RANKS_KEY: "of another job"}
+    env = worker_env(
+        inheritable(outer),
+        job=JobAddress("http://127.0.0.1:1", job, "id", "127.0.0.1"),
+        exported={},
+        worker=WORKER,
+        planned=SlotInfo(0, 1, 0, 1, 0, 1),
+        round_id=0,
+        cores=1,
+    )
+    assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER), job.of_worker(WORKER))
+    everything = "".join(env.values())
+    for secret in (job.secret, job.of(Identity(Role.OPERATOR)), job.of(Identity(Role.READER))):
+        assert secret.hex() not in everything
+    assert inheritable(outer) == {}
+
+
+@pytest.mark.parametrize("missing", [ENV_KEY, ENV_WORKER])
+def test_a_variable_that_is_missing_is_named(missing):
+    env = {ENV_WORKER: WORKER.key, ENV_KEY: JobKey.new().of_worker(WORKER).hex()}
+    del env[missing]
+    with pytest.raises(SettingsError, match=f"{missing} is not set"):
+        Credential.of_worker(env)
+
+
+@pytest.mark.parametrize("identity", [Identity(Role.OPERATOR), Identity(Role.WORKER, WORKER)])
+def test_names_of_identities(identity):
+    assert Identity.parse(str(identity)) == identity
+
+
+@pytest.mark.parametrize(
+    "name", ["", "reader", "ranks", "worker", "worker ", "worker a", "worker a[0]#00", "operator a[0]#0", "Operator"]
+)
+def test_names_that_nobody_has(name):
+    with pytest.raises(ValueError, match=r".+"):
+        Identity.parse(name)
+
+
+def test_who_may_only_look_may_change_nothing():
+    """Its secret travels, so it must be worth nothing to who reads it."""
+    may = {
+        (route, method)
+        for route, methods in PERMISSIONS.items()
+        for method, roles in methods.items()
+        if Role.READER in roles
+    }
+    assert may == {("status", b"GET")}
+
+
+def test_an_operator_is_no_worker():
+    may = {
+        (route, method)
+        for route, methods in PERMISSIONS.items()
+        for method, roles in methods.items()
+        if Role.OPERATOR in roles
+    }
+    assert may == {("status", b"GET"), ("drain", b"POST")}

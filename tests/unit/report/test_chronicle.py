@@ -1,0 +1,278 @@
+"""The job's story, as the lines that a user reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.core.assignment import Placed
+from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
+from elastic_driver.core.state import Failure
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.console import Console
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Backend
+
+pytestmark = [pytest.mark.unit]
+
+
+@dataclass
+class Process:
+    """What the chronicle looks at of a WorkerProcess."""
+
+    worker: WorkerId
+    label: str
+    last_lines: list[str] = field(default_factory=list)
+    pid: int = 7
+    dying: Future[str] = field(default_factory=Future)
+
+
+class Story:
+    """A chronicle that writes into a file, and what stands there."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
+        self._path = folder / "stderr"
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT)
+        self.console = Console(settings, stdout=self._descriptor, stderr=self._descriptor)
+        self._log = EventLog(folder / "events")
+        self.chronicle = Chronicle(self.console, self._log)
+        self._events = folder / "events"
+
+    def round(self, round_id: int, cause: str, *, old_size: int = 2, reinit: bool = False) -> None:
+        worker = WorkerId("a", 0, 0)
+        placed = (Placed(worker, SlotInfo(0, 2, 0, 1, 0, 2)), Placed(WorkerId("b", 0, 0), SlotInfo(1, 2, 0, 1, 1, 2)))
+        command = PublishRound(round_id, placed, True, round_id, Backend.NATIVE, cause, old_size, reinit)
+        self.chronicle.round_formed(command, {}, 1.0)
+
+    def fail(self, slot: int, lines: list[str], *, code: int = 1) -> None:
+        process: Any = Process(WorkerId("a", slot, 0), str(slot), lines)
+        taken: WorkerProcess = process
+        self.chronicle.worker_exited(process.worker, taken, ExitStatus(code), expected=False)
+
+    def said(self) -> list[str]:
+        self.console.__exit__(None, None, None)
+        return self._path.read_text().splitlines()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """At the end of a test: the log is closed."""
+        self._log.close()
+        lines = [json.loads(line) for line in self._events.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+    def close(self) -> None:
+        self.console.__exit__(None, None, None)
+        self._log.close()
+        os.close(self._descriptor)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    one = Story(tmp_path)
+    yield one
+    one.close()
+
+
+def test_hundreds_of_rounds_are_told_in_a_table_of_twenty_lines(story: Story) -> None:
+    story.round(1, "start", old_size=0)
+    for number in range(2, 302):
+        story.round(number, f"host x{number} lost")
+        if number % 100:
+            story.chronicle.round_resumed(ReportResumed(number, number, 0.5))
+    story.chronicle.ended(0, "done")
+    said = story.said()
+    table = said[next(index for index, line in enumerate(said) if "time lost" in line) :]
+    assert [line.split()[1] for line in table] == [
+        "round",
+        *map(str, range(1, 6)),
+        "...",
+        *map(str, range(287, 302)),
+        "300",
+        "job",
+    ]
+    assert "281 rounds more; the whole list is written with --event-log FILE" in table[6]
+    assert "139.50 s" in table[6], "the two of a hundred whose time nobody knows count nothing"
+    assert table[-2] == "elasticrun: 300 changes, at least 148.50 s lost in all"
+    assert len(story.events("round_formed")) == 301
+
+
+def test_a_round_made_by_reinit_is_told_at_once_and_as_what_it_is(story: Story) -> None:
+    story.round(1, "start", old_size=0)
+    story.round(2, "all workers called shutdown() and init() again", reinit=True)
+    story.round(3, "host b lost")
+    story.chronicle.ended(0, "done")
+    said = story.said()
+    assert "elasticrun: round 2: 2 -> 2 workers, all workers called shutdown() and init() again" in said
+    assert "elasticrun: round 3: 2 -> 2 workers, host b lost" in said, "those who have finished have not broken it"
+
+
+def test_a_round_that_broke_before_all_had_resumed_says_so(story: Story) -> None:
+    story.round(1, "start", old_size=0)
+    story.round(2, "host b lost")
+    story.round(3, "host c lost")
+    story.chronicle.ended(1, "all is lost")
+    broken = "; it ended before all its workers had resumed"
+    lines = [line for line in story.said() if line.startswith("elasticrun: round") and "lost" in line]
+    assert lines == [
+        f"elasticrun: round 2: 2 -> 2 workers, host b lost{broken}",
+        f"elasticrun: round 3: 2 -> 2 workers, host c lost{broken}",
+    ]
+
+
+def test_a_mistake_in_all_scripts_is_shown_once_with_who_had_it(story: Story) -> None:
+    lines = ["Traceback (most recent call last):", '  File "t.py", line 1', "ImportError: none"]
+    for rank in range(4):
+        story.console.write("stderr", "".join(f"[{rank}]<stderr>:{line}\n" for line in lines).encode())
+    for rank in (2, 0, 1, 3):
+        story.fail(rank, lines)
+    story.chronicle.first_failure(Failure(WorkerId("a", 2, 0), None, "exited with code 1"))
+    assert story.said() == [
+        *(f"[2]<stderr>:{line}" for line in lines),
+        "elasticrun: warning: worker a[2] (pid 7) exited with code 1",
+        *(
+            f"elasticrun: warning: worker a[{rank}] (pid 7) exited with code 1, with the same traceback as rank 2"
+            for rank in (0, 1, 3)
+        ),
+    ]
+    (event,) = story.events("first_failure")
+    assert (event["last_lines"], event["alike"]) == (lines, ["a[0]#0", "a[1]#0", "a[3]#0"])
+
+
+def test_last_words_that_are_out_of_sight_are_told_again_with_who_had_the_same(story: Story) -> None:
+    lines = ["no room left", "giving up"]
+    story.round(1, "start", old_size=0)
+    for rank in range(3):
+        story.console.write("stderr", "".join(f"[{rank}]<stderr>:{line}\n" for line in lines).encode())
+    story.console.write("stderr", b"[9]<stderr>:something else\n" * 100)
+    for rank in range(3):
+        story.fail(rank, lines if rank else ["another end"])
+    story.chronicle.first_failure(Failure(WorkerId("a", 1, 0), 1, "exited with code 1"))
+    assert story.said()[-3:] == [
+        "elasticrun: last output of worker a[1] (exited with code 1), and of worker a[2]:",
+        "elasticrun:   no room left",
+        "elasticrun:   giving up",
+    ]
+
+
+def test_last_words_are_forgotten_with_their_round(story: Story) -> None:
+    story.fail(0, ["old words"])
+    story.round(1, "start", old_size=0)
+    story.chronicle.first_failure(Failure(WorkerId("a", 0, 0), None, "killed by SIGKILL"))
+    assert story.events("first_failure")[0]["last_lines"] == []
+
+
+def test_workers_stopped_for_one_reason_are_one_line(story: Story) -> None:
+    lost = "its host is blacklisted: worker a[0] killed by SIGKILL"
+    commands = [StopWorker(WorkerId("a", slot, 0), lost) for slot in range(1, 9)]
+    story.chronicle.workers_stopped([*commands, StopWorker(WorkerId("b", 0, 0), "it is late")])
+    assert story.said() == [
+        f"elasticrun: stopping workers a[1], a[2], a[3], a[4], a[5], a[6] and 2 more: {lost}",
+        "elasticrun: stopping worker b[0]: it is late",
+    ]
+    assert len(story.events("worker_stopped")) == 9
+
+
+def test_a_wait_is_told_of_within_seconds_and_then_less_and_less_often(story: Story) -> None:
+    def told(what: str, begin: int, **values: float) -> list[int]:
+        seconds = []
+        for second in range(begin, begin + 1000):
+            story.chronicle.waits(second, what, **values)
+            if story.chronicle.look(second):
+                story.chronicle.still_waiting(f"waiting for {what}", second)
+                seconds.append(second - begin)
+        return seconds
+
+    assert told("slots", 0) == [5, 15, 35, 75, 155, 315, 615, 915]
+    assert told("", 1000) == []
+    assert told("a start", 2000, patience=3.0) == [15, 45, 105, 225, 465, 765]
+    assert told("slots", 3000)[:2] == [5, 15], "the next wait begins anew"
+    said = story.said()
+    assert said[1] == "elasticrun: for 15 s now: waiting for slots"
+    assert said[2] == "elasticrun: warning: for 35 s now: waiting for slots", "those who hear only warnings, too"
+
+
+def disc(folder: str, written: int, commits: int, trouble: str = "", *, drivers: bool = False) -> DiscReport:
+    return DiscReport(folder, f"/d on {folder}", written, commits, trouble, drivers)
+
+
+def test_a_disc_that_stays_behind_is_warned_of_now_and_then_and_stands_in_the_summary(story: Story) -> None:
+    for commits in range(10, 151, 10):
+        story.chronicle.on_disc(disc("a", 1, commits, "No space left on device"))
+        story.chronicle.on_disc(disc("b", commits, commits))
+    story.chronicle.ended(0, "done")
+    warned = [
+        f"elasticrun: warning: commits do not reach the disc: the newest is commit 1 of {commits} in /d on a "
+        "(No space left on device)"
+        for commits in (20, 40, 80)
+    ]
+    assert story.said() == [
+        *warned,
+        "elasticrun: on disc: commit 150 in /d on b",
+        "elasticrun: warning: on disc: commit 1 of 150 in /d on a (No space left on device)",
+        "elasticrun: job succeeded: done (exit code 0)",
+    ]
+
+
+def test_a_trouble_that_passes_is_not_counted_on(story: Story) -> None:
+    for trouble in ("full", "", "full", ""):
+        story.chronicle.on_disc(disc("a", 3, 9, trouble))
+    assert story.said() == []
+
+
+def test_another_writer_of_a_folder_does_not_take_back_what_is_there(story: Story) -> None:
+    story.chronicle.on_disc(disc("a", 40, 40))
+    story.chronicle.on_disc(disc("a", -1, 41))
+    story.chronicle.ended(130, "interrupted by SIGINT")
+    assert story.said()[0] == "elasticrun: on disc: commit 40 of 41 in /d on a"
+
+
+def test_what_the_driver_finds_in_its_own_folder_is_newer_than_the_last_heartbeat(story: Story) -> None:
+    story.chronicle.on_disc(disc("a", 40, 41, drivers=True))
+    story.chronicle.on_disc(disc("b", 39, 41))
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(130, "interrupted by SIGINT")
+    assert story.said()[:2] == [
+        "elasticrun: on disc: commit 52 in /d on a",
+        "elasticrun: on disc: commit 39 of 41 in /d on b",
+    ]
+
+
+def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story) -> None:
+    story.chronicle.round_resumed(ReportResumed(1, 0, 0.5))
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(1, "nothing works")
+    assert story.said()[0] == "elasticrun: on disc: commit 52 in /d"
+
+
+def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
+    story.chronicle.found_on_disc("/d", 52)
+    story.chronicle.ended(1, "none of the commits can be used")
+    assert story.said() == ["elasticrun: job failed: none of the commits can be used (exit code 1)"]
+
+
+def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story) -> None:
+    story.chronicle.stood_still(80)
+    story.chronicle.stood_still(10)
+    story.chronicle.ended(0, "")
+    assert "elasticrun: the driver stood still for 90 s in all, which is not counted above" in story.said()
+
+
+def test_many_folders_are_cut(story: Story) -> None:
+    for number in range(200):
+        story.chronicle.on_disc(disc(f"h{number}", number, number))
+    story.chronicle.ended(0, "done")
+    said = story.said()
+    assert said[0] == "elasticrun: on disc: commit 199 in /d on h199"
+    assert said[6] == "elasticrun: on disc: 58 folders more, none of them further", "the oldest are forgotten"
+    assert len(said) == 8

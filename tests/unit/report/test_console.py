@@ -1,0 +1,388 @@
+"""The driver's terminal, through real pipes and a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.hosts import Host
+from elastic_driver.report import console as console_module
+from elastic_driver.report.console import Console, RoundSummary, Summary
+from elastic_driver.report.tracebacks import Tracebacks
+from elastic_driver.settings.settings import Settings
+
+pytestmark = [pytest.mark.unit]
+
+ERASE = "\r\x1b[2K"
+
+
+def settings(**values: Any) -> Settings:
+    return Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),), **values)
+
+
+class Reader:
+    """Reads a descriptor to its end on a thread of its own, ended by the close of the other side."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = bytearray()
+        self._thread = threading.Thread(target=self._read, name="test-reader")
+        self._thread.start()
+
+    def _read(self) -> None:
+        # EIO is a pseudo-terminal's end of file.
+        with contextlib.suppress(OSError):
+            while piece := os.read(self._descriptor, 65536):
+                self._data += piece
+        os.close(self._descriptor)
+
+    def text(self) -> str:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self._data.decode()
+
+
+class Screen:
+    """A console on two pipes, or with standard error (or both) on a terminal."""
+
+    def __init__(self, *, terminal: bool = False, columns: int = 60, both: bool = False, **values: Any) -> None:
+        out, self._stdout = (0, 0) if both else os.pipe()
+        if terminal:
+            err, self._stderr = pty.openpty()
+            fcntl.ioctl(self._stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        else:
+            err, self._stderr = os.pipe()
+        self._err = Reader(err)
+        self._out = self._err if both else Reader(out)
+        self._both = both
+        self.console = Console(settings(**values), stdout=self._stderr if both else self._stdout, stderr=self._stderr)
+
+    def end(self) -> tuple[str, str]:
+        """Everything written to stdout and to stderr."""
+        self.console.__exit__(None, None, None)
+        if not self._both:
+            os.close(self._stdout)
+        # A terminal's last close throws away what is not read yet, but for what it has already handed on.
+        termios_wait(self._stderr)
+        os.close(self._stderr)
+        err = self._err.text().replace("\r\n", "\n")
+        return ("" if self._both else self._out.text()), err
+
+
+def termios_wait(descriptor: int) -> None:
+    with contextlib.suppress(termios.error, OSError):
+        termios.tcdrain(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_each_word_goes_to_its_stream() -> None:
+    screen = Screen()
+    screen.console.line("one")
+    screen.console.write("stdout", b"[0]<stdout>:a\n")
+    screen.console.write("stderr", b"[0]<stderr>:b\n")
+    screen.console.warning("two")
+    screen.console.error("three")
+    screen.console.detail("not asked for")
+    screen.console.status("nobody sees this")
+    assert not screen.console.live
+    assert screen.end() == (
+        "[0]<stdout>:a\n",
+        "elasticrun: one\n[0]<stderr>:b\nelasticrun: warning: two\nelasticrun: three\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "heard"),
+    [
+        ({}, "line warning error"),
+        ({"verbose": True}, "detail line warning error"),
+        ({"log_level": "TRACE"}, "detail line warning error"),
+        ({"log_level": "DEBUG"}, "detail line warning error"),
+        ({"log_level": "WARNING"}, "warning error"),
+        ({"log_level": "WARNING", "verbose": True}, "warning error"),
+        ({"log_level": "ERROR"}, "error"),
+        ({"log_level": "FATAL"}, "error"),
+    ],
+)
+def test_levels(values: dict[str, Any], heard: str) -> None:
+    screen = Screen(**values)
+    for kind in ("detail", "line", "warning", "error"):
+        getattr(screen.console, kind)(kind)
+    screen.console.summary(Summary(), exit_code=0, message="fine")
+    said = [line.split()[-1] for line in screen.end()[1].splitlines() if "job succeeded" not in line]
+    assert said == heard.split()
+
+
+def test_control_characters_stay_out_of_our_lines() -> None:
+    screen = Screen()
+    screen.console.error("a\x1b[2J\nb\x00c\udcff")
+    # The second set, which has an escape sequence of one character; new lines of other kinds; turned directions.
+    screen.console.error("a\x9b2J\x85b\u2028c\u202ed\u2066 é \u200d e\x7f")
+    assert screen.end()[1] == "elasticrun: a [2J b c?\nelasticrun: a 2J b c d  é \u200d e \n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_second_set_of_control_characters_of_a_worker_reaches_no_terminal(terminal: bool) -> None:
+    screen = Screen(terminal=terminal)
+    screen.console.write("stderr", "[0]<stderr>:\x1b[31mred\x1b[0m \x9b2J\x85 Â é\n".encode())
+    shown = "\ufffd2J\ufffd" if terminal else "\x9b2J\x85"
+    assert f"[0]<stderr>:\x1b[31mred\x1b[0m {shown} Â é" in screen.end()[1]
+
+
+def test_control_characters_stay_out_of_the_status_line() -> None:
+    screen = Screen(terminal=True)
+    screen.console.status("on a\x9b2Jb\x1b[2Jc")
+    assert "on a 2Jb [2Jc" in screen.end()[1]
+
+
+def test_a_failed_job_is_told_at_every_level() -> None:
+    screen = Screen(log_level="FATAL")
+    screen.console.summary(Summary([RoundSummary(1, 2, "start", 1.0, None)]), exit_code=3, message="too few slots")
+    assert screen.end()[1] == "elasticrun: job failed: too few slots (exit code 3)\n"
+
+
+def test_the_summary() -> None:
+    rounds = [
+        RoundSummary(1, 4, "start", 3.0, None),
+        RoundSummary(2, 2, "host b lost", 0.081, 120),
+        RoundSummary(13, 10, "host c added", None, 7),
+    ]
+    screen = Screen()
+    screen.console.summary(Summary(rounds, lost_s=0.081, unknown=1), exit_code=0, message="done")
+    assert screen.end()[1] == (
+        "elasticrun:   round  workers  time lost  from commit  cause\n"
+        "elasticrun:       1        4          -            -  start\n"
+        "elasticrun:       2        2     0.08 s          120  host b lost\n"
+        "elasticrun:      13       10    unknown            7  host c added\n"
+        "elasticrun: 2 changes, at least 0.08 s lost in all\n"
+        "elasticrun: job succeeded: done (exit code 0)\n"
+    )
+
+
+def test_a_summary_without_changes_has_no_table() -> None:
+    screen = Screen()
+    screen.console.summary(Summary([RoundSummary(1, 2, "start", 1.0, None)]), exit_code=0, message="done")
+    assert screen.end()[1] == "elasticrun: job succeeded: done (exit code 0)\n"
+
+
+def test_an_interruption_is_no_failure() -> None:
+    screen = Screen()
+    screen.console.summary(Summary(), exit_code=130, message="interrupted by SIGINT")
+    assert screen.end()[1] == "elasticrun: job ended: interrupted by SIGINT (exit code 130)\n"
+
+
+@pytest.mark.parametrize("log", [None, Path("/dev/null")])
+def test_a_long_summary_is_cut_in_its_middle(log: Path | None) -> None:
+    first = [RoundSummary(1, 4, "start", 3.0, None), RoundSummary(2, 4, "host b lost", 0.5, 3)]
+    summary = Summary(first, 281, 12.25, [RoundSummary(284, 4, "host b lost", 0.5, 9)], lost_s=13.25)
+    screen = Screen(event_log=log)
+    screen.console.summary(summary, exit_code=0, message="done")
+    where = "in /dev/null" if log else "written with --event-log FILE"
+    assert screen.end()[1] == (
+        "elasticrun:   round  workers  time lost  from commit  cause\n"
+        "elasticrun:       1        4          -            -  start\n"
+        "elasticrun:       2        4     0.50 s            3  host b lost\n"
+        f"elasticrun:     ...             12.25 s               281 rounds more; the whole list is {where}\n"
+        "elasticrun:     284        4     0.50 s            9  host b lost\n"
+        "elasticrun: 283 changes, 13.25 s lost in all\n"
+        "elasticrun: job succeeded: done (exit code 0)\n"
+    )
+
+
+def test_a_traceback_that_all_print_is_shown_once_until_the_training_begins() -> None:
+    def traceback(label: int, error: str) -> bytes:
+        prefix = f"[{label}]<stderr>:"
+        lines = ("warming up", "Traceback (most recent call last):", '  File "t.py", line 1', error)
+        return "".join(f"{prefix}{line}\n" for line in lines).encode()
+
+    screen = Screen()
+    for label in range(3):
+        screen.console.write("stderr", traceback(label, "ImportError: no" if label < 2 else "OSError: else"))
+    assert [screen.console.worker_ended(str(label)) for label in range(4)] == ["", "0", "", ""]
+    assert screen.console.shows(["Traceback (most recent call last):", "ImportError: no"])
+    screen.console.write("stderr", traceback(3, "ImportError: no"))
+    screen.console.training_began()
+    screen.console.write("stderr", b"[1]<stderr>:Traceback (most recent call last):\n")
+    warm = "".join(f"[{label}]<stderr>:warming up\n" for label in range(3))
+    assert screen.end()[1] == (
+        f"{warm}{traceback(0, 'ImportError: no').decode().partition(chr(10))[2]}"
+        f"{traceback(2, 'OSError: else').decode().partition(chr(10))[2]}"
+        f"{traceback(3, 'ImportError: no').decode()}[1]<stderr>:Traceback (most recent call last):\n"
+    )
+
+
+def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None:
+    held = Tracebacks()
+    first, more = b"[0]<stderr>:Traceback (most recent call last):\n", b"[0]<stderr>:going on\n"
+    assert held.take(b"[0]<stderr>:one\n" + first, 10.0) == b"[0]<stderr>:one\n"
+    assert held.take(more, 10.4) == b""
+    assert held.take(b"[1]<stderr>:another worker\n", 10.4) == b"[1]<stderr>:another worker\n"
+    assert held.overdue(10.5) == b""
+    assert held.overdue(11.5) == first + more
+    assert held.take(more, 11.6) == more
+    assert held.ended("0") == (b"", "")
+    assert held.take(first, 12.0) == b""
+    flood = b"[0]<stderr>:" + b"x" * 70000 + b"\n"
+    assert held.take(flood, 12.1) == first + flood, "what is held is bounded"
+    assert (held.take(first, 13.0), held.rest(), held.rest()) == (b"", first, b"")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ['  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax"],
+        ["/usr/bin/python3: can't open file '/home/me/nosuch.py': [Errno 2] No such file or directory"],
+    ],
+)
+def test_a_script_that_python_does_not_take_is_told_of_once(said: list[str]) -> None:
+    held = Tracebacks()
+    for label in ("0", "1"):
+        text = "".join(f"[{label}]<stderr>:{line}\n" for line in said).encode()
+        assert held.take(text, 1.0) == b""
+        assert held.ended(label) == ((text, "") if label == "0" else (b"", "0"))
+
+
+def test_times_before_the_prefix_do_not_make_tracebacks_differ() -> None:
+    held = Tracebacks()
+    for second, label in enumerate(("0", "1")):
+        line = f"Sat Nov 21 20:00:0{second} 2026[{label}]<stderr>:Traceback (most recent call last):\n".encode()
+        assert held.take(line, 1.0) == b""
+        assert held.ended(label) == ((line, "") if label == "0" else (b"", "0"))
+
+
+def test_the_status_line_makes_room_and_comes_back() -> None:
+    screen = Screen(terminal=True)
+    assert screen.console.live
+    screen.console.status("waiting")
+    screen.console.status("waiting")
+    screen.console.line("hello")
+    screen.console.write("stderr", b"[0]<stderr>:oops\n")
+    screen.console.write("stdout", b"[0]<stdout>:fine\n")
+    screen.console.summary(Summary(), exit_code=0, message="done")
+    out, err = screen.end()
+    assert out == "[0]<stdout>:fine\n"
+    assert err == (
+        f"[00:00] waiting{ERASE}elasticrun: hello\n[00:00] waiting{ERASE}[0]<stderr>:oops\n"
+        f"[00:00] waiting{ERASE}elasticrun: job succeeded: done (exit code 0)\n"
+    )
+
+
+def test_the_status_line_makes_room_for_output_on_the_same_terminal() -> None:
+    screen = Screen(terminal=True, both=True)
+    screen.console.status("waiting")
+    screen.console.write("stdout", b"[0]<stdout>:fine\n")
+    assert screen.end()[1] == f"[00:00] waiting{ERASE}[0]<stdout>:fine\n[00:00] waiting{ERASE}"
+
+
+def test_the_status_line_fits_the_terminal_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    screen = Screen(terminal=True, columns=30)
+    screen.console.status("x" * 100)
+    shown = screen.end()[1].removesuffix(ERASE)
+    assert shown == "[00:00] " + "x" * 21
+
+
+def test_no_status_line_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen(terminal=True)
+    screen.console.status("waiting")
+    screen.console.line("hello")
+    assert screen.end()[1] == "elasticrun: hello\n"
+
+
+def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    screen = Screen(terminal=True)
+    screen.console.error("bad")
+    assert screen.end()[1] == "\x1b[31melasticrun: bad\x1b[0m\n"
+
+
+def test_a_reader_that_has_gone_is_said_once_and_borne() -> None:
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    os.close(out_read)
+    reader = Reader(err_read)
+    with Console(settings(), stdout=out_write, stderr=err_write) as console:
+        console.write("stdout", b"lost\n")
+        console.write("stdout", b"lost\n")
+        console.line("still here")
+    os.close(out_write)
+    os.close(err_write)
+    assert reader.text() == (
+        "elasticrun: warning: cannot write to stdout: Broken pipe; going on without it\nelasticrun: still here\n"
+    )
+
+
+def test_both_readers_gone() -> None:
+    ends = [os.pipe(), os.pipe()]
+    for read, _ in ends:
+        os.close(read)
+    with Console(settings(), stdout=ends[0][1], stderr=ends[1][1]) as console:
+        console.write("stdout", b"lost\n")
+        console.line("lost")
+    for _, write in ends:
+        os.close(write)
+
+
+def test_a_stopped_reader_stops_nobody_and_loses_nothing() -> None:
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    console = Console(settings(), stdout=out_write, stderr=err_write)
+    lines = [b"%06d %s\n" % (number, b"x" * 1000) for number in range(1000)]
+    for line in lines:
+        console.write("stdout", line)  # far more than a pipe holds: would block for ever
+    out, err = Reader(out_read), Reader(err_read)
+    console.__exit__(None, None, None)
+    os.close(out_write)
+    os.close(err_write)
+    assert out.text().encode() == b"".join(lines)
+    assert err.text() == ""
+
+
+def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "_BACKLOG_BYTES", 200_000)
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    console = Console(settings(), stdout=out_write, stderr=err_write)
+    for _ in range(1000):
+        console.write("stdout", b"x" * 999 + b"\n")
+    err = Reader(err_read)
+    out = Reader(out_read)
+    while console._backlog > 200_000:
+        os.sched_yield()
+    console.write("stdout", b"last\n")
+    console.__exit__(None, None, None)
+    os.close(out_write)
+    os.close(err_write)
+    kept = out.text()
+    found = re.fullmatch(r"elasticrun: warning: (\d+) bytes of output dropped: not read\n", err.text())
+    assert found is not None
+    assert kept.endswith("\nlast\n")
+    assert len(kept) - 5 + int(found[1]) == 1_000_000, "what is not written is counted"
+
+
+def test_a_descriptor_that_someone_made_non_blocking() -> None:
+    out_read, out_write = os.pipe()
+    os.set_blocking(out_write, False)
+    console = Console(settings(), stdout=out_write, stderr=2)
+    for _ in range(500):
+        console.write("stdout", b"y" * 999 + b"\n")
+    reader = Reader(out_read)
+    console.__exit__(None, None, None)
+    os.close(out_write)
+    assert len(reader.text()) == 500_000

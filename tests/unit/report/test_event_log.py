@@ -1,0 +1,149 @@
+"""The event log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.system import file_writer
+
+pytestmark = [pytest.mark.unit]
+
+
+def test_one_object_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write("first", text="a\nb\u2028ü\udcff", number=3, path=tmp_path)
+        log.write("second")
+    line, _ = path.read_bytes().splitlines()
+    assert path.read_bytes().endswith(b"\n")
+    first = json.loads(line)
+    assert first.pop("time") > 1e9
+    assert first == {"event": "first", "text": "a\nb\u2028ü\udcff", "number": 3, "path": str(tmp_path)}
+    with EventLog(path) as log:
+        log.write("third")
+    events = [json.loads(line)["event"] for line in path.read_text().split("\n")[:-1]]
+    assert events == ["first", "second", "third"], "a later job's events are appended"
+
+
+def test_no_log() -> None:
+    with EventLog(None) as log:
+        log.write("anything")
+
+
+def test_closed_twice_and_written_to_then(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "e")
+    log.close()
+    log.close()
+    log.write("late")
+    assert (tmp_path / "e").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [".", "absent/e"])
+def test_a_file_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot write the event log .* \(--event-log\): "):
+        EventLog(tmp_path / name)
+
+
+def test_a_full_disc_is_said_once_and_borne() -> None:
+    said: list[str] = []
+    with EventLog(Path("/dev/full"), on_warning=said.append) as log:
+        log.write("one")
+        log.write("two")
+    assert said == ["cannot write the event log /dev/full: No space left on device; going on without it"]
+
+
+def test_a_disc_that_fills_within_a_line(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom elastic_driver.report.event_log import EventLog\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        "with EventLog(Path(sys.argv[1]), on_warning=print) as log:\n"
+        "    for number in range(20):\n        log.write('event', number=number)\n"
+    )
+    path = tmp_path / "e"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"cannot write the event log {path}: there is no room for a whole line; going on without it\n"
+    assert path.stat().st_size == 200
+
+
+def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    with pytest.raises(SettingsError, match=r"cannot write the event log .*: nobody reads that pipe"):
+        EventLog(tmp_path / "e")
+
+
+def test_a_pipe_whose_reader_does_not_keep_up_is_given_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    reader = os.open(tmp_path / "e", os.O_RDONLY | os.O_NONBLOCK)
+    said: list[str] = []
+    try:
+        with EventLog(tmp_path / "e", on_warning=said.append) as log:
+            log.write("first")
+            assert select.select([reader], [], [], 30)[0], "an event is there at once"
+            assert json.loads(os.read(reader, 1 << 16))["event"] == "first"
+            for _ in range(200):  # 200 kB: more than a pipe holds
+                log.write("filling", text="x" * 1000)
+            log.close()
+        assert said == [
+            f"cannot write the event log {tmp_path / 'e'}: there is no room for a whole line; going on without it"
+        ]
+        # What is there ends with a whole line.
+        data = b""
+        while piece := os.read(reader, 1 << 20):
+            data += piece
+        assert [json.loads(line)["event"] for line in data.splitlines()] == ["filling"] * data.count(b"\n")
+    finally:
+        os.close(reader)
+
+
+def test_a_reader_that_goes_ends_the_log_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e")
+    reader = os.open(tmp_path / "e", os.O_RDONLY | os.O_NONBLOCK)
+    said: list[str] = []
+    with EventLog(tmp_path / "e", on_warning=said.append) as log:
+        os.close(reader)
+        log.write("one")
+        log.write("two")
+    assert said == [f"cannot write the event log {tmp_path / 'e'}: Broken pipe; going on without it"]
+
+
+def test_a_disc_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    hangs, answers, write = threading.Event(), threading.Event(), os.write
+
+    def hang(descriptor: int, data: bytes) -> int:
+        hangs.set()
+        assert answers.wait(60)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(file_writer, "ROOM_BYTES", 10_000)
+    monkeypatch.setattr(os, "write", hang)
+    log = EventLog(tmp_path / "e", on_warning=said.append)
+    log.write("event", number=0)
+    assert hangs.wait(30)
+    for number in range(1, 200):
+        log.write("event", number=number, text="x" * 100)
+    assert said == [f"the event log {tmp_path / 'e'} misses events: the disc does not keep up"]
+    log.close(0.01)
+    (last,) = said[1:]
+    match = re.fullmatch(rf"(\d+) bytes are not in the event log {tmp_path / 'e'}: the disc does not keep up", last)
+    assert match
+    assert 20_000 < int(match[1]) < 60_000
+    # What had room is written when the disc answers after all.
+    thread = next(each for each in threading.enumerate() if each.name == "elasticrun-events")
+    answers.set()
+    thread.join(30)
+    numbers = [json.loads(line)["number"] for line in (tmp_path / "e").read_text().splitlines()]
+    assert numbers == list(range(len(numbers)))
+    assert 10 < len(numbers) < 100

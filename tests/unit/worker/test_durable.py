@@ -1,0 +1,503 @@
+"""Durable commits: the format holds its values bitwise, and no damage goes unnoticed."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import elastic_driver as hvd
+from elastic_driver.driver.durable_folder import FolderLock, newest_commit
+from elastic_driver.elastic import ObjectState
+from elastic_driver.errors import DurableError, SettingsError
+from elastic_driver.worker.durable import commits as module
+from elastic_driver.worker.durable import format as durable_format
+from elastic_driver.worker.durable.commits import Durable
+from elastic_driver.worker.durable.folder import Marks, commit_files, open_folder, prune, write_file
+from elastic_driver.worker.durable.restore import View, why_not_anew
+from elastic_driver.worker.rounds.runtime import runtime
+
+torch = pytest.importorskip("torch")
+
+from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def job_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture
+def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -> Durable:
+    made = Durable(tmp_path, every=1, interval_s=None, keep=2, job_id="")
+    monkeypatch.setattr(module, "_durable", made)
+    monkeypatch.setattr(module, "_read", True)
+    return made
+
+
+def again(folder: Path, state: Any) -> None:
+    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state, runtime())
+
+
+VALUES: dict[str, Any] = {
+    "plain": [None, True, 3, -(2**200), 0.1, -0.0, float("inf"), "é\ud800", b"\0\xff", 1 - 2j, range(1, 9, 2)],
+    "nest": {1: (2, [3]), "a": {4, 5}, (6, 7): frozenset({8}), None: collections.deque([9])},
+    "milestones": collections.Counter({3: 2}),
+    "ordered": collections.OrderedDict(b=1, a=2),
+    "array": np.arange(12, dtype=">f4").reshape(3, 4)[:, ::2],
+    "nothing": np.empty((0, 3)),
+    "scalar": np.float32(0.1),
+    "dtype": torch.bfloat16,
+    "tensors": [torch.arange(6).reshape(2, 3).t(), torch.ones(3, dtype=torch.bfloat16) / 3, torch.tensor(True)],
+}
+
+
+def store(folder: Path, values: dict[str, Any], commits: int = 1) -> Path:
+    return write_file(folder, commits, durable_format.encode(values, commits=commits))
+
+
+def test_values_come_back_bitwise(tmp_path: Path) -> None:
+    facts, values = durable_format.read(store(tmp_path, {**VALUES, "nan": float("nan")}))
+    assert facts == {"commits": 1}
+    for name in ("plain", "nest", "milestones", "ordered", "dtype", "scalar"):
+        assert values[name] == VALUES[name]
+        assert type(values[name]) is type(VALUES[name])
+    assert str(values["plain"][5]) == "-0.0"
+    assert values["nan"] != values["nan"]
+    for name in ("array", "nothing"):
+        assert values[name].dtype == VALUES[name].dtype
+        assert values[name].tobytes() == VALUES[name].tobytes()
+        assert values[name].flags.writeable
+    for new, old in zip(values["tensors"], VALUES["tensors"], strict=True):
+        assert new.dtype == old.dtype
+        assert torch.equal(new, old)
+
+
+def test_every_truncation_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = store(tmp_path, {"x": np.arange(8), "y": "text"})
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DurableError, match="no whole commit"):
+            durable_format.read(path)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with pytest.raises(DurableError, match="no whole commit"):
+            durable_format.read(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DurableError, match="no whole commit"):
+        durable_format.read(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{}", b'{"values":{"x":["array","<f8",[1000],0,8000]}}', b'{"values":{"x":["array","O",[1],0,8]}}',
+     b'{"values":{"x":["os.system","ls"]}}', b'{"values":{"x":["torch.dtype","load"]}}', b"[" * 100000],
+)  # fmt: skip
+def test_a_forged_header_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "forged"
+    with path.open("wb") as file:
+        durable_format.write(durable_format.Encoded(header, [], 0), file)
+    with pytest.raises(DurableError, match="no whole commit"):
+        durable_format.read(path)
+
+
+def test_a_commit_with_a_value_of_no_known_kind_names_the_attribute(on_disc: Durable) -> None:
+    state = ObjectState(step=0, things=[1, {"deep": object()}])
+    with pytest.raises(DurableError, match=r"state\.things\[1\]\['deep'\].*builtins.object"):
+        state.commit()
+    assert commit_files(on_disc.folder) == []
+
+
+def test_object_state_goes_on_from_the_last_commits(on_disc: Durable, capfd: pytest.CaptureFixture[str]) -> None:
+    state = ObjectState(step=0, weights=np.zeros(3))
+    for step in range(1, 6):
+        state.step, state.weights = step, state.weights + 0.1 * step
+        state.commit()
+        assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4, 5]
+    fresh = ObjectState(step=0, weights=np.ones(3))
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh._commits, fresh.weights.tobytes()) == (5, 5, state.weights.tobytes())
+    newest = commit_files(on_disc.folder)[-1][1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    older = ObjectState(step=0, weights=np.ones(3))
+    again(on_disc.folder, older)
+    assert (older.step, older._commits) == (4, 4)
+    assert "going back to the one before" in capfd.readouterr().err
+    with pytest.raises(DurableError, match="not in the state: weights"):
+        again(on_disc.folder, ObjectState(step=0))
+    for _, path in commit_files(on_disc.folder):
+        path.write_bytes(b"")
+    with pytest.raises(DurableError, match="none of the 2 commits"):
+        again(on_disc.folder, ObjectState(step=0, weights=np.ones(3)))
+
+
+def test_attributes_called_as_parts_of_the_file(on_disc: Durable) -> None:
+    values = {"commits": 41, "values": [1], "state": "s", "job": 2, "step": 3}
+    ObjectState(**values).commit()
+    assert on_disc.wait()
+    fresh = ObjectState(**dict.fromkeys(values, 0))
+    again(on_disc.folder, fresh)
+    assert {name: getattr(fresh, name) for name in values} == values
+    assert fresh._commits == 1
+
+
+def training(seed: int) -> tuple[TorchState, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    state = TorchState(model, optimizer, scheduler=scheduler, sampler=ElasticSampler(range(100)), step=0, extra=None)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(3, 4) + state.step).square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+        state.sampler.record_batch(0, 3)
+        state.step += 1
+
+    return state, step
+
+
+def test_torch_state_goes_on_bitwise(on_disc: Durable) -> None:
+    state, step = training(1)
+    for _ in range(3):
+        step()
+        state.commit()
+    on_disc.finish(state, rank=0)
+    fresh, fresh_step = training(2)
+    again(on_disc.folder, fresh)
+    fresh.sync()
+    assert (fresh.step, fresh._commits, fresh.sampler.processed_num) == (3, 3, 9)
+    for _ in range(3):
+        step()
+        fresh_step()
+    pairs = zip(state.model.state_dict().values(), fresh.model.state_dict().values(), strict=True)
+    assert all(torch.equal(old, new) for old, new in pairs)
+    assert str(state.optimizer.state_dict()) == str(fresh.optimizer.state_dict())
+    assert str(state.scheduler.state_dict()) == str(fresh.scheduler.state_dict())
+
+
+def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go = threading.Event(), threading.Event()
+    real = module.write_file
+
+    def slow(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+        entered.set()
+        assert go.wait(20)
+        return real(folder, commits, encoded)
+
+    monkeypatch.setattr(module, "write_file", slow)
+    state = TorchState(torch.nn.Linear(50, 50), step=0)
+    for step in range(1, 8):
+        state.step = step
+        with torch.no_grad():
+            for param in state.model.parameters():
+                param.fill_(step)
+        state.commit()
+        assert entered.wait(20)
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (-1, 7, ""), "a moment is no trouble"
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    told = on_disc.report()
+    assert told is not None
+    assert re.fullmatch(r"commit 1 has been on its way for \d+ s", told.trouble)
+    go.set()
+    assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [1]
+    _, values = durable_format.read(commit_files(on_disc.folder)[0][1])
+    assert values["step"] == 1
+    assert all(bool((tensor == 1).all()) for tensor in values["model"].values())
+    on_disc.finish(state, rank=0)
+    assert commit_files(on_disc.folder)[-1][0] == 7
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_failing_disc_is_told_once_and_training_goes_on(
+    on_disc: Durable, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    state = ObjectState(step=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", fail)
+        for _ in range(3):
+            state.commit()
+            assert on_disc.wait()
+    assert capfd.readouterr().err.count(os.strerror(number)) == 1
+    assert not list(on_disc.folder.glob(".commit*")), "no temporary file is left"
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (-1, 3, os.strerror(number))
+    state.commit()
+    assert on_disc.wait()
+    assert [commits for commits, _ in commit_files(on_disc.folder)] == [4]
+    told = on_disc.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (4, 4, "")
+
+
+def test_who_writes_nothing_tells_nothing(on_disc: Durable) -> None:
+    assert on_disc.report() is None, "no commit yet"
+    state = ObjectState(step=0)
+    on_disc._writes = False
+    state.commit()
+    assert on_disc.report() is None, "another rank writes into this folder"
+
+
+def test_due_by_number_and_by_time(tmp_path: Path) -> None:
+    counted = Durable(tmp_path, every=5, interval_s=None, keep=1, job_id="")
+    assert counted._due(1)
+    counted._last_commits = 4
+    assert [counted._due(n) for n in (4, 5, 6)] == [False, True, True]
+    timed = Durable(tmp_path, every=None, interval_s=1000.0, keep=1, job_id="")
+    timed._last_commits, timed._last_at = 4, module.time.monotonic()
+    assert not timed._due(500)
+    timed._last_at -= 1001
+    assert timed._due(5)
+
+
+def test_a_folder_has_one_job(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    lock = FolderLock.take(folder, "one")
+    with pytest.raises(SettingsError, match="another job uses"):
+        FolderLock.take(folder, "two")
+    lock.release()
+    FolderLock.take(folder, "two").release()
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="--durable-dir"):
+        FolderLock.take(tmp_path / "file", "three")
+    stale = Marks(folder, "two")
+    stale.open(anew=True)
+    assert stale.drivers
+    stale.check()
+    FolderLock.take(folder, "three").release()
+    with pytest.raises(DurableError, match="job three's now"):
+        stale.check()
+
+
+def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -> None:
+    FolderLock.take(tmp_path, "old").release()
+    marks, older = Marks(tmp_path, "new"), Marks(tmp_path, "older")
+    marks.open(anew=True)
+    assert not marks.drivers
+    older.begin()
+    marks.check()
+    assert marks.is_begun()
+    with pytest.raises(DurableError, match="job new's now"):
+        older.check()
+
+
+def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    lock = FolderLock.take(folder, "one")
+    marks = Marks(folder, "one")
+    known = marks.open(anew=False)
+    assert marks.drivers
+    shutil.rmtree(folder)
+    assert marks.open(anew=False) == known
+    assert not folder.exists(), "who only trains on does not touch the disc"
+    marks.check()
+    assert marks.is_begun()
+    assert open_folder(folder) == known, "ranks that know the old folder and newcomers are at one"
+    other = FolderLock.take(folder, "two")
+    with pytest.raises(DurableError, match="job two's now"):
+        marks.check()
+    other.release()
+    lock.release()
+
+
+def test_all_who_come_at_once_read_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(lambda _: open_folder(tmp_path / "new"), range(64)))
+    assert len(ids) == 1
+    assert ids == {open_folder(tmp_path / "new")}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder.id"]
+    assert open_folder(tmp_path / "another") not in ids
+
+    def no_links(*paths: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert open_folder(tmp_path / "third") == open_folder(tmp_path / "third") != ""
+
+
+def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+    real = durable_format.write
+
+    def slow(encoded: durable_format.Encoded, file: Any) -> None:
+        entered.set()
+        assert go.wait(20)
+        real(encoded, file)
+
+    monkeypatch.setattr(durable_format, "write", slow)
+    writer = threading.Thread(target=store, args=(tmp_path, {"x": 6}, 6))
+    writer.start()
+    assert entered.wait(20)
+    (being_written,) = tmp_path.glob(".commit*")
+    monkeypatch.setattr(durable_format, "write", real)
+    killed, just_opened = tmp_path / ".commit-000000000005.state.1.tmp", tmp_path / ".commit-000000000005.state.2.tmp"
+    killed.touch()
+    for path in (killed, being_written):
+        os.utime(path, (1.0, 1.0))
+    newest = store(tmp_path, {"x": 7}, commits=7)
+    just_opened.touch()
+    assert just_opened.stat().st_mtime > newest.stat().st_mtime - 1
+    prune(tmp_path, 2, 7)
+    assert sorted(tmp_path.glob(".commit*")) == sorted([being_written, just_opened])
+    go.set()
+    writer.join(20)
+    assert [commits for commits, _ in commit_files(tmp_path)] == [6, 7]
+
+
+BLANK = View("id", "/folder", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("views", "round_id", "why"),
+    [
+        ([BLANK, BLANK], 1, ""),
+        ([replace(BLANK, begun=True)], 1, ""),
+        ([BLANK, replace(BLANK, trouble="Input/output error")], 1, "cannot tell.*Input/output error"),
+        ([BLANK, replace(BLANK, trouble="Input/output error", was_member=True)], 2, ""),
+        ([BLANK, replace(BLANK, was_member=True, begun=True)], 2, ""),
+        ([replace(BLANK, was_member=True, reached=5), BLANK], 6, "all workers that had the training's state are lost"),
+        ([replace(BLANK, drivers=True)], 2, ""),
+        ([replace(BLANK, drivers=True, begun=True)], 2, "all workers that had the training's state are lost"),
+        ([BLANK], 2, "all workers that had.*/folder"),
+        ([BLANK, replace(BLANK, folder="local", begun=True)], 2, "all workers that had"),
+    ],
+)
+def test_training_begins_anew_only_when_no_commit_can_have_been_made(
+    views: list[View], round_id: int, why: str
+) -> None:
+    found = why_not_anew(views, round_id)
+    assert re.search(why, found) if why else found == ""
+
+
+def test_a_commit_that_vanishes_before_it_is_read_has_the_folder_looked_at_again(
+    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {"step": 0}
+    store(on_disc.folder, {"step": 3}, commits=3)
+    real = durable_format.load
+
+    def load(path: Path) -> bytearray:
+        if "3.state" in path.name:
+            # As the writer before, who still lives, would do.
+            store(on_disc.folder, {"step": 4}, commits=4)
+            path.unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(durable_format, "load", load)
+    fresh = ObjectState(**values)
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh._commits) == (4, 4)
+    assert "cannot be read: No such file" in capfd.readouterr().err
+    commit_files(on_disc.folder)[-1][1].unlink()
+    store(on_disc.folder, {"step": 3}, commits=3)
+    monkeypatch.setattr(durable_format, "load", lambda path: path.unlink() or real(path))
+    with pytest.raises(DurableError, match=r"none of the 1 commits.*000003\.state cannot be read: No such file.*empty"):
+        again(on_disc.folder, ObjectState(**values))
+
+
+def test_a_commit_under_another_name_is_not_used(on_disc: Durable) -> None:
+    store(on_disc.folder, {"step": 2}, commits=2).rename(on_disc.folder / "commit-000000000009.state")
+    store(on_disc.folder, {"step": 1}, commits=1)
+    fresh = ObjectState(step=0)
+    again(on_disc.folder, fresh)
+    assert (fresh.step, fresh._commits) == (1, 1)
+
+
+def test_what_others_put_into_the_folder_is_neither_followed_nor_cut(tmp_path: Path) -> None:
+    """Links under all names there are, also those that a temporary file could be guessed to have."""
+    victim, folder = tmp_path / "victim", tmp_path / "commits"
+    folder.mkdir()
+    victim.write_text("precious")
+    for name in ("begun", "commit-000000000003.state", f".commit-000000000003.state.{os.getpid()}.tmp"):
+        (folder / name).symlink_to(victim)
+    marks = Marks(folder, "mine")
+    marks.open(anew=True)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        marks.check()
+    marks.begin()
+    marks.check()
+    assert marks.is_begun()
+    path = store(folder, {"a": 1}, commits=3)
+    assert not path.is_symlink()
+    assert durable_format.read(path)[1] == {"a": 1}
+    prune(folder, 1, 3)
+    assert victim.read_text() == "precious"
+    (folder / "folder.id").unlink()
+    (folder / "folder.id").symlink_to(victim)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    for name in ("commit-000000000002.state", "folder.id", "job.lock", ".commit-000000000001.state.x.tmp"):
+        put(tmp_path / name)
+    with pytest.raises(OSError, match=r"it is a|Is a directory"):
+        durable_format.read(tmp_path / "commit-000000000002.state")
+    with pytest.raises(OSError, match=r"it is a|Is a directory"):
+        open_folder(tmp_path)
+    with pytest.raises(SettingsError, match=r"\(--durable-dir\): job\.lock: (it is a|Is a directory|nobody reads)"):
+        FolderLock.take(tmp_path, "mine")
+    store(tmp_path, {}, commits=1)
+    prune(tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "commits"
+    folder.mkdir()
+    victim.write_text("precious")
+    link(folder / "job.lock", victim)
+    with pytest.raises(SettingsError, match=r"job\.lock: it is a (symbolic|hard) link"):
+        FolderLock.take(folder, "mine")
+    assert victim.read_text() == "precious"
+
+
+def test_a_machine_without_threads_keeps_no_end_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert newest_commit(tmp_path) is None
+
+
+def test_the_driver_finds_the_newest_commit(tmp_path: Path) -> None:
+    assert newest_commit(None) is None
+    assert newest_commit(tmp_path / "absent") is None
+    for name in ("begun", ".commit-000000000009.state.tmp", "commit-9.state"):
+        (tmp_path / name).touch()
+    assert newest_commit(tmp_path) is None
+    for commits in (3, 12):
+        write_file(tmp_path, commits, durable_format.encode({}, commits=commits, state="ObjectState", job=""))
+    assert newest_commit(tmp_path) == 12

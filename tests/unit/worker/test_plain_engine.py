@@ -1,0 +1,150 @@
+"""What the plain engine does about collectives that do not end, and its timeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import elastic_driver as hvd
+from elastic_driver.compat.common_util import env
+from elastic_driver.errors import HorovodInternalError, SettingsError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.messages import RoundAssignment
+from elastic_driver.words import Backend
+from elastic_driver.worker.engine.choice import Limits, make_engine
+from elastic_driver.worker.engine.collectives import Bytes, Exchange, Group, SoloCollectives
+from elastic_driver.worker.engine.plain import PlainEngine
+from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
+from elastic_driver.worker.engine.seal import NO_SEAL, Seal
+from elastic_driver.worker.engine.trace import Trace
+
+pytestmark = pytest.mark.unit
+
+
+class Stuck(SoloCollectives):
+    """Collectives whose waits no abort ends, as happens with a half received message in torch's Gloo."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        pass
+
+    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        self.entered.set()
+        self.released.wait()
+
+
+def test_an_aborted_collective_that_does_not_end_is_given_up() -> None:
+    made: list[Stuck] = []
+
+    def make(groups: tuple[Group, ...]) -> Stuck:
+        made.append(Stuck(groups))
+        return made[-1]
+
+    def exchange(scope: str, **unused: Any) -> list[bytes]:
+        raise AssertionError("nobody to meet")
+
+    engine = PlainEngine(make, rank=0, size=2, round_id=1, build_s=5.0, collective_s=60.0)
+    engine.connect(exchange, timeout_s=5.0)
+    array = np.ones(3)
+    spec = TensorSpec(array.ctypes.data, array.nbytes, "float64", array.shape, array.ctypes.data)
+    handles = [engine.submit(Operation(Kind.ALLREDUCE, (spec,), name=f"n{i}")) for i in range(3)]
+    assert made[0].entered.wait(20)
+    engine.abort("a peer is gone")
+    for handle in handles:
+        with pytest.raises(HorovodInternalError, match="a peer is gone"):
+            handle.result()
+    engine.close()
+    made[0].released.set()
+
+
+def test_closing_gives_it_up_too() -> None:
+    made: list[Stuck] = []
+    engine = PlainEngine(
+        lambda groups: made.append(Stuck(groups)) or made[-1],  # type: ignore[func-returns-value]
+        rank=0,
+        size=2,
+        round_id=1,
+        build_s=5.0,
+        collective_s=60.0,
+    )
+    engine.connect(lambda scope, **unused: [], timeout_s=5.0)
+    handle = engine.submit(Operation(Kind.BARRIER, name="end"))
+    assert made[0].entered.wait(20)
+    engine.close()
+    with pytest.raises(HorovodInternalError):
+        handle.result()
+    made[0].released.set()
+
+
+def test_timeline_of_a_job_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As set for init() alone, as Horovod's own test does; the file is whole at any time."""
+    path = tmp_path / "trace.json"
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    with env(HOROVOD_TIMELINE=str(path), HOROVOD_TIMELINE_MARK_CYCLES="1"):
+        hvd.init()
+    try:
+        assert [event["ph"] for event in json.loads(path.read_text())] == ["M"]
+        hvd.allreduce(np.ones(3), name="test_allreduce")
+        hvd.reducescatter(np.ones(3), name="reducescatter.one")
+        events = json.loads(path.read_text())
+    finally:
+        hvd.shutdown()
+    assert {event["name"] for event in events if event["ph"] == "X"} == {
+        *("QUEUE", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_REDUCESCATTER", "REDUCESCATTER")
+    }
+    assert {event["name"] for event in events if event["ph"] == "i"} == {"CYCLE_START"}
+    about, *rows = [event["args"] for event in events if event["ph"] == "M"]
+    assert about["start_time_since_epoch_in_micros"] > 1e15
+    assert [row["name"] for row in rows] == ["allreduce.test_allreduce", "reducescatter.one"]
+
+
+def test_a_timeline_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("ELASTIC_DRIVER_RENDEZVOUS", raising=False)
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "nowhere" / "trace.json"))
+    hvd.init()
+    try:
+        assert "cannot write the timeline of HOROVOD_TIMELINE" in caplog.text
+        with pytest.raises(OSError, match="No space left"):
+            hvd.start_timeline("/dev/full")
+        hvd.allreduce(np.ones(3))
+    finally:
+        hvd.shutdown()
+
+
+def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = Trace(str(tmp_path / "trace.json"), 0)
+    assert trace._file is not None
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), trace._file.fileno())
+    for _ in range(2):
+        trace.operation("allreduce.a", "ALLREDUCE", 0.0, 0.0, 0.0)
+    trace.close()
+    assert caplog.text.count("cannot go on with the timeline") == 1
+
+
+def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = SlotInfo(0, 2, 0, 2, 0, 1)
+    assignment = RoundAssignment(1, slot, (0, 1), (0,), sync=True, commits=0, backend=Backend.NATIVE, cause="a test")
+    monkeypatch.setenv("ELASTIC_DRIVER_ENGINE", "plain")
+    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_BACKEND=torch"):
+        make_engine(assignment, "127.0.0.1", Limits(), Seal(b"key", 1))
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_nobody_joins_others_without_a_key_to_prove_them_with(backend: Backend) -> None:
+    assignment = RoundAssignment(
+        1, SlotInfo(0, 2, 0, 2, 0, 1), (0, 1), (0,), sync=True, commits=0, backend=backend, cause="a test"
+    )
+    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_RANKS_KEY is not set"):
+        make_engine(assignment, "127.0.0.1", Limits(), NO_SEAL)
