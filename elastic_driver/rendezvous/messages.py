@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.hosts import Ranks, SlotInfo, WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId
 
 API = "/v1"
 
@@ -30,10 +30,6 @@ ENV_OWNER = (
 )
 ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
-
-
-# More than any job has; a message of a few bytes must not fill the memory.
-_MOST_RANKS = 1 << 20
 
 
 class ReadyCause(StrEnum):
@@ -73,19 +69,6 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if not all(type(value) is int for value in values):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of integers")
     return tuple(values)
-
-
-def _ranks(data: Mapping[str, Any], name: str) -> Ranks:
-    """The inverse of Ranks.runs."""
-    ranks: list[int] = []
-    for run in _get(data, name, list):
-        if not (isinstance(run, list) and len(run) == 3 and all(type(value) is int for value in run)):
-            raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of [first, count, step]")
-        first, count, step = run
-        if not 0 < count <= _MOST_RANKS - len(ranks):
-            raise RendezvousProtocolError(f"cannot read message: field {name!r} has no or too many ranks")
-        ranks += (first + index * step for index in range(count))
-    return Ranks(ranks)
 
 
 def _worker(data: Mapping[str, Any]) -> WorkerId:
@@ -186,8 +169,6 @@ class RoundAssignment:
 
     round_id: int
     slot: SlotInfo
-    local_members: tuple[int, ...]  # global ranks on this host, by local rank
-    cross_members: tuple[int, ...]  # global ranks that have this local rank, by cross rank
     sync: bool  # whether members broadcast rank 0's state first; the same for all of them
     commits: int  # commits of the state this round goes on from (rank 0's)
     backend: Backend
@@ -208,8 +189,6 @@ class RoundAssignment:
                     slot.cross_rank,
                     slot.cross_size,
                 ],
-                "local_members": Ranks.of(self.local_members).runs,
-                "cross_members": Ranks.of(self.cross_members).runs,
                 "sync": self.sync,
                 "commits": self.commits,
                 "backend": self.backend,
@@ -262,8 +241,6 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
             return RoundAssignment(
                 round_id=_get(data, "round_id", int),
                 slot=SlotInfo(*numbers),
-                local_members=_ranks(data, "local_members"),
-                cross_members=_ranks(data, "cross_members"),
                 sync=_get(data, "sync", bool),
                 commits=_get(data, "commits", int),
                 backend=backend,

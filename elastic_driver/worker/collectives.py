@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-GLOBAL, LOCAL, CROSS = "global", "local", "cross"
+GLOBAL = "global"
 CONTEXT_SCOPE = "contexts"  # where members exchange their addresses
 
 # Element types that every backend carries. Others are converted, or refused, by the layer above.

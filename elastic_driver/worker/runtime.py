@@ -372,8 +372,6 @@ class Runtime:
             return RoundAssignment(
                 round_id=self._after_round + 1,
                 slot=SlotInfo(0, 1, 0, 1, 0, 1),
-                local_members=(0,),
-                cross_members=(0,),
                 sync=True,
                 commits=commits,
                 backend=Backend.NATIVE,

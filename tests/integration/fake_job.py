@@ -188,8 +188,6 @@ class FakeJob:
             reply = RoundAssignment(
                 round_id=len(self.rounds),
                 slot=SlotInfo(rank, len(order), local_rank, len(local), cross.index(rank), len(cross)),
-                local_members=tuple(local),
-                cross_members=tuple(cross),
                 sync=self._sync,
                 commits=ready[root][0].commits,
                 backend=self.backend,

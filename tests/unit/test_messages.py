@@ -46,7 +46,7 @@ READY = NextRoundRequest(
     True,
 )
 ASSIGNMENT = RoundAssignment(
-    8, SlotInfo(1, 4, 1, 2, 0, 2), (0, 1), (1, 3), sync=True, commits=120, backend=Backend.TORCH, cause="host b lost"
+    8, SlotInfo(1, 4, 1, 2, 0, 2), sync=True, commits=120, backend=Backend.TORCH, cause="host b lost"
 )
 REQUESTS: list[tuple[Any, Any]] = [
     (NextRoundRequest.from_json, READY),
