@@ -151,14 +151,14 @@ def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal:
     )
 
 
-def _solo(groups: tuple[Group, ...]) -> Collectives:
+def _solo(group: Group) -> Collectives:
     return SoloCollectives()
 
 
 def _torch_collectives(address: str) -> Make:
     from elastic_driver.worker.torch_backend import TorchCollectives
 
-    return lambda groups: TorchCollectives(groups, address)
+    return lambda group: TorchCollectives(group, address)
 
 
 class _RoundMeeting:

@@ -30,13 +30,13 @@ pytestmark = pytest.mark.unit
 class Stuck(SoloCollectives):
     """Collectives whose waits no abort ends, as happens with a half received message in torch's Gloo."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, group: Group) -> None:
         self.entered, self.released = threading.Event(), threading.Event()
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
         pass
 
-    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         self.entered.set()
         self.released.wait()
 
@@ -44,8 +44,8 @@ class Stuck(SoloCollectives):
 def test_an_aborted_collective_that_does_not_end_is_given_up() -> None:
     made: list[Stuck] = []
 
-    def make(groups: tuple[Group, ...]) -> Stuck:
-        made.append(Stuck(groups))
+    def make(group: Group) -> Stuck:
+        made.append(Stuck(group))
         return made[-1]
 
     def exchange(scope: str, **unused: Any) -> list[bytes]:
