@@ -315,16 +315,6 @@ class RendezvousClient:
         status, body = self._request("GET", _key_path(round_id, scope, key), wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else body
 
-    def entries(self, round_id: int, scope: str, *, count: int, wait_s: float = 0.0) -> list[tuple[str, bytes]] | None:
-        """All entries of a scope when it has at least ``count``; None when it has not within ``wait_s``."""
-        path = f"rounds/{round_id}/kv/{quote(scope, safe='')}"
-        status, body = self._request("GET", path, query={"count": str(count)}, wait_s=wait_s, expected=(200, 404))
-        return None if status == 404 else unpack_entries(body)
-
-    def delete(self, round_id: int, scope: str, key: str) -> None:
-        """Removes a key; one that is not there changes nothing. Raises StaleRoundError when the round has passed."""
-        self._request("DELETE", _key_path(round_id, scope, key), expected=(204,))
-
     def close(self) -> None:
         """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
         if os.getpid() != self._pid:
