@@ -149,16 +149,6 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
 
 
-def scale_inplace(array: npt.NDArray[Any], factor: float) -> None:
-    """Multiplies by a factor. Integers are rounded toward zero, as a C cast does."""
-    if factor == 1.0:
-        return
-    if array.dtype.kind == "f":
-        array *= array.dtype.type(factor)
-    else:
-        array[...] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
-
-
 def divide_inplace(array: npt.NDArray[Any], divisor: int) -> None:
     """Divides by a number of ranks. Integers are divided exactly (int64 beyond 2**53 too) and rounded toward zero."""
     if divisor == 1:
