@@ -745,7 +745,6 @@ class ElasticDriver:
                 sync=command.sync,
                 commits=command.commits,
                 backend=command.backend,
-                cause=command.cause,
             )
             for one in command.placed
         }

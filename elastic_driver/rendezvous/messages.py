@@ -172,7 +172,6 @@ class RoundAssignment:
     sync: bool  # whether members broadcast rank 0's state first; the same for all of them
     commits: int  # commits of the state this round goes on from (rank 0's)
     backend: Backend
-    cause: str  # for the log: what made this round
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -192,7 +191,6 @@ class RoundAssignment:
                 "sync": self.sync,
                 "commits": self.commits,
                 "backend": self.backend,
-                "cause": self.cause,
             }
         ).encode()
 
@@ -244,7 +242,6 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
                 sync=_get(data, "sync", bool),
                 commits=_get(data, "commits", int),
                 backend=backend,
-                cause=_get(data, "cause", str),
             )
         case "removed":
             return Removed(_get(data, "reason", str))

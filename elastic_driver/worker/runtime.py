@@ -375,7 +375,6 @@ class Runtime:
                 sync=True,
                 commits=commits,
                 backend=Backend.NATIVE,
-                cause="not started by elasticrun",
             )
         if self._worker is None:
             self._worker = self._own_id()

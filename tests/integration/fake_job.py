@@ -191,7 +191,6 @@ class FakeJob:
                 sync=self._sync,
                 commits=ready[root][0].commits,
                 backend=self.backend,
-                cause="test",
             )
             ready[worker][1].set_result(reply)
         self._wake()

@@ -134,7 +134,7 @@ def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest
 
 def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = SlotInfo(0, 2, 0, 2, 0, 1)
-    assignment = RoundAssignment(1, slot, sync=True, commits=0, backend=Backend.NATIVE, cause="a test")
+    assignment = RoundAssignment(1, slot, sync=True, commits=0, backend=Backend.NATIVE)
     monkeypatch.setenv("ELASTIC_DRIVER_ENGINE", "plain")
     with pytest.raises(SettingsError, match="ELASTIC_DRIVER_BACKEND=torch"):
         make_engine(assignment, "127.0.0.1", Limits(), Seal(b"key", 1))
@@ -142,6 +142,6 @@ def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("backend", Backend)
 def test_nobody_joins_others_without_a_key_to_prove_them_with(backend: Backend) -> None:
-    assignment = RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=0, backend=backend, cause="a test")
+    assignment = RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=0, backend=backend)
     with pytest.raises(SettingsError, match="ELASTIC_DRIVER_RANKS_KEY is not set"):
         make_engine(assignment, "127.0.0.1", Limits(), NO_SEAL)
