@@ -210,28 +210,19 @@ class RendezvousClient:
 
     # --- requests of the job's life --------------------------------------------------------------------------------
 
-    def next_round(
-        self, request: NextRoundRequest, *, poll_s: float = _POLL_S, timeout_s: float | None = None
-    ) -> NextRoundReply:
-        """Says READY and blocks until the driver has decided.
+    def next_round(self, request: NextRoundRequest, *, poll_s: float = _POLL_S) -> NextRoundReply:
+        """Says READY and blocks until the driver has decided, whose own deadlines bound the wait.
 
         Args:
             request: what to say.
             poll_s: how often to say it again, at least: the driver takes it for a heartbeat.
-            timeout_s: how long to wait.
 
         Raises:
-            RendezvousTimeoutError: not within ``timeout_s`` (None: the driver's own deadlines bound the wait).
             RendezvousClosedError: the driver has ended, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        body = request.to_json()
+        body, wait_s = request.to_json(), min(poll_s, _POLL_S)
         while True:
-            left_s = poll_s if deadline is None else deadline - time.monotonic()
-            if left_s <= 0:
-                raise RendezvousTimeoutError(f"no round was formed for worker {request.worker} within {timeout_s:g} s")
-            wait_s = min(left_s, poll_s, _POLL_S)
             status, answer = self._request("POST", "next-round", body, wait_s=wait_s, expected=(200, 204))
             if status == 200:
                 return parse_next_round_reply(answer)

@@ -145,8 +145,6 @@ def test_next_round_asks_on_until_there_is_one(calls: Calls) -> None:
         service.until(lambda: len(service.handler.next_rounds) >= 3, "the third poll")
         service.until(lambda: decide(service), "a poll to answer")
         assert calls.join() == [ASSIGNMENT]
-        with pytest.raises(RendezvousTimeoutError, match=r"no round was formed for worker a\[0\] within 0.05 s"):
-            client.next_round(READY, timeout_s=0.05)
         client.close()
 
 
