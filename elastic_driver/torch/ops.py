@@ -239,7 +239,7 @@ def allgather(
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
         UnsupportedOperationError: a scalar.
     """
-    _check_rows([tensor], "allgather")
+    _check_rows([tensor])
     apply: Any = _Allgather.apply
     return cast(torch.Tensor, apply(name, process_set, tensor)[0])
 
@@ -248,14 +248,14 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors in one operation."""
-    _check_rows(tensors, "allgather")
+    _check_rows(tensors)
     apply: Any = _Allgather.apply
     return cast(tuple[torch.Tensor, ...], apply(name, process_set, *tensors))
 
 
-def _check_rows(tensors: Sequence[torch.Tensor], what: str) -> None:
+def _check_rows(tensors: Sequence[torch.Tensor]) -> None:
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError("cannot allgather a scalar: it has no first dimension; reshape it to (1,)")
 
 
 def broadcast(

@@ -155,7 +155,6 @@ class WarmStarts:
         self._last: tuple[object, ...] = ()
         self._current: _Warmed | None = None
         self._burials: set[asyncio.Task[None]] = set()
-        self._active = False
         self._off = False
         self._failures = 0
 
@@ -170,7 +169,6 @@ class WarmStarts:
 
     def warm_up(self) -> None:
         """Starts the warmed process, if the workers' command can have one and there is none."""
-        self._active = True
         if self._off or self._current is not None or self._wanted is None:
             return
         try:
