@@ -5,8 +5,6 @@ from elastic_driver.launch.process import (
     CommandNotFoundError,
     ExitStatus,
     Launcher,
-    OutputSink,
-    Stream,
     WorkerProcess,
 )
 
@@ -15,7 +13,5 @@ __all__ = [
     "ExitStatus",
     "Launcher",
     "LocalLauncher",
-    "OutputSink",
-    "Stream",
     "WorkerProcess",
 ]
