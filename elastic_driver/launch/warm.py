@@ -30,7 +30,6 @@ from typing import Any
 import psutil
 
 from elastic_driver.errors import shortage
-from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.death import exit_status, set_once, watch_child
 from elastic_driver.launch.guard_link import GuardLink
 from elastic_driver.launch.preload import heavy_imports, is_program, read_command, shadowed
@@ -311,7 +310,7 @@ class WarmStarts:
 
     # --- in a thread -----------------------------------------------------------------------------------------------
 
-    def fork(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
+    def fork(self, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
         """Forks a worker. Blocks until it is about to run its program.
 
         Returns:
