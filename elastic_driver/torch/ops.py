@@ -14,7 +14,6 @@ import torch
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch import handles
 from elastic_driver.torch.optimizer.compression import Compression
-from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.numpy import barrier, join
 from elastic_driver.worker.engine.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
@@ -29,16 +28,12 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
-    "divide",
-    "dtype_name",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
     "join",
-    "on_cpu",
     "reducescatter",
-    "tensor_bytes",
 ]
 
 

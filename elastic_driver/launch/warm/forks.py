@@ -30,7 +30,6 @@ from typing import Any
 import psutil
 
 from elastic_driver.errors import shortage
-from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
 from elastic_driver.launch.processes.guard_link import GuardLink
@@ -305,7 +304,7 @@ class WarmStarts:
 
     # --- in a thread -----------------------------------------------------------------------------------------------
 
-    def fork(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
+    def fork(self, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
         """Forks a worker. Blocks until it is about to run its program.
 
         Returns:
