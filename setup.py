@@ -12,6 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+NATIVE = Path("native")
 GLOO_HEADER = "gloo/context.h"
 
 
@@ -32,8 +33,8 @@ def extension() -> list[Extension]:
     return [
         Extension(
             "elastic_driver._native",
-            sources=sorted(str(path) for path in Path("native").glob("*.cpp")),
-            depends=sorted(str(path) for path in Path("native").glob("*.h")),
+            sources=sorted(str(path) for path in NATIVE.glob("*/*.cpp") if path.parent != NATIVE / "tests"),
+            depends=sorted(str(path) for path in NATIVE.rglob("*.h")),
             include_dirs=[
                 nanobind.include_dir(),
                 str(Path(nanobind.source_dir()).parent / "ext" / "robin_map" / "include"),
@@ -41,6 +42,7 @@ def extension() -> list[Extension]:
             libraries=["gloo"],
             extra_compile_args=[
                 "-std=c++17",
+                f"-iquote{NATIVE}",
                 "-O3",
                 "-g0",
                 "-fvisibility=hidden",

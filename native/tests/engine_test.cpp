@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "../coordinator.h"
-#include "../engine.h"
-#include "tests.h"
+#include "engine/coordinator.h"
+#include "engine/engine.h"
+#include "tests/tests.h"
 
 namespace {
 

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "../errors.h"
-#include "../handshake.h"
-#include "../hmac.h"
-#include "../sockets.h"
-#include "tests.h"
+#include "errors.h"
+#include "net/handshake.h"
+#include "net/hmac.h"
+#include "net/sockets.h"
+#include "tests/tests.h"
 
 namespace {
 

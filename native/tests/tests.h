@@ -14,6 +14,10 @@
 
 void test_hmac();
 void test_handshakes();
+void test_collectives();
+void test_abort_while_blocked();
+void test_abort_while_connecting();
+void test_rubbish_for_addresses();
 void test_engine_operations();
 void test_engine_aborts();
 void test_engine_messages();

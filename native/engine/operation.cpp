@@ -1,10 +1,10 @@
-#include "operation.h"
+#include "engine/operation.h"
 
 #include <sstream>
 #include <stdexcept>
 
 #include "errors.h"
-#include "wire.h"
+#include "net/wire.h"
 
 namespace elastic {
 namespace {

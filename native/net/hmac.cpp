@@ -1,4 +1,4 @@
-#include "hmac.h"
+#include "net/hmac.h"
 
 #include <sys/random.h>
 

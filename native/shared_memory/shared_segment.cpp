@@ -1,4 +1,4 @@
-#include "shared_segment.h"
+#include "shared_memory/shared_segment.h"
 
 #include <fcntl.h>
 #include <linux/falloc.h>

@@ -15,10 +15,10 @@
 #include <tuple>
 #include <vector>
 
-#include "context_group.h"
-#include "engine_module.h"
+#include "arithmetic/reduce.h"
 #include "errors.h"
-#include "reduce.h"
+#include "gloo/context_group.h"
+#include "python/engine_module.h"
 
 namespace nb = nanobind;
 using elastic::ContextGroup;

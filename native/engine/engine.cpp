@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "engine/engine.h"
 
 #include <unistd.h>
 
@@ -9,9 +9,9 @@
 #include <numeric>
 #include <utility>
 
-#include "adasum.h"
+#include "arithmetic/adasum.h"
 #include "errors.h"
-#include "wire.h"
+#include "net/wire.h"
 
 namespace elastic {
 namespace {

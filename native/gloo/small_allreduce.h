@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "reduce.h"
+#include "arithmetic/reduce.h"
 
 namespace elastic {
 

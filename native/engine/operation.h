@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "reduce.h"
+#include "arithmetic/reduce.h"
 
 namespace elastic {
 

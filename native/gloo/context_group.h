@@ -1,8 +1,8 @@
 // The Gloo contexts of one worker in one round: global, local, cross, or whatever groups the round has.
 //
 // prepare() listens and gives the bytes that this worker publishes, connect() takes everybody's. Carrying them is the
-// caller's. Gloo has the algorithms; the connections are made and proven here (handshake.h), and used by one thread
-// (transport.h).
+// caller's. Gloo has the algorithms; the connections are made and proven here (net/handshake.h), and used by one thread
+// (gloo/transport.h).
 //
 // One thread calls prepare, connect and the collectives; two at once in one group are refused. abort() may come from
 // any thread at any time. close() ends calls under way as abort() does, and waits for them. In a forked child all calls
@@ -21,10 +21,10 @@
 #include <string>
 #include <vector>
 
-#include "handshake.h"
-#include "reduce.h"
-#include "sockets.h"
-#include "transport.h"
+#include "arithmetic/reduce.h"
+#include "gloo/transport.h"
+#include "net/handshake.h"
+#include "net/sockets.h"
 
 namespace elastic {
 

@@ -1,4 +1,4 @@
-#include "adasum.h"
+#include "arithmetic/adasum.h"
 
 namespace elastic {
 

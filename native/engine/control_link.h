@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "handshake.h"
+#include "net/handshake.h"
 
 namespace elastic {
 
@@ -19,7 +19,7 @@ class ControlLink {
     std::string bytes;
   };
 
-  // `self`: of this rank; see handshake.h. Both ends of each connection have proven themselves when connect() is done.
+  // `self`: of this rank; see net/handshake.h. Both ends of each connection have proven themselves when connect() is done.
   ControlLink(Identity self, int size);
   ~ControlLink() = default;
   ControlLink(const ControlLink&) = delete;

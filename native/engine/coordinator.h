@@ -18,8 +18,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "operation.h"
-#include "wire.h"
+#include "engine/operation.h"
+#include "net/wire.h"
 
 namespace elastic {
 

@@ -1,4 +1,4 @@
-#include "sockets.h"
+#include "net/sockets.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

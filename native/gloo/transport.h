@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "errors.h"
-#include "sockets.h"
+#include "net/sockets.h"
 
 namespace elastic {
 

@@ -1,4 +1,4 @@
-#include "coordinator.h"
+#include "engine/coordinator.h"
 
 #include <algorithm>
 #include <cstdio>

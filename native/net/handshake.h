@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "sockets.h"
+#include "net/sockets.h"
 
 namespace elastic {
 

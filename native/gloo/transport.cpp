@@ -1,4 +1,4 @@
-#include "transport.h"
+#include "gloo/transport.h"
 
 #include <gloo/transport/pair.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "timeline.h"
+#include "engine/timeline.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -15,8 +15,8 @@
 #include <memory>
 #include <vector>
 
-#include "reduce.h"
-#include "shared_segment.h"
+#include "arithmetic/reduce.h"
+#include "shared_memory/shared_segment.h"
 
 namespace elastic {
 

@@ -1,4 +1,4 @@
-#include "control_link.h"
+#include "engine/control_link.h"
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "errors.h"
-#include "sockets.h"
-#include "wire.h"
+#include "net/sockets.h"
+#include "net/wire.h"
 
 namespace elastic {
 namespace {

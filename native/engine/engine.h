@@ -20,13 +20,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "context_group.h"
-#include "control_link.h"
-#include "coordinator.h"
-#include "local_plane.h"
-#include "operation.h"
-#include "shared_segment.h"
-#include "timeline.h"
+#include "engine/control_link.h"
+#include "engine/coordinator.h"
+#include "engine/operation.h"
+#include "engine/timeline.h"
+#include "gloo/context_group.h"
+#include "shared_memory/local_plane.h"
+#include "shared_memory/shared_segment.h"
 
 namespace elastic {
 

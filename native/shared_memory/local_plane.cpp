@@ -1,4 +1,4 @@
-#include "local_plane.h"
+#include "shared_memory/local_plane.h"
 
 #include <linux/futex.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 // The engine's declarations for Python. Operations come as elastic_driver.worker.engine.Operation.
-#include "engine_module.h"
+#include "python/engine_module.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine.h"
+#include "engine/engine.h"
 
 namespace nb = nanobind;
 

@@ -1,4 +1,4 @@
-#include "reduce.h"
+#include "arithmetic/reduce.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "context_group.h"
+#include "gloo/context_group.h"
 
 #include <gloo/allgatherv.h>
 #include <gloo/allreduce.h>
@@ -19,8 +19,8 @@
 #include <utility>
 
 #include "errors.h"
-#include "small_allreduce.h"
-#include "wire.h"
+#include "gloo/small_allreduce.h"
+#include "net/wire.h"
 
 namespace elastic {
 namespace {

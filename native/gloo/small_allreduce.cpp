@@ -1,4 +1,4 @@
-#include "small_allreduce.h"
+#include "gloo/small_allreduce.h"
 
 #include <gloo/transport/unbound_buffer.h>
 #include <gloo/types.h>

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "reduce.h"
+#include "arithmetic/reduce.h"
 
 namespace elastic {
 

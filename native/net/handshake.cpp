@@ -1,4 +1,4 @@
-#include "handshake.h"
+#include "net/handshake.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "errors.h"
-#include "hmac.h"
-#include "wire.h"
+#include "net/hmac.h"
+#include "net/wire.h"
 
 namespace elastic {
 namespace {
