@@ -25,6 +25,9 @@ class ControlLink {
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
 
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
   // Rank 0: listens, and returns how the others find it. The others: "".
   std::string listen(const std::string& host);
   // Connects to rank 0, or awaits all others; `where` is what rank 0's listen() returned. Throws CollectiveTimeout,

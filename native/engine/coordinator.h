@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/operation.h"
+#include "engine/plan.h"
 #include "net/wire.h"
 
 namespace elastic {

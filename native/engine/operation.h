@@ -1,60 +1,50 @@
-// What ranks submit to the engine, and the part of it on which they must agree.
+// An operation of this rank, from Engine::submit() until nobody holds it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "arithmetic/reduce.h"
+#include "engine/plan.h"
 
 namespace elastic {
 
-// The numbers are those of elastic_driver.worker.engine.Kind.
-enum class Kind : uint8_t { kAllreduce, kAllgather, kBroadcast, kAlltoall, kReducescatter, kBarrier, kJoin };
-constexpr int kKinds = 7;
-const char* kind_name(Kind kind);
-
-// Horovod's numbers: 0 average, 1 sum, 2 Adasum, 3 minimum, 4 maximum, 5 product.
-enum class Reduction : uint8_t { kAverage, kSum, kAdasum, kMin, kMax, kProduct };
-const char* reduction_name(Reduction reduction);
-// The kernel's operation; that of Adasum, which has no kernel, is the sum's.
-ReduceOp kernel_op(Reduction reduction);
-
-// Element types by number: the first eight are those of DType, which alone are reduced.
-constexpr int kWireTypes = 13;
-constexpr int kReducible = 8;
-const char* wire_type_name(int type);
-size_t wire_type_size(int type);
-
-// One tensor of an operation, without its memory.
-struct TensorPlan {
-  int type;
-  std::vector<int64_t> shape;  // where plans are sized: without the first dimension
+// Where a tensor is, and where its result goes. The memory is the submitter's, until the operation is over.
+struct Memory {
+  const void* input;
+  void* output;
 };
 
-// That on which members agree, but for a name.
-struct Plan {
-  Kind kind;
-  Reduction reduction = Reduction::kSum;
-  int root = 0;
-  double prescale = 1, postscale = 1;
-  int process_set = 0;
-  // Not 0: the memory is a device's, and whoever asked runs the operation himself, when it is its turn.
-  int device = 0;
-  std::vector<TensorPlan> tensors;
+// Its parts have owners in turn: the submitting thread until it is queued, then the engine's thread, or who takes it as a
+// Turn; and everybody may read it once Engine::wait() says that it is over.
+struct Operation {
+  enum class State { kPending, kDone, kMismatch, kFailed };
+  // A tensor of a size that is known only when the operation runs. The memory stays this object's.
+  struct Output {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+    int64_t rows = 0;
+    std::vector<int64_t> received;  // alltoall: rows from each member
+  };
 
-  std::string encode() const;
-  static Plan decode(std::string_view bytes);
-  // Whether the first dimensions travel with each submission, because members may differ in them: for an allgather one
-  // for each tensor, for an alltoall as many as there are members for each tensor.
-  bool sized() const { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
-  // Elements of a tensor; of one row of it where the plan is sized.
-  size_t elements(size_t tensor) const;
-  size_t bytes(size_t tensor) const { return elements(tensor) * wire_type_size(tensors[tensor].type); }
+  std::string name;  // "" for an unnamed one
+  Plan plan;
+  std::vector<Memory> memory;  // of each of the plan's tensors
+  std::vector<int64_t> sizes;  // see Plan::sized()
+  int removes = -1;            // a process set that goes when this, a barrier, is done
+  // What it is paired by with those of other ranks; see named_key(), unnamed_key().
+  std::string key;
+  std::chrono::steady_clock::time_point submitted;
+
+  std::vector<Output> outputs;
+  int last_joined = -1;
+
+  // Guarded by the engine's mutex.
+  State state = State::kPending;
+  std::string error;
 };
-
-// What is wrong when two ranks' plans differ, in one sentence that names both ranks; "" when nothing is.
-std::string difference(const Plan& one, int one_rank, const Plan& other, int other_rank);
 
 }  // namespace elastic

@@ -83,7 +83,7 @@ void Timeline::stop() {
     on_ = false;
     stopping_ = true;
   }
-  stopping_changed_.notify_all();
+  stopping_changed_->notify_all();
   if (writer_.joinable()) writer_.join();
   if (file_ >= 0) close(std::exchange(file_, -1));
 }
@@ -129,7 +129,7 @@ void Timeline::serve() {
     std::string events;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      last = stopping_changed_.wait_for(lock, kWriteMs, [this] { return stopping_; });
+      last = stopping_changed_->wait_for(lock, kWriteMs, [this] { return stopping_; });
       events.swap(pending_);
     }
     if (events.empty() || put(events)) continue;

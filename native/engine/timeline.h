@@ -5,11 +5,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+
+#include "engine/condition.h"
 
 namespace elastic {
 
@@ -46,7 +47,7 @@ class Timeline {
   off_t end_ = 0;  // of the last event
 
   std::mutex mutex_;  // guards what follows
-  std::condition_variable stopping_changed_;
+  Condition stopping_changed_;
   bool stopping_ = false;
   std::string pending_;  // events, each with a comma before it
   int rank_ = 0;

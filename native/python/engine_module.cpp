@@ -59,7 +59,7 @@ struct Handle {
   nb::list outputs() {
     nb::list found;
     if (std::exchange(taken, true)) return found;
-    for (Operation::Output& output : operation->outputs()) {
+    for (Operation::Output& output : operation->outputs) {
       char* const memory = output.memory.release();
       const nb::capsule owner(memory, [](void* held) noexcept { delete[] static_cast<char*>(held); });
       nb::list received;
@@ -213,7 +213,7 @@ void bind_engine(nb::module_& module) {
       .def("wait", &Handle::wait)
       .def("outputs", &Handle::outputs)
       .def_prop_ro("number", [](const Handle& self) { return reinterpret_cast<uintptr_t>(self.operation.get()); })
-      .def_prop_ro("last_joined", [](const Handle& self) { return self.operation->last_joined(); });
+      .def_prop_ro("last_joined", [](const Handle& self) { return self.operation->last_joined; });
   nb::class_<Engine::Turn>(module, "Turn");
   nb::class_<Engine>(module, "Engine")
       .def("next_turn", &next_turn, arg("timeout_s"))

@@ -95,14 +95,14 @@ void* SharedSegment::allocate(size_t bytes) {
 }
 
 void SharedSegment::release(void* memory) {
+  // A forked child has nothing to give back, and there the mutex may be locked for ever.
+  if (getpid() != owner_) return;
   const auto at = static_cast<size_t>(static_cast<char*>(memory) - base_);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = used_.find(at);
   if (found == used_.end()) return;
-  if (getpid() == owner_) {
-    fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
-              static_cast<off_t>(found->second));
-  }
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+            static_cast<off_t>(found->second));
   used_.erase(found);
 }
 

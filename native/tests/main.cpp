@@ -19,6 +19,9 @@ int main() {
       {"engine's aborts", test_engine_aborts},
       {"engine's messages", test_engine_messages},
       {"process sets that go while they are used", test_engine_process_sets},
+      {"engines that nobody closes", test_engine_ends_without_close},
+      {"process sets by machine", test_process_sets_by_machine},
+      {"process sets after an abort", test_process_sets_after_an_abort},
   };
   for (const auto& [name, test] : tests) {
     test();

@@ -1,4 +1,4 @@
-#include "engine/operation.h"
+#include "engine/plan.h"
 
 #include <sstream>
 #include <stdexcept>
