@@ -19,7 +19,8 @@ class ControlLink {
     std::string bytes;
   };
 
-  // `self`: of this rank; see net/handshake.h. Both ends of each connection have proven themselves when connect() is done.
+  // `self`: of this rank; see net/handshake.h. Both ends of each connection have proven themselves when connect() is
+  // done.
   ControlLink(Identity self, int size);
   ~ControlLink() = default;
   ControlLink(const ControlLink&) = delete;
@@ -66,8 +67,8 @@ class ControlLink {
   Descriptor listener_;
   Descriptor event_;
   Descriptor epoll_;
-  std::vector<Peer> peers_;         // connected
-  std::vector<size_t> by_rank_;     // place in peers_
+  std::vector<Peer> peers_;      // connected
+  std::vector<size_t> by_rank_;  // place in peers_
 };
 
 }  // namespace elastic

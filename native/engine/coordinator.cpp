@@ -38,8 +38,8 @@ size_t total_bytes(const Plan& plan) {
 }
 
 bool can_be_fused(const Plan& plan) {
-  return plan.kind == Kind::kAllreduce && plan.device == 0 && plan.tensors.size() == 1 && plan.reduction != Reduction::kAdasum &&
-         plan.bytes(0) < kFusedTensorBytes;
+  return plan.kind == Kind::kAllreduce && plan.device == 0 && plan.tensors.size() == 1 &&
+         plan.reduction != Reduction::kAdasum && plan.bytes(0) < kFusedTensorBytes;
 }
 
 bool fuse_with(const Plan& one, const Plan& other) {
@@ -214,7 +214,8 @@ void Coordinator::remove_process_set(int number) {
 void Coordinator::refuse_removed(const std::string& key, const Plan& plan) {
   Entry entry;
   entry.key = key;
-  ready_.push_back({Reply::Type::kMismatch, {std::move(entry)},
+  ready_.push_back({Reply::Type::kMismatch,
+                    {std::move(entry)},
                     "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(key) +
                         "': its process set was removed before all members had submitted it"});
 }
@@ -272,12 +273,14 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
     pending.arrivals.resize(members.size());
     pending.since = pending.warned = now;
     if (patience_.warn_s > 0) {
-      next_look_ = std::min(next_look_, now + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(patience_.warn_s)));
+      next_look_ =
+          std::min(next_look_,
+                   now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_.warn_s)));
     }
     if (patience_.fail_s > 0) {
-      next_look_ = std::min(next_look_, now + std::chrono::duration_cast<Clock::duration>(
-                                                   std::chrono::duration<double>(patience_.fail_s)));
+      next_look_ =
+          std::min(next_look_,
+                   now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_.fail_s)));
     }
   }
   Arrival& arrival = pending.arrivals[static_cast<size_t>(place - members.begin())];
@@ -385,7 +388,8 @@ void Coordinator::make_ready(const std::string& key, Pending& pending) {
     if (arrival.plan) entry.plan = arrival.plan;
   }
   if (!wrong.empty()) {
-    const std::string text = "cannot " + std::string(kind_name(entry.plan->kind)) + " '" + key_name(key) + "': " + wrong;
+    const std::string text =
+        "cannot " + std::string(kind_name(entry.plan->kind)) + " '" + key_name(key) + "': " + wrong;
     ready_.push_back({Reply::Type::kMismatch, {std::move(entry)}, text});
     return;
   }
@@ -453,7 +457,9 @@ std::string Coordinator::flush() {
 std::vector<std::string> Coordinator::look(Clock::time_point now) {
   std::vector<std::string> warnings;
   if (now < next_look_) return warnings;
-  const auto seconds = [](double value) { return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value)); };
+  const auto seconds = [](double value) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+  };
   next_look_ = Clock::time_point::max();
   // One warning for all that wait for the same ranks.
   std::map<std::vector<int>, std::vector<std::string>> late;
@@ -472,8 +478,10 @@ std::vector<std::string> Coordinator::look(Clock::time_point now) {
       failed = true;
       char waited[32];
       std::snprintf(waited, sizeof(waited), "%.0f", patience_.fail_s);
-      ready_.push_back({Reply::Type::kAbort, {}, join_ranks(missing) + " did not submit '" + key_name(key) + "' within " +
-                                                     waited + " s, when the others had"});
+      ready_.push_back({Reply::Type::kAbort,
+                        {},
+                        join_ranks(missing) + " did not submit '" + key_name(key) + "' within " + waited +
+                            " s, when the others had"});
     }
     if (patience_.warn_s > 0) next_look_ = std::min(next_look_, pending.warned + seconds(patience_.warn_s));
     if (patience_.fail_s > 0) next_look_ = std::min(next_look_, pending.since + seconds(patience_.fail_s));

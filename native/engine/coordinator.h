@@ -42,7 +42,7 @@ class Sender {
   std::unordered_map<std::string, uint64_t> numbers_;
   std::vector<std::string> fresh_;
   std::unordered_map<std::string, uint64_t> bodies_;
-  size_t held_ = 0;  // bytes of both, about
+  size_t held_ = 0;      // bytes of both, about
   bool forget_ = false;  // the next message says so
 };
 

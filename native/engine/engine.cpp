@@ -17,7 +17,11 @@ constexpr int kSleepMs = 1000;
 }  // namespace
 
 Engine::Engine(int rank, int size, EngineOptions options)
-    : rank_(rank), size_(size), options_(options), owner_(getpid()), link_({rank, options_.key, options_.purpose}, size) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      owner_(getpid()),
+      link_({rank, options_.key, options_.purpose}, size) {
   if (rank < 0 || rank >= size) throw std::invalid_argument("the rank is not below the size");
   if (options_.shared_memory) memory_ = shared_memory(options_.machine, options_.direct_reads);
   if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, options_.fusion_bytes, options_.patience);

@@ -1,8 +1,8 @@
-// One worker's engine in one round: takes operations from any thread, agrees with the other ranks on what runs when, and
-// runs it, on a thread of its own that sleeps when there is nothing to do.
+// One worker's engine in one round: takes operations from any thread, agrees with the other ranks on what runs when,
+// and runs it, on a thread of its own that sleeps when there is nothing to do.
 //
-// The way of an operation: submit() queues it; the thread tells rank 0 (RequestWriter, ControlLink); rank 0 answers when
-// all members have submitted it (Coordinator); the thread runs it with its peers (Executor) and wakes who waits.
+// The way of an operation: submit() queues it; the thread tells rank 0 (RequestWriter, ControlLink); rank 0 answers
+// when all members have submitted it (Coordinator); the thread runs it with its peers (Executor) and wakes who waits.
 //
 // Owns the queue, the operations under way and their states, the thread and its end. How ranks find each other is
 // Meeting's, who is in which process set ProcessSets', what a collective does Executor's.
@@ -85,8 +85,8 @@ class Engine {
   // members in this order, and "lane": of the members that have this one's place on their machine, for the places that
   // all machines have. Throws std::invalid_argument.
   void add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts);
-  // Begins to; all ranks do it alike. It goes at the same point of the replies on all of them, so that what was agreed on
-  // before runs everywhere, and what comes after fails everywhere. Throws as submit() does.
+  // Begins to; all ranks do it alike. It goes at the same point of the replies on all of them, so that what was agreed
+  // on before runs everywhere, and what comes after fails everywhere. Throws as submit() does.
   std::shared_ptr<Operation> remove_process_set(int number);
 
   // `sizes`: see Plan::sized(). Throws DuplicateNameError, AbortedError, std::invalid_argument.

@@ -213,15 +213,13 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     return;
   }
   if (set.one_machine) {
-    timed(kShared, [&] {
-      plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, finish);
-    });
+    timed(kShared,
+          [&] { plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, finish); });
     return;
   }
   const auto across = [&](void* data, size_t count) {
     if (count != 0) {
-      timed(kNetworkAllreduce,
-            [&] { set.contexts->allreduce("lane", data, count, piece.type, op, limit_); });
+      timed(kNetworkAllreduce, [&] { set.contexts->allreduce("lane", data, count, piece.type, op, limit_); });
     }
     finish(data, count);
   };

@@ -1,7 +1,8 @@
 // Runs what the ranks have agreed on: inside this machine over LocalPlane, between machines over ContextGroup.
 //
-// Owns this rank's view of its neighbours' memory, the buffer for small tensors that run together, and the numbers under
-// which neighbours meet. Knows nothing of queues, threads and states of operations. Used by the engine's thread alone.
+// Owns this rank's view of its neighbours' memory, the buffer for small tensors that run together, and the numbers
+// under which neighbours meet. Knows nothing of queues, threads and states of operations. Used by the engine's thread
+// alone.
 #pragma once
 
 #include <cstddef>

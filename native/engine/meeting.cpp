@@ -136,8 +136,8 @@ Acquaintance Meeting::introduce(const SharedMemory& own) {
   return known;
 }
 
-// Rank 0 learns each rank's machine and segment. It tells each which ranks are together, as runs over the ranks, and the
-// segments of its neighbours. The machines are, for now, as if all could share memory.
+// Rank 0 learns each rank's machine and segment. It tells each which ranks are together, as runs over the ranks, and
+// the segments of its neighbours. The machines are, for now, as if all could share memory.
 std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acquaintance& known) {
   Writer words;
   words.text(own.machine);

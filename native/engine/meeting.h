@@ -1,4 +1,5 @@
-// How the ranks of a round learn of each other: through rank 0, over the control link, before the engine's thread starts.
+// How the ranks of a round learn of each other: through rank 0, over the control link, before the engine's thread
+// starts.
 #pragma once
 
 #include <functional>
@@ -25,8 +26,8 @@ SharedMemory shared_memory(const std::string& machine, bool direct_reads);
 
 // What a rank knows of the others then.
 struct Acquaintance {
-  // The ranks by machine, in the order of their first ranks; the same on all ranks. Ranks that cannot share memory are on
-  // machines of their own.
+  // The ranks by machine, in the order of their first ranks; the same on all ranks. Ranks that cannot share memory are
+  // on machines of their own.
   std::vector<std::vector<int>> machines;
   // Why ranks of one machine do not share memory; "" when they do.
   std::string unshared;
@@ -35,8 +36,8 @@ struct Acquaintance {
   bool direct_reads = false;  // whether all read each other's private memory
 };
 
-// One time that all ranks come together. All call the same of these. They block until the deadline, call `check` meanwhile,
-// and throw what it throws, CollectiveTimeout, naming who is missing, and CollectiveError.
+// One time that all ranks come together. All call the same of these. They block until the deadline, call `check`
+// meanwhile, and throw what it throws, CollectiveTimeout, naming who is missing, and CollectiveError.
 class Meeting {
  public:
   // `link` is connected, and outlives this.
@@ -44,8 +45,8 @@ class Meeting {
 
   Acquaintance introduce(const SharedMemory& own);
 
-  // What each rank gives, by rank. The last bytes, `own` of them, are each rank's own, the rest is mostly what others have
-  // too.
+  // What each rank gives, by rank. The last bytes, `own` of them, are each rank's own, the rest is mostly what others
+  // have too.
   std::vector<std::string> gather(const std::string& given, size_t own);
 
  private:

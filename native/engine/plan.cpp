@@ -9,8 +9,8 @@
 namespace elastic {
 namespace {
 
-constexpr const char* kKindNames[kKinds] = {"allreduce", "allgather", "broadcast", "alltoall",
-                                            "reducescatter", "barrier", "join"};
+constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast", "alltoall",
+                                            "reducescatter", "barrier",   "join"};
 constexpr const char* kReductionNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
 
 struct WireType {

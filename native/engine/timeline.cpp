@@ -133,7 +133,8 @@ void Timeline::serve() {
       events.swap(pending_);
     }
     if (events.empty() || put(events)) continue;
-    const std::string line = std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno) + "\n";
+    const std::string line =
+        std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno) + "\n";
     on_ = false;
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
     return;

@@ -14,8 +14,8 @@ struct Span {
   Timeline::Clock::time_point begin, end;
 };
 
-// Puts an operation that was run into the timeline: rank 0's answer came at `answered`, it ran from `begin` to `end`, and
-// what it did meanwhile is in `parts`.
+// Puts an operation that was run into the timeline: rank 0's answer came at `answered`, it ran from `begin` to `end`,
+// and what it did meanwhile is in `parts`.
 void trace(Timeline& timeline, const Operation& operation, Timeline::Clock::time_point answered,
            Timeline::Clock::time_point begin, Timeline::Clock::time_point end, const std::vector<Span>& parts);
 

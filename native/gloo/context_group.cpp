@@ -62,8 +62,8 @@ PeerBlob read_blob(const std::string& blob) {
       found.groups[name] = reader.number();
     }
     const auto port = reader.raw(ContextGroup::kOwnBytes);
-    found.place.port = static_cast<uint16_t>(static_cast<unsigned char>(port[0]) << 8 |
-                                             static_cast<unsigned char>(port[1]));
+    found.place.port =
+        static_cast<uint16_t>(static_cast<unsigned char>(port[0]) << 8 | static_cast<unsigned char>(port[1]));
     if (!reader.empty()) throw CollectiveError("");
     return found;
   } catch (const CollectiveError&) {
@@ -109,8 +109,8 @@ ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host, std:
     }
     const int rank = plan.members[static_cast<size_t>(plan.index)];
     if (!groups_.empty() && rank != self_.rank) {
-      throw std::invalid_argument("this worker has rank " + std::to_string(self_.rank) + ", and in group '" + plan.name +
-                                  "' rank " + std::to_string(rank));
+      throw std::invalid_argument("this worker has rank " + std::to_string(self_.rank) + ", and in group '" +
+                                  plan.name + "' rank " + std::to_string(rank));
     }
     self_.rank = rank;
     groups_.push_back(std::make_unique<Group>());
@@ -185,8 +185,7 @@ void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeou
   const std::vector<Wanted> peers = wanted(blobs);
   phase_ = Phase::kBroken;                           // until it has worked
   const Descriptor listener = std::move(listener_);  // who fails here is not to be dialled any more
-  std::vector<Descriptor> sockets =
-      shake_hands(self_, listener.get(), peers, deadline, [this] { switch_->check(); });
+  std::vector<Descriptor> sockets = shake_hands(self_, listener.get(), peers, deadline, [this] { switch_->check(); });
   {
     const std::lock_guard<std::mutex> lock(links_mutex_);
     size_t next = 0;

@@ -50,8 +50,8 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
   std::string prepare();
   static constexpr size_t kOwnBytes = 2;
 
-  // Connects to all. `blobs` by global rank, of who is in none of the groups "". Throws CollectiveTimeout, naming who is
-  // missing, when it is not done in time; AbortedError; CollectiveError.
+  // Connects to all. `blobs` by global rank, of who is in none of the groups "". Throws CollectiveTimeout, naming who
+  // is missing, when it is not done in time; AbortedError; CollectiveError.
   void connect(const std::vector<std::string>& blobs, Seconds timeout);
 
   // In place on `count` elements. Integers wrap around; their average is rounded toward zero.
@@ -96,8 +96,8 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
   std::vector<std::unique_ptr<Group>> groups_;
   Descriptor listener_;
   std::atomic<Phase> phase_{Phase::kNew};
-  std::mutex build_mutex_;   // held by prepare(), connect() and close(), in which groups_ change
-  std::mutex links_mutex_;   // held while the groups' transports change, and while they are disconnected
+  std::mutex build_mutex_;  // held by prepare(), connect() and close(), in which groups_ change
+  std::mutex links_mutex_;  // held while the groups' transports change, and while they are disconnected
   bool closed_ = false;
 };
 

@@ -49,8 +49,8 @@ void small_allreduce(gloo::Context& context, void* data, size_t count, size_t el
     buffer->recv(from, slot + step);
     steps.push_back({from, std::move(room), std::move(buffer)});
   };
-  // Receives are all posted before anything is sent: nobody reads what was not asked for, and two who only send would wait
-  // for each other.
+  // Receives are all posted before anything is sent: nobody reads what was not asked for, and two who only send would
+  // wait for each other.
   if (paired) expect(rank - 1, kIn);
   uint8_t step = kFirstStep;
   for (int distance = 1; distance < core; distance *= 2) expect(rank_at(place ^ distance), step++);

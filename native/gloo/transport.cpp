@@ -174,7 +174,8 @@ void Transport::post_receive(Buffer* buffer, int member, uint64_t slot, char* da
   ++buffer->receives.under_way;
   from.incoming.push_back({buffer, slot, data, bytes});
   activate(member);
-  const auto early = std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) { return one.slot == slot; });
+  const auto early =
+      std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) { return one.slot == slot; });
   // Of two for one slot, the first one asked for gets the first that comes.
   if (early == from.early.end()) return;
   if (early->bytes != bytes) {
@@ -242,8 +243,8 @@ void Transport::place_message(int member) {
   const auto asked = std::find_if(from.incoming.begin(), from.incoming.end(),
                                   [&](const Incoming& one) { return one.slot == from.head.slot; });
   if (asked == from.incoming.end()) {
-    from.early.push_back({from.head.slot, std::unique_ptr<char[]>(new char[std::max<uint64_t>(from.head.bytes, 1)]),
-                          from.head.bytes});
+    from.early.push_back(
+        {from.head.slot, std::unique_ptr<char[]>(new char[std::max<uint64_t>(from.head.bytes, 1)]), from.head.bytes});
     from.into = from.early.back().data.get();
     from.into_buffer = nullptr;
   } else {

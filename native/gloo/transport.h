@@ -47,7 +47,8 @@ class AbortSwitch {
 class Transport : public gloo::transport::Context {
  public:
   // `ranks` of the members, for messages; `sockets` by member, do not block; this one's own place has none.
-  Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets, std::shared_ptr<AbortSwitch> abort_switch);
+  Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets,
+            std::shared_ptr<AbortSwitch> abort_switch);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t bytes) override;
   // Throws: there are none.

@@ -79,7 +79,8 @@ std::pair<Descriptor, uint16_t> listen_on(const std::string& host) {
   SocketAddress own = resolve({host, 0});
   Descriptor listener(socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listener.open() || bind(listener.get(), own.get(), own.length) != 0 || listen(listener.get(), SOMAXCONN) != 0 ||
-      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own.storage), &(own.length = sizeof(own.storage))) != 0) {
+      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own.storage), &(own.length = sizeof(own.storage))) !=
+          0) {
     throw CollectiveError("cannot listen on " + host + ": " + std::strerror(errno));
   }
   const in_port_t port = own.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(own.storage).sin6_port

@@ -29,9 +29,7 @@ constexpr std::chrono::milliseconds kSlice{100};
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-Bytes bytes_array(void* data, size_t bytes, nb::handle owner) {
-  return Bytes(data, {bytes}, owner);
-}
+Bytes bytes_array(void* data, size_t bytes, nb::handle owner) { return Bytes(data, {bytes}, owner); }
 
 // What Python holds of an operation.
 struct Handle {
@@ -114,7 +112,8 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
     }
     for (const nb::handle extent : spec.attr("shape")) tensor.shape.push_back(nb::cast<int64_t>(extent));
     if ((plan.sized() || plan.kind == Kind::kReducescatter) && tensor.shape.empty()) {
-      throw std::invalid_argument("cannot " + std::string(kind_name(plan.kind)) + " a scalar: it has no first dimension");
+      throw std::invalid_argument("cannot " + std::string(kind_name(plan.kind)) +
+                                  " a scalar: it has no first dimension");
     }
     if (plan.sized()) {
       rows.push_back(tensor.shape[0]);
@@ -147,8 +146,8 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
 }
 
 std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double stall_warn_s, double stall_fail_s,
-                             double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine, const nb::bytes& key,
-                             const std::string& purpose) {
+                             double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine,
+                             const nb::bytes& key, const std::string& purpose) {
   if (!(timeout_s > 0)) throw std::invalid_argument("timeout_s must be above 0");
   EngineOptions options;
   options.fusion_bytes = fusion_bytes;
@@ -181,8 +180,8 @@ nb::object next_turn(const std::shared_ptr<Engine>& engine, double timeout_s) {
   nb::list sizes;
   for (const int64_t size : turn->sizes) sizes.append(size);
   const auto number = reinterpret_cast<uintptr_t>(turn->operation.get());
-  return nb::make_tuple(number, nb::cast(*turn), static_cast<int>(plan.kind), static_cast<int>(plan.reduction), plan.root,
-                        plan.prescale, plan.postscale, plan.process_set, tensors, sizes);
+  return nb::make_tuple(number, nb::cast(*turn), static_cast<int>(plan.kind), static_cast<int>(plan.reduction),
+                        plan.root, plan.prescale, plan.postscale, plan.process_set, tensors, sizes);
 }
 
 nb::object allocate(Engine& engine, size_t bytes) {
@@ -219,58 +218,64 @@ void bind_engine(nb::module_& module) {
       .def("next_turn", &next_turn, arg("timeout_s"))
       .def("conclude", &Engine::conclude, arg("turn"), arg("error"), unlocked)
       .def(nb::new_(&make), arg("rank"), arg("size"), nb::kw_only(), arg("fusion_bytes"), arg("stall_warn_s"),
-           arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"),
-           arg("machine") = "", arg("key") = nb::bytes("", 0), arg("purpose") = "")
-      .def("prepare",
-           [](Engine& self, const std::string& host) {
-             std::string blob;
-             {
-               const nb::gil_scoped_release released;
-               blob = self.prepare(host);
-             }
-             return nb::bytes(blob.data(), blob.size());
-           },
-           arg("host"))
-      .def("connect",
-           [](Engine& self, const nb::bytes& where, double timeout_s) {
-             const std::string copy(where.c_str(), where.size());
-             const nb::gil_scoped_release released;
-             self.connect(copy, Seconds(timeout_s));
-           },
-           arg("where"), arg("timeout_s"))
-      .def("connect_contexts",
-           [](Engine& self, ContextGroup& contexts, double timeout_s) {
-             const nb::gil_scoped_release released;
-             const std::string own = contexts.prepare();
-             contexts.connect(self.gather(own, ContextGroup::kOwnBytes, Seconds(timeout_s)), Seconds(timeout_s));
-           },
-           arg("contexts"), arg("timeout_s"))
+           arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"), arg("machine") = "",
+           arg("key") = nb::bytes("", 0), arg("purpose") = "")
+      .def(
+          "prepare",
+          [](Engine& self, const std::string& host) {
+            std::string blob;
+            {
+              const nb::gil_scoped_release released;
+              blob = self.prepare(host);
+            }
+            return nb::bytes(blob.data(), blob.size());
+          },
+          arg("host"))
+      .def(
+          "connect",
+          [](Engine& self, const nb::bytes& where, double timeout_s) {
+            const std::string copy(where.c_str(), where.size());
+            const nb::gil_scoped_release released;
+            self.connect(copy, Seconds(timeout_s));
+          },
+          arg("where"), arg("timeout_s"))
+      .def(
+          "connect_contexts",
+          [](Engine& self, ContextGroup& contexts, double timeout_s) {
+            const nb::gil_scoped_release released;
+            const std::string own = contexts.prepare();
+            contexts.connect(self.gather(own, ContextGroup::kOwnBytes, Seconds(timeout_s)), Seconds(timeout_s));
+          },
+          arg("contexts"), arg("timeout_s"))
       .def_prop_ro("machines", &Engine::machines)
       .def_prop_ro("unshared", &Engine::unshared)
       .def("start", &Engine::start, unlocked)
       .def("add_process_set", &Engine::add_process_set, arg("number"), arg("ranks"), arg("contexts").none(), unlocked)
-      .def("remove_process_set",
-           [](const std::shared_ptr<Engine>& self, int number) {
-             const nb::gil_scoped_release released;
-             return Handle{self, self->remove_process_set(number)};
-           },
-           arg("number"))
+      .def(
+          "remove_process_set",
+          [](const std::shared_ptr<Engine>& self, int number) {
+            const nb::gil_scoped_release released;
+            return Handle{self, self->remove_process_set(number)};
+          },
+          arg("number"))
       .def("submit", &submit, arg("operation"))
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
-      .def("start_timeline",
-           [](Engine& self, const std::string& path, bool mark_cycles) {
-             try {
-               const nb::gil_scoped_release released;
-               self.timeline().start(path, self.rank(), mark_cycles);
-             } catch (const std::system_error& error) {
-               errno = error.code().value();
-               PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-               throw nb::python_error();
-             }
-           },
-           arg("path"), arg("mark_cycles"))
-      .def("stop_timeline", [](Engine& self) { self.timeline().stop(); }, unlocked)
+      .def(
+          "start_timeline",
+          [](Engine& self, const std::string& path, bool mark_cycles) {
+            try {
+              const nb::gil_scoped_release released;
+              self.timeline().start(path, self.rank(), mark_cycles);
+            } catch (const std::system_error& error) {
+              errno = error.code().value();
+              PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+              throw nb::python_error();
+            }
+          },
+          arg("path"), arg("mark_cycles"))
+      .def(
+          "stop_timeline", [](Engine& self) { self.timeline().stop(); }, unlocked)
       .def("abort", &Engine::abort, arg("reason"), unlocked)
       .def("close", &Engine::close, unlocked);
 }

@@ -94,9 +94,7 @@ class LocalPlane::Turn {
   const Words::Buffers& shown(int member) { return peer(member).words().published[slot_]; }
 
   char* own_slot() { return plane_.own_->slot(slot_); }
-  const char* slot_of(int member) {
-    return member == party_.index ? own_slot() : peer(member).slot(slot_);
-  }
+  const char* slot_of(int member) { return member == party_.index ? own_slot() : peer(member).slot(slot_); }
   PeerSegment& peer(int member) { return plane_.peer(party_.ranks[static_cast<size_t>(member)]); }
 
   // Beginning with the next one, so that not all read from the same at once.
@@ -150,8 +148,8 @@ void LocalPlane::wait(Words& words, uint64_t value) {
     if (words.progress.load() >= value) return;
     words.waiters.fetch_add(1);
     // Progress is looked at again after waiters was raised: either it has changed, or who changes it sees the waiter.
-    const bool slept_through = words.progress.load() < value && futex(words.event, FUTEX_WAIT, event, &limit) != 0 &&
-                               errno == ETIMEDOUT;
+    const bool slept_through =
+        words.progress.load() < value && futex(words.event, FUTEX_WAIT, event, &limit) != 0 && errno == ETIMEDOUT;
     words.waiters.fetch_sub(1);
     if (slept_through) look_();
   }

@@ -21,7 +21,8 @@ namespace {
 std::string reason() { return std::strerror(errno); }
 
 char* map_segment(int descriptor) {
-  void* const base = mmap(nullptr, SharedSegment::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  void* const base =
+      mmap(nullptr, SharedSegment::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (base == MAP_FAILED) throw CollectiveError("cannot map shared memory: " + reason());
   // A core dump of it would be as large as all workers together.
   madvise(base, SharedSegment::kBytes, MADV_DONTDUMP);
@@ -112,7 +113,7 @@ PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_
   if (descriptor < 0) {
     throw CollectiveError("cannot open the shared memory of rank " + std::to_string(rank) + ": " + reason());
   }
-  struct stat status {};
+  struct stat status{};
   const bool whole = fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == SharedSegment::kBytes;
   try {
     if (whole) base_ = map_segment(descriptor);

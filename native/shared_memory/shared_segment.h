@@ -50,8 +50,8 @@ struct SegmentName {
   uint64_t words_address;  // in the owner's address space
 };
 
-// The machine, as far as sharing memory goes: this boot, this pid and network namespace, this user. Workers in different
-// network namespaces are taken for different machines. "" where /proc says too little.
+// The machine, as far as sharing memory goes: this boot, this pid and network namespace, this user. Workers in
+// different network namespaces are taken for different machines. "" where /proc says too little.
 std::string this_machine();
 
 class SharedSegment {
@@ -71,9 +71,7 @@ class SharedSegment {
   // Gives it back, to the system too.
   void release(void* memory);
 
-  bool contains(const void* memory) const {
-    return memory >= base_ && memory < base_ + kBytes;
-  }
+  bool contains(const void* memory) const { return memory >= base_ && memory < base_ + kBytes; }
   Address address_of(const void* memory) const {
     if (contains(memory)) return {static_cast<uint64_t>(static_cast<const char*>(memory) - base_), true};
     return {reinterpret_cast<uint64_t>(memory), false};
@@ -102,7 +100,9 @@ class PeerSegment {
   PeerSegment& operator=(const PeerSegment&) = delete;
 
   Words& words() { return *reinterpret_cast<Words*>(base_); }
-  const char* slot(int which) const { return base_ + SharedSegment::kSlotsOffset + static_cast<size_t>(which) * kSlotBytes; }
+  const char* slot(int which) const {
+    return base_ + SharedSegment::kSlotsOffset + static_cast<size_t>(which) * kSlotBytes;
+  }
 
   // Whether this process may read the peer's private memory.
   bool can_read_private() const;

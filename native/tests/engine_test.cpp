@@ -1,5 +1,5 @@
-// Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that comes
-// and goes, aborts at any moment, and rubbish for messages.
+// Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that
+// comes and goes, aborts at any moment, and rubbish for messages.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -133,8 +133,8 @@ void operations(bool direct) {
       finish(engine, swapped);
       const auto* const from = reinterpret_cast<const float*>(swapped->outputs[0].memory.get());
       CHECK(from[0] == 0 && from[count] == 1 && from[3 * count - 1] == 2);
-      const auto scattered = engine.submit("", plan(Kind::kReducescatter, kFloat32, {3 * sent}),
-                                           {{spread.data(), nullptr}}, {});
+      const auto scattered =
+          engine.submit("", plan(Kind::kReducescatter, kFloat32, {3 * sent}), {{spread.data(), nullptr}}, {});
       finish(engine, scattered);
       CHECK(reinterpret_cast<const float*>(scattered->outputs[0].memory.get())[0] == 3);
     }
