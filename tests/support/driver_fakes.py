@@ -197,7 +197,7 @@ class Job:
     ) -> asyncio.Future[NextRoundReply]:
         """The worker asks for its round, as the server would pass it on."""
         request = NextRoundRequest(worker, after, commits, cause, "", (Backend.NATIVE,), 0)
-        return asyncio.ensure_future(self.driver.next_round(request))
+        return asyncio.ensure_future(self.driver.rounds.next_round(request))
 
     async def train(self, count: int) -> list[WorkerId]:
         """Has that many workers come to their first round and train."""
@@ -205,7 +205,7 @@ class Job:
         answers = [self.ready(worker) for worker in workers]
         await self.until(lambda: all(answer.done() for answer in answers), "the first round")
         for worker in workers:
-            self.driver.running(RunningReport(worker, 1, 0))
+            self.driver.rounds.running(RunningReport(worker, 1, 0))
         return workers
 
     def text(self) -> str:
