@@ -176,7 +176,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
 
         _, launcher.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
         launcher.pipe.send("ready")
-        with Console(settings) as console, EventLog(None) as log:
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             driver = ElasticDriver(
                 settings,
                 discovery=discovery,

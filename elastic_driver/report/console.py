@@ -18,12 +18,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.tracebacks import Tracebacks
-from elastic_driver.settings.settings import Settings
 
 Stream = Literal["stdout", "stderr"]
 
@@ -90,15 +90,25 @@ class Console:
     """The driver's terminal.
 
     Args:
-        settings: level and verbosity.
+        log_level: what is said at all: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
+        verbose: whether details are said, too.
+        event_log: the file that has more than the summary; None for none.
         stdout, stderr: file descriptors.
     """
 
-    def __init__(self, settings: Settings, *, stdout: int = 1, stderr: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        log_level: str = "INFO",
+        verbose: bool = False,
+        event_log: Path | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+    ) -> None:
         self._terminal = stderr
         self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
-        self._level = _LEVELS[settings.log_level]
-        self._verbose = self._level == 0 or (settings.verbose and self._level == 1)
+        self._level = _LEVELS[log_level]
+        self._verbose = self._level == 0 or (verbose and self._level == 1)
         self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") != "dumb"
         self._color = self._live and not os.environ.get("NO_COLOR")
         # On a terminal that shows both streams the status line must make room for either of them.
@@ -108,7 +118,7 @@ class Console:
         self._shown = ""
         self._shown_at = 0.0
         self._began = time.monotonic()
-        self._event_log = settings.event_log
+        self._event_log = event_log
         # While the job has no round; None then.
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there

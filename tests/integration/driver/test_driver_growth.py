@@ -139,7 +139,7 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def main() -> int:
         world = World()
-        with Console(settings) as console, EventLog(None) as log:
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             chronicle = Chronicle(console, log)
             driver = ElasticDriver(
                 settings, discovery=world, launcher=world, chronicle=chronicle, environ={}, job_id="growth"

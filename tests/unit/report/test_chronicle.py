@@ -15,13 +15,12 @@ import pytest
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend
 
 pytestmark = [pytest.mark.unit]
@@ -42,10 +41,9 @@ class Story:
     """A chronicle that writes into a file, and what stands there."""
 
     def __init__(self, folder: Path) -> None:
-        settings = Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
         self._path = folder / "stderr"
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT)
-        self.console = Console(settings, stdout=self._descriptor, stderr=self._descriptor)
+        self.console = Console(stdout=self._descriptor, stderr=self._descriptor)
         self._log = EventLog(folder / "events")
         self.chronicle = Chronicle(self.console, self._log)
         self._events = folder / "events"
