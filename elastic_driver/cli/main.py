@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
+from elastic_driver.settings.assembly import settings_from
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(report())
             return 0
-        from elastic_driver.settings.assembly import settings_from
-
         settings = settings_from(given, os.environ)
         from elastic_driver.driver.job import run_job
 

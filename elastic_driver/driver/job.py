@@ -22,6 +22,7 @@ from elastic_driver.launch.locality import check_local
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import MOST_S, JobClock
@@ -62,7 +63,7 @@ def _run_job(settings: Settings) -> int:
     ):
         for suspicion in suspicions:
             console.warning(suspicion)
-        chronicle = Chronicle(console, event_log)
+        chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         launcher = LocalLauncher(

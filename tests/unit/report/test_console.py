@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from elastic_driver.report import console as console_module
-from elastic_driver.report.console import Console, RoundSummary, Summary
+from elastic_driver.report.console import Console
+from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.tracebacks import Tracebacks
 
 pytestmark = [pytest.mark.unit]
