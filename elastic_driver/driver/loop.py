@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from elastic_driver.core.assignment import members_by_host, members_by_local_rank
 from elastic_driver.core.events import (
     Command,
     DiscoveryFailed,
@@ -739,17 +738,13 @@ class ElasticDriver:
         self._server.begin_round(command.round_id)
         # Who stands by goes on to be watched.
         self._supervisor.forget_all(but=[one.worker for one in in_phase(self._state, WorkerPhase.READY)])
-        by_host, by_local_rank = members_by_host(command.placed), members_by_local_rank(command.placed)
         self._placed = {
             one.worker: RoundAssignment(
                 round_id=command.round_id,
                 slot=one.slot,
-                local_members=by_host[one.worker.hostname],
-                cross_members=by_local_rank[one.slot.local_rank],
                 sync=command.sync,
                 commits=command.commits,
                 backend=command.backend,
-                cause=command.cause,
             )
             for one in command.placed
         }

@@ -14,7 +14,6 @@ import torch
 from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch import handles
 from elastic_driver.torch.optimizer.compression import Compression
-from elastic_driver.torch.tensors import divide, dtype_name, on_cpu, tensor_bytes
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.numpy import barrier, join
 from elastic_driver.worker.engine.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
@@ -29,16 +28,12 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
-    "divide",
-    "dtype_name",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
     "join",
-    "on_cpu",
     "reducescatter",
-    "tensor_bytes",
 ]
 
 
@@ -239,7 +234,7 @@ def allgather(
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
         UnsupportedOperationError: a scalar.
     """
-    _check_rows([tensor], "allgather")
+    _check_rows([tensor])
     apply: Any = _Allgather.apply
     return cast(torch.Tensor, apply(name, process_set, tensor)[0])
 
@@ -248,14 +243,14 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors in one operation."""
-    _check_rows(tensors, "allgather")
+    _check_rows(tensors)
     apply: Any = _Allgather.apply
     return cast(tuple[torch.Tensor, ...], apply(name, process_set, *tensors))
 
 
-def _check_rows(tensors: Sequence[torch.Tensor], what: str) -> None:
+def _check_rows(tensors: Sequence[torch.Tensor]) -> None:
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise UnsupportedOperationError(f"cannot {what} a scalar: it has no first dimension; reshape it to (1,)")
+        raise UnsupportedOperationError("cannot allgather a scalar: it has no first dimension; reshape it to (1,)")
 
 
 def broadcast(

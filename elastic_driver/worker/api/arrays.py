@@ -20,11 +20,11 @@ from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, membe
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def even_splits(rows: int, members: int, what: str) -> tuple[int, ...]:
+def even_splits(rows: int, members: int) -> tuple[int, ...]:
     """As many rows to each member. Raises ValueError when they cannot be divided so."""
     if rows % members:
         raise ValueError(
-            f"cannot {what} {rows} rows without splits: they cannot be divided among {members} ranks evenly"
+            f"cannot alltoall {rows} rows without splits: they cannot be divided among {members} ranks evenly"
         )
     return (rows // members,) * members
 
@@ -153,12 +153,12 @@ def begin_broadcast(
 def checked_splits(members: Members, splits: npt.ArrayLike | None, rows: int) -> tuple[int, ...]:
     """Rows to each member. Raises ValueError when they do not add up to the rows there are."""
     if splits is None:
-        return even_splits(rows, members.size, "alltoall")
+        return even_splits(rows, members.size)
     counts = np.asarray(splits)
     if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
         raise ValueError(f"cannot alltoall with splits {splits!r}: they must be a list of integers")
     if not counts.size:
-        return even_splits(rows, members.size, "alltoall")
+        return even_splits(rows, members.size)
     chosen = tuple(counts.tolist())
     if len(chosen) != members.size or min(chosen) < 0 or sum(chosen) != rows:
         raise ValueError(

@@ -131,7 +131,7 @@ def test_listeners_are_told_of_host_updates() -> None:
     for manager, listener in zip(managers, listeners, strict=True):
         manager.init()
         manager.register_listener(listener)
-    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), True, 0, Backend.NATIVE, "")
+    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), True, 0, Backend.NATIVE)
     context = Context(assignment, worker=None, address="127.0.0.1", limits=Limits(), client=None)
     try:
         context.on_hosts_updated(leave=False, reason="")
