@@ -90,7 +90,7 @@ def numpy_collectives() -> None:
         hvd.allgather(np.zeros((1, 2 + (rank == 1))))
     hvd.barrier()
     slot = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-    from elastic_driver.worker.rounds.runtime import current
+    from elastic_driver.worker.rounds.current import current
 
     assignment = current().assignment
     members = {}
