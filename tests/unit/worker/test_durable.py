@@ -26,7 +26,6 @@ from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.commits import Durable
 from elastic_driver.worker.durable.folder import Marks, commit_files, open_folder, prune, write_file
 from elastic_driver.worker.durable.restore import View, why_not_anew
-from elastic_driver.worker.rounds.runtime import runtime
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +51,7 @@ def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -
 
 
 def again(folder: Path, state: Any) -> None:
-    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state, runtime())
+    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state)
 
 
 VALUES: dict[str, Any] = {
