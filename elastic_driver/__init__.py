@@ -68,20 +68,20 @@ if TYPE_CHECKING:
     from elastic_driver.worker.engine.collectives import Product as Product
     from elastic_driver.worker.engine.collectives import ReduceOp as ReduceOp
     from elastic_driver.worker.engine.collectives import Sum as Sum
+    from elastic_driver.worker.rounds.current import cross_rank as cross_rank
+    from elastic_driver.worker.rounds.current import cross_size as cross_size
+    from elastic_driver.worker.rounds.current import is_homogeneous as is_homogeneous
+    from elastic_driver.worker.rounds.current import is_initialized as is_initialized
+    from elastic_driver.worker.rounds.current import local_rank as local_rank
+    from elastic_driver.worker.rounds.current import local_size as local_size
+    from elastic_driver.worker.rounds.current import rank as rank
+    from elastic_driver.worker.rounds.current import size as size
     from elastic_driver.worker.rounds.process_sets import ProcessSet as ProcessSet
     from elastic_driver.worker.rounds.process_sets import add_process_set as add_process_set
     from elastic_driver.worker.rounds.process_sets import global_process_set as global_process_set
     from elastic_driver.worker.rounds.process_sets import remove_process_set as remove_process_set
-    from elastic_driver.worker.rounds.runtime import cross_rank as cross_rank
-    from elastic_driver.worker.rounds.runtime import cross_size as cross_size
     from elastic_driver.worker.rounds.runtime import init as init
-    from elastic_driver.worker.rounds.runtime import is_homogeneous as is_homogeneous
-    from elastic_driver.worker.rounds.runtime import is_initialized as is_initialized
-    from elastic_driver.worker.rounds.runtime import local_rank as local_rank
-    from elastic_driver.worker.rounds.runtime import local_size as local_size
-    from elastic_driver.worker.rounds.runtime import rank as rank
     from elastic_driver.worker.rounds.runtime import shutdown as shutdown
-    from elastic_driver.worker.rounds.runtime import size as size
 
 _HOME = {
     "elastic_driver.function.launch": ("run",),
@@ -154,17 +154,19 @@ _HOME = {
         "global_process_set",
         "remove_process_set",
     ),
-    "elastic_driver.worker.rounds.runtime": (
+    "elastic_driver.worker.rounds.current": (
         "cross_rank",
         "cross_size",
-        "init",
         "is_homogeneous",
         "is_initialized",
         "local_rank",
         "local_size",
         "rank",
-        "shutdown",
         "size",
+    ),
+    "elastic_driver.worker.rounds.runtime": (
+        "init",
+        "shutdown",
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

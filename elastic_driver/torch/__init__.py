@@ -67,24 +67,23 @@ from elastic_driver.worker.api.builds import (
 )
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.engine.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from elastic_driver.worker.rounds.current import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
 from elastic_driver.worker.rounds.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from elastic_driver.worker.rounds.runtime import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
+from elastic_driver.worker.rounds.runtime import init, shutdown
 
 __all__ = [
     "Adasum",

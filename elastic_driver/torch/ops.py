@@ -17,8 +17,8 @@ from elastic_driver.torch.optimizer.compression import Compression
 from elastic_driver.worker.api.handles import synchronize
 from elastic_driver.worker.api.numpy import barrier, join
 from elastic_driver.worker.engine.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
+from elastic_driver.worker.rounds.current import current
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
-from elastic_driver.worker.rounds.runtime import current
 
 __all__ = [
     "allgather",

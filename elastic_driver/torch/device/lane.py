@@ -33,18 +33,18 @@ from elastic_driver.errors import DeviceLaneError, HorovodInternalError, Setting
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device.groups import Peers
 from elastic_driver.torch.device.math import Terms, absent, carry_out
-from elastic_driver.worker.api import numpy as numpy_api
 from elastic_driver.worker.api.handles import begin
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.native import NativeEngine, NativeHandle
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.engine.reductions import carried_dtype, engine_op
-from elastic_driver.worker.rounds import process_sets
+from elastic_driver.worker.rounds import devices
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.process_sets import Members
 
 _log = logging.getLogger("elastic_driver.worker")
 
+_NAME = "torch"  # by which this lane is known among those of devices
 ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
 _MODES = ("auto", "cuda", "off", "cpu")
 _IDLE_S = 1.0
@@ -62,7 +62,7 @@ def mode() -> str:
     return chosen
 
 
-def _describe() -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """What the others must know to choose the same way. Touches no device."""
     chosen = mode()
     if chosen in ("off", "cpu"):
@@ -78,6 +78,11 @@ def _describe() -> dict[str, Any]:
     return {"mode": chosen, "why": why, "machine": os.uname().nodename, "visible": named[:count]}
 
 
+def _descriptions(context: Context) -> list[dict[str, Any] | None]:
+    """What each member says of its devices, by rank; None of one that does not use elastic_driver.torch."""
+    return [devices.get(_NAME) for devices in context.devices]
+
+
 def _lane_in(context: Context) -> tuple[str, str]:
     """Which tensors go this way in a round ("cuda", "cpu" or ""), and why CUDA tensors do not although they might.
 
@@ -90,10 +95,10 @@ def _lane_in(context: Context) -> tuple[str, str]:
 
 
 def _resolve(context: Context) -> tuple[str, str]:
-    told = context.devices
-    silent = next((rank for rank, each in enumerate(told) if each is None), None)
-    modes = {each["mode"] for each in told if each is not None}
-    if not told or "off" in modes:
+    descriptions = _descriptions(context)
+    silent = next((rank for rank, description in enumerate(descriptions) if description is None), None)
+    modes = {description["mode"] for description in descriptions if description is not None}
+    if not descriptions or "off" in modes:
         return "", ""
     if modes == {"cpu"}:
         return ("cpu", "") if silent is None else ("", "")
@@ -105,13 +110,14 @@ def _resolve(context: Context) -> tuple[str, str]:
     elif "cpu" in modes:
         why = f"{ENV_LANE} differs between the ranks"
     else:
-        why = next((f"rank {rank}: {each['why']}" for rank, each in enumerate(told) if each["why"]), "")
-        why = why or device_groups.shared_devices([(each["machine"], each["visible"]) for each in told])
+        known = [description for description in descriptions if description is not None]
+        why = next((f"rank {rank}: {own['why']}" for rank, own in enumerate(known) if own["why"]), "")
+        why = why or device_groups.shared_devices([(own["machine"], own["visible"]) for own in known])
     return ("", why) if why else ("cuda", "")
 
 
 def _strict(context: Context) -> bool:
-    return any(each is not None and each["mode"] == "cuda" for each in context.devices)
+    return any(own is not None and own["mode"] == "cuda" for own in _descriptions(context))
 
 
 def takes(members: Members, tensors: Sequence[Any]) -> bool:
@@ -140,18 +146,24 @@ def takes(members: Members, tensors: Sequence[Any]) -> bool:
 
 
 def _for_cpu(context: Context) -> bool:
-    return bool(context.devices) and context.devices[0] is not None and context.devices[0]["mode"] == "cpu"
+    descriptions = _descriptions(context)
+    return bool(descriptions) and descriptions[0] is not None and descriptions[0]["mode"] == "cpu"
 
 
-def _prepare_join(members: Members) -> None:
-    """Sees to it that this process takes part in the others' operations on devices while it has joined."""
-    context = members.context
-    if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
-        _lane_of(context.engine, members)
+class _Lanes:
+    """See DeviceLane: what rounds know of this module."""
+
+    def describe(self) -> dict[str, Any]:
+        """See DeviceLane."""
+        return describe()
+
+    def prepare_join(self, context: Context) -> None:
+        """See DeviceLane."""
+        if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
+            _lane_of(context.engine, context)
 
 
-process_sets.describe_devices = _describe
-numpy_api.before_join.append(_prepare_join)
+devices.register(_NAME, _Lanes())
 
 
 @dataclass(slots=True)
@@ -198,12 +210,12 @@ class DeviceHandle:
 class Lane:
     """The thread that runs one round's operations on devices."""
 
-    def __init__(self, engine: NativeEngine, members: Members) -> None:
+    def __init__(self, engine: NativeEngine, context: Context) -> None:
         self._engine = engine
-        self._context = members.context
-        self._rank = members.context.slot.rank
-        self._kind = _lane_in(members.context)[0]
-        self._strict = _strict(members.context)
+        self._context = context
+        self._rank = context.slot.rank
+        self._kind = _lane_in(context)[0]
+        self._strict = _strict(context)
         self._lock = threading.Lock()  # guards what follows
         self._jobs: dict[int, _Job] = {}
         self._peers: dict[int, Peers] = {}
@@ -397,10 +409,10 @@ class Lane:
 _making = threading.Lock()
 
 
-def _lane_of(engine: NativeEngine, members: Members) -> Lane:
+def _lane_of(engine: NativeEngine, context: Context) -> Lane:
     with _making:
         if engine.lane is None:
-            lane = Lane(engine, members)
+            lane = Lane(engine, context)
             lane.start()  # before it can be joined
             engine.attach(lane)
         made: Lane = engine.lane
@@ -417,7 +429,7 @@ def submit(members: Members, operation: Operation, tensors: Sequence[torch.Tenso
     engine = members.context.engine
     assert isinstance(engine, NativeEngine)
     job = _Job(list(tensors), _events(tensors), in_place=True)
-    return _lane_of(engine, members).submit(operation, job)
+    return _lane_of(engine, members.context).submit(operation, job)
 
 
 def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -471,7 +483,7 @@ def begin_on_device(
         members.number,
         device=1,
     )
-    lane = _lane_of(engine, members)
+    lane = _lane_of(engine, members.context)
 
     @torch.no_grad()
     def finish(_: Result) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine.byte_messages import wait
 from elastic_driver.worker.engine.protocol import Handle, Operation, Result
+from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.process_sets import Members
-from elastic_driver.worker.rounds.runtime import runtime
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Keeper:
         self.behind = False  # whether operations of another round were not done yet when they were looked at
 
     def on_round_changed(self) -> None:
-        self.let_go(runtime().context)
+        self.let_go(current())
 
     def let_go(self, context: object) -> None:
         """Frees what is kept for operations of other rounds than this context's, as far as they are done."""
@@ -84,7 +84,7 @@ def begin(
     """
     members.context.check()
     handle = (submit or members.context.engine.submit)(operation)
-    runtime().listen(_keeper)  # a forked child's runtime has no listeners
+    current_round().listen(_keeper)  # in a forked child nobody listens yet
     if _keeper.behind:
         _keeper.let_go(members.context)
     with _lock:

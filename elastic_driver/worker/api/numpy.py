@@ -7,7 +7,7 @@ Names, arguments and meanings are those of ``horovod.torch``, with arrays in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from elastic_driver.worker.api.handles import begin, poll, synchronize
 from elastic_driver.worker.engine.byte_messages import array_spec
 from elastic_driver.worker.engine.collectives import Average, ReduceOp, resolve_op
 from elastic_driver.worker.engine.protocol import Kind, Operation, Result
-from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
+from elastic_driver.worker.rounds import devices
+from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
 
 __all__ = [
     "allgather",
@@ -390,10 +391,6 @@ def grouped_reducescatter(
     return result
 
 
-before_join: list[Callable[[Members], None]] = []
-"""Called before this rank joins: who runs operations on devices must be ready to take part in the others'."""
-
-
 def join(device: int = -1) -> int:
     """Says that this rank has no more to submit, and takes part in the others' allreduces with zeros until all join.
 
@@ -409,10 +406,9 @@ def join(device: int = -1) -> int:
         HorovodInternalError: a peer is gone.
     """
     members = members_of(global_process_set)
-    for prepare in before_join:
-        prepare(members)
+    devices.prepare_join(members.context)
     last: int = synchronize(begin(members, Operation(Kind.JOIN), keep=None, finish=lambda result: result.last_joined))
-    members.context.joins += 1
+    members.context.note_join()
     return last
 
 
