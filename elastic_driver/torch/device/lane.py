@@ -120,50 +120,9 @@ def _strict(context: Context) -> bool:
     return any(own is not None and own["mode"] == "cuda" for own in _descriptions(context))
 
 
-def takes(members: Members, tensors: Sequence[Any]) -> bool:
-    """Whether an operation on these tensors goes this way.
-
-    Raises:
-        DeviceLaneError: it should, and cannot.
-    """
-    if not tensors or not isinstance(tensors[0], torch.Tensor):
-        return False
-    kind = tensors[0].device.type
-    context = members.context
-    if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
-        return False
-    if any(not isinstance(each, torch.Tensor) or each.is_sparse or each.device.type != kind for each in tensors):
-        return False
-    if members.size == 1 and context.slot.size == 1:
-        return False
-    lane, why = _lane_in(context)
-    if lane != kind and kind == "cuda" and why:
-        if _strict(context):
-            raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
-        if context.slot.rank == 0:
-            device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
-    return lane == kind and isinstance(context.engine, NativeEngine)
-
-
 def _for_cpu(context: Context) -> bool:
     descriptions = _descriptions(context)
     return bool(descriptions) and descriptions[0] is not None and descriptions[0]["mode"] == "cpu"
-
-
-class _Lanes:
-    """See DeviceLane: what rounds know of this module."""
-
-    def describe(self) -> dict[str, Any]:
-        """See DeviceLane."""
-        return describe()
-
-    def prepare_join(self, context: Context) -> None:
-        """See DeviceLane."""
-        if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
-            _lane_of(context.engine, context)
-
-
-devices.register(_NAME, _Lanes())
 
 
 @dataclass(slots=True)
@@ -419,88 +378,128 @@ def _lane_of(engine: NativeEngine, context: Context) -> Lane:
     return made
 
 
-def submit(members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
-    """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
-
-    Raises:
-        HorovodInternalError: the round is broken or over.
-        DuplicateNameError: an operation of this name is under way.
-    """
-    engine = members.context.engine
-    assert isinstance(engine, NativeEngine)
-    job = _Job(list(tensors), _events(tensors), in_place=True)
-    return _lane_of(engine, members.context).submit(operation, job)
-
-
 def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
     if not tensors[0].is_cuda:
         return []
     return [torch.cuda.current_stream(tensors[0].device).record_event()]
 
 
-def begin_on_device(
-    members: Members,
-    kind: Kind,
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    make: Callable[[list[torch.Tensor], list[int]], Any],
-    *,
-    op: ReduceOp = ReduceOp.SUM,
-    root: int = 0,
-    factors: tuple[float, float] = (1.0, 1.0),
-    splits: tuple[tuple[int, ...], ...] = (),
-) -> int:
-    """Begins an operation on tensors that ``takes`` has chosen; ``make``: of the results, what synchronize returns."""
-    engine = members.context.engine
-    assert isinstance(engine, NativeEngine)
-    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-    # A conjugate or a negative may be a flag on memory that says otherwise.
-    sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
-    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
-    if reduces:
-        sources = [
-            source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
-        ]
-        op = engine_op(names, op)
-    sources = [
-        source if str(source.dtype).removeprefix("torch.") in WIRE_DTYPES else source.unsqueeze(-1).view(torch.uint8)
-        for source in sources
-    ]
-    devices = {source.device for source in sources}
-    if len(devices) > 1:
-        raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
-    job = _Job(sources, _events(sources))
-    specs = tuple(_spec(source) for source in sources)
-    operation = Operation(
-        kind,
-        specs,
-        name or "",
-        op,
-        root,
-        float(factors[0]),
-        float(factors[1]),
-        splits,
-        members.number,
-        device=1,
-    )
-    lane = _lane_of(engine, members.context)
-
-    @torch.no_grad()
-    def finish(_: Result) -> Any:
-        results = []
-        for result, tensor in zip(job.results, tensors, strict=True):
-            if result.is_cuda:
-                result.record_stream(torch.cuda.current_stream(result.device))
-            if reduces:
-                results.append(result.to(tensor.dtype))
-            else:
-                results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
-        return make(results, job.received)
-
-    return begin(members, operation, keep=job, finish=finish, submit=lambda what: lane.submit(what, job))
-
-
 def _spec(tensor: torch.Tensor) -> TensorSpec:
     nbytes = tensor.numel() * tensor.element_size()
     address = tensor.data_ptr() if nbytes else 0
     return TensorSpec(address, nbytes, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), address)
+
+
+class TorchLane:
+    """The device lane of PyTorch's tensors: see DeviceLane, of rounds, and OperationLane, of the adapter."""
+
+    def describe(self) -> dict[str, Any]:
+        """See DeviceLane."""
+        return describe()
+
+    def prepare_join(self, context: Context) -> None:
+        """See DeviceLane."""
+        if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
+            _lane_of(context.engine, context)
+
+    def takes(self, members: Members, tensors: Sequence[Any]) -> bool:
+        """See OperationLane."""
+        if not tensors or not isinstance(tensors[0], torch.Tensor):
+            return False
+        kind = tensors[0].device.type
+        context = members.context
+        if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
+            return False
+        if any(
+            not isinstance(tensor, torch.Tensor) or tensor.is_sparse or tensor.device.type != kind for tensor in tensors
+        ):
+            return False
+        if members.size == 1 and context.slot.size == 1:
+            return False
+        lane, why = _lane_in(context)
+        if lane != kind and kind == "cuda" and why:
+            if _strict(context):
+                raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
+            if context.slot.rank == 0:
+                device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
+        return lane == kind and isinstance(context.engine, NativeEngine)
+
+    def begin(
+        self,
+        members: Members,
+        kind: Kind,
+        tensors: Sequence[torch.Tensor],
+        name: str | None,
+        finish: Callable[[list[torch.Tensor], list[int]], Any],
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        factors: tuple[float, float] = (1.0, 1.0),
+        splits: tuple[tuple[int, ...], ...] = (),
+    ) -> int:
+        """See OperationLane."""
+        engine = members.context.engine
+        assert isinstance(engine, NativeEngine)
+        names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+        # A conjugate or a negative may be a flag on memory that says otherwise.
+        sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
+        reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+        if reduces:
+            sources = [
+                source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
+            ]
+            op = engine_op(names, op)
+        sources = [
+            source
+            if str(source.dtype).removeprefix("torch.") in WIRE_DTYPES
+            else source.unsqueeze(-1).view(torch.uint8)
+            for source in sources
+        ]
+        devices = {source.device for source in sources}
+        if len(devices) > 1:
+            raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
+        job = _Job(sources, _events(sources))
+        specs = tuple(_spec(source) for source in sources)
+        operation = Operation(
+            kind,
+            specs,
+            name or "",
+            op,
+            root,
+            float(factors[0]),
+            float(factors[1]),
+            splits,
+            members.number,
+            device=1,
+        )
+        lane = _lane_of(engine, members.context)
+
+        @torch.no_grad()
+        def deliver(_: Result) -> Any:
+            results = []
+            for result, tensor in zip(job.results, tensors, strict=True):
+                if result.is_cuda:
+                    result.record_stream(torch.cuda.current_stream(result.device))
+                if reduces:
+                    results.append(result.to(tensor.dtype))
+                else:
+                    results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
+            return finish(results, job.received)
+
+        return begin(members, operation, keep=job, finish=deliver, submit=lambda what: lane.submit(what, job))
+
+    def submit(self, members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
+        """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
+
+        Raises:
+            HorovodInternalError: the round is broken or over.
+            DuplicateNameError: an operation of this name is under way.
+        """
+        engine = members.context.engine
+        assert isinstance(engine, NativeEngine)
+        job = _Job(list(tensors), _events(tensors), in_place=True)
+        return _lane_of(engine, members.context).submit(operation, job)
+
+
+torch_lane = TorchLane()
+devices.register(_NAME, torch_lane)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from elastic_driver.torch.device import lane as device_lane
+from elastic_driver.torch.device.lane import torch_lane
 from elastic_driver.torch.optimizer.compression import Compressor, wire_dtype
 from elastic_driver.worker.engine.collectives import DTYPES, Average, ReduceOp, Sum
 from elastic_driver.worker.engine.protocol import Engine, Handle, Kind, Operation, Result, TensorSpec
@@ -145,7 +145,7 @@ class Bucket:
         self._learned = learned
         self._members = members
         self._engine: Engine = members.context.engine
-        self._on_device = device_lane.takes(members, self.params)
+        self._on_device = torch_lane.takes(members, self.params)
         self._wire = wire_dtype(terms.compression, params[0].dtype)
         # As long as it is so, gradients live in the buffer.
         self._in_place = (
@@ -197,7 +197,7 @@ class Bucket:
         """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
         if operation.device:
             assert self._flat is not None
-            return device_lane.submit(self._members, operation, [self._flat])
+            return torch_lane.submit(self._members, operation, [self._flat])
         return self._engine.submit(operation)
 
     @torch.no_grad()
