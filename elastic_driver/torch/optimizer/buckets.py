@@ -1,6 +1,6 @@
 """The gradients of some parameters, on their way: the flat buffer they travel in, and what comes back.
 
-A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (device.py).
+A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (torch/device).
 Where nothing speaks against it the gradients live in it, as views: then a gradient is copied once, when autograd has
 made it, and its result is where it is looked for. What speaks against it: another dtype on the way, another device,
 and a caller who keeps gradients beyond a step, whose memory would be overwritten by the next (see ``_is_kept``).
@@ -353,7 +353,7 @@ class Bucket:
             view = self._flat[start : start + param.numel()]
             self._views[param] = view.as_strided(param.shape, dense_strides(param))
         del view
-        self._own_references = [_references(each) for each in self._views.values()]
+        self._own_references = [_references(view) for view in self._views.values()]
         self._own_storage_references = _storage_references(self._flat)
         return self._views
 
@@ -362,7 +362,7 @@ class Bucket:
         assert self._flat is not None
         if _storage_references(self._flat) > self._own_storage_references:
             return True
-        found = [_references(each) for each in self._views.values()]
+        found = [_references(view) for view in self._views.values()]
         for own, now, (param, view) in zip(self._own_references, found, self._views.items(), strict=True):
             if now > own + (_ATTACHED if param.grad is view else 0):
                 return True
