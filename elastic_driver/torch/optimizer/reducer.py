@@ -22,7 +22,7 @@ import torch
 from elastic_driver.errors import MismatchError
 from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.engine.protocol import Handle, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.rounds.context import Context

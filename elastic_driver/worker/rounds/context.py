@@ -24,7 +24,7 @@ from typing import Any
 from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
 from elastic_driver.worker.engine.plain_plan import LEAVING
 from elastic_driver.worker.engine.protocol import Engine, Kind, Operation, Result
