@@ -48,6 +48,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy, explain, new_state, next_deadline, step
+from elastic_driver.core.past import why_impossible
 from elastic_driver.core.placement import is_drained, usable_slots
 from elastic_driver.core.setbacks import fault_of, last_words
 from elastic_driver.core.state import JobPhase, WorkerPhase, in_phase, record_of
@@ -59,6 +60,7 @@ from elastic_driver.errors import (
     DiscoveryError,
     LaunchError,
     RendezvousClosedError,
+    RendezvousProtocolError,
     SettingsError,
     StaleRoundError,
     shortage,
@@ -359,7 +361,7 @@ class ElasticDriver:
                 what = state.phase.value
             case JobPhase.STARTING:
                 what, patience = state.phase.value, _START_PATIENCE
-            case JobPhase.RUNNING if state.discovery_failing_since is not None:
+            case JobPhase.RUNNING if state.discovery.outage is not None:
                 what = "discovery"
             case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 what, patience = "commit", _COMMIT_PATIENCE
@@ -401,7 +403,7 @@ class ElasticDriver:
         anyhow is told, and changes nothing.
         """
         assert self._ended is not None
-        self._state = replace(self._state, phase=JobPhase.ENDED)
+        self._state = replace(self._state, ended=True)
         self._supervisor.job_ends()
         is_first = not self._ended.done()
         if is_first:
@@ -566,7 +568,11 @@ class ElasticDriver:
     # --- rounds (RoundHandler of the rendezvous server) ------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY: parks it until its round is formed, or answers at once what is known."""
+        """A worker is READY: parks it until its round is formed, or answers at once what is known.
+
+        Raises:
+            RendezvousProtocolError: it speaks of a round that it cannot know.
+        """
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
         if self._is_over:
@@ -581,6 +587,18 @@ class ElasticDriver:
             # Its answer was lost on the way: the same again.
             future.set_result(assignment)
             return future
+        event = WorkerReady(
+            worker,
+            request.after_round,
+            request.commits,
+            request.cause,
+            request.detail,
+            request.backends,
+            request.steps,
+            request.where,
+            request.raised,
+        )
+        self._check(event)
         older = self._parked.get(worker)
         if older is not None and not older.done():
             older.cancel()
@@ -590,19 +608,7 @@ class ElasticDriver:
             process.watch_threads(request.pid, request.thread)
         # It asks again as often as a member watches.
         self._supervisor.heard(worker, pid=request.pid)
-        self._take_report(
-            WorkerReady(
-                worker,
-                request.after_round,
-                request.commits,
-                request.cause,
-                request.detail,
-                request.backends,
-                request.steps,
-                request.where,
-                request.raised,
-            )
-        )
+        self._take_report(event)
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
@@ -641,8 +647,20 @@ class ElasticDriver:
         return future
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
-        self._take_report(WorkerRunning(report.worker, report.round_id, report.commits, report.another))
+        """A member trains.
+
+        Raises:
+            RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
+        """
+        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
+        self._check(event)
+        self._take_report(event)
+
+    def _check(self, event: WorkerReady | WorkerRunning) -> None:
+        """Refuses what the core would not take: a peer must not be able to end the job."""
+        why = "" if self._is_over else why_impossible(self._state, event)
+        if why:
+            raise RendezvousProtocolError(f"cannot take this report: {why}")
 
     def leave(self, request: LeaveRequest) -> None:
         """A worker was told by a signal to leave: its place is drained.
