@@ -1,6 +1,6 @@
 """What each event means: it changes what is known of hosts, workers and reports.
 
-Owns the accounting by cause (crashed, not started, removed, finished) and the refusal of what belongs to the past.
+Owns the accounting by cause (crashed, not started, removed, finished).
 Decides nothing that needs more than the event itself: :mod:`elastic_driver.core.membership` looks at the levels
 afterwards.
 """
@@ -26,6 +26,7 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkersReported,
 )
+from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
 from elastic_driver.core.placement import in_target, standby_places, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
@@ -33,9 +34,10 @@ from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     JobPhase,
+    Outage,
     WorkerPhase,
     WorkerRecord,
-    record_of,
+    leaving,
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Host
@@ -43,7 +45,14 @@ from elastic_driver.words import ExitCode, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
-    """Takes in one event. What belongs to the past changes nothing."""
+    """Takes in one event. What comes late changes nothing.
+
+    Raises:
+        IllegalEventError: the event cannot have happened.
+    """
+    why = why_impossible(t.state, event)
+    if why:
+        raise IllegalEventError(f"cannot take {event}: {why}")
     match event:
         case HostsDiscovered():
             _take_hosts(t, event.hosts)
@@ -64,22 +73,21 @@ def take(t: Transition, event: Event) -> None:
 
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
-    since = t.state.discovery_failing_since
-    if since is not None and t.now - since >= DISCOVERY_OUTAGE_S:
-        t.report(f"host discovery answers again, after {t.now - since:.0f} s")
-    ordered = order_hosts(t.state.host_order, hosts)
+    discovery = t.state.discovery
+    if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
+        t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
+    ordered = order_hosts(discovery.order, hosts)
     listed = [host.name for host in ordered]
     living = [record.worker.hostname for record in t.state.workers]
     # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in t.state.host_order if name in listed or name in living]
+    kept = [name for name in discovery.order if name in listed or name in living]
     t.state = replace(
         t.state,
-        hosts=ordered,
-        host_order=(*kept, *(name for name in listed if name not in kept)),
+        discovery=replace(
+            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+        ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
-        discovered=True,
-        discovery_failing_since=None,
     )
 
 
@@ -99,18 +107,17 @@ def _take_drain(t: Transition, event: DrainRequested) -> None:
 
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
-    if not t.state.discovered:
+    discovery = t.state.discovery
+    if discovery.hosts is None:
         t.end(ExitCode.BAD_USAGE, event.message)
         return
-    since = t.state.discovery_failing_since
-    if since is None:
-        since = t.now
-        told = t.state.discovery_told_at
-        # A script that fails every now and then is not told of each time.
-        if told is None or t.now - told >= DISCOVERY_TOLD_S:
-            t.report(f"{event.message}; going on with the hosts known so far", warning=True)
-            t.state = replace(t.state, discovery_told_at=t.now)
-    t.state = replace(t.state, discovery_failing_since=since, discovery_error=event.message)
+    told = discovery.told_at
+    # A script that fails every now and then is not told of each time.
+    if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):
+        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+        discovery = replace(discovery, told_at=t.now)
+    since = t.now if discovery.outage is None else discovery.outage.since
+    t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))
 
 
 def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]) -> None:
@@ -133,18 +140,15 @@ def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | Wo
 
 
 def _take_ready(t: Transition, event: WorkerReady) -> None:
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
-        return  # of the past: a process that has ended, or a request that was answered already
-    if record.phase is WorkerPhase.READY:
-        return  # the same level again: its long poll ran out
+    record = record_unless_late(t.state, event)
+    if record is None:
+        return
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
             record,
             phase=WorkerPhase.READY,
             since=t.now,
-            deadline=None,
             # Who has commits, or left by itself, was through with its sync, though its report was lost.
             has_state=record.has_state
             or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
@@ -162,23 +166,23 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
     if not was_member and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
-        t.open_reset()
+        reset = t.in_reset()
         if event.cause is ReadyCause.REINIT:
-            t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
+            reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
         if event.cause is ReadyCause.INTERNAL_ERROR:
             how = "raised HorovodInternalError" if event.raised else "lost its round"
             failure = Failure.said(event.worker, record.rank, how, event.detail, event.where)
             setbacks = setbacks.complained(failure, raised=event.raised)
-            t.state = replace(t.state, unplanned=True)
+            reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
-        t.state = replace(t.state, setbacks=setbacks)
+        t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
 def _take_running(t: Transition, event: WorkerRunning) -> bool:
     """Returns whether it is news."""
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return False
     if event.another:
         record = replace(record, commits=event.commits)
@@ -192,7 +196,7 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
 
 
 def _take_exit(t: Transition, event: WorkerExited) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
@@ -208,12 +212,12 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
     # It counts as one that is being stopped: its end will be no news.
-    t.put(replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True))
+    t.put(leaving(record, t.now, stopped=True))
     failure = _failure(record, event.how, event.error, event.where)
     _take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
 
@@ -282,13 +286,11 @@ def _take_crash(
     else:
         text = f"worker {worker} {how} after its place was removed"
     t.note_failure(failure, fault, text)
-    t.open_reset()
     t.break_round(text)
-    t.state = replace(t.state, unplanned=True)
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))

@@ -108,7 +108,7 @@ class Stepper:
 
     def give_up(self) -> None:
         """After an error of the driver's own it is over at once: of what comes from now on nothing follows."""
-        self.state = replace(self.state, phase=JobPhase.ENDED)
+        self.state = replace(self.state, ended=True)
 
     def close(self) -> None:
         """Feeds nothing more by itself."""

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.property
 
 HOSTNAMES = ("a", "b", "c")
 
+draws = st.integers(0, 1024).map(lambda number: number / 1024)
+
 host_lists = st.lists(
     st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
 ).map(tuple)
@@ -142,12 +144,12 @@ class Membership(RuleBasedStateMachine):
             self.job.running(str(worker), commits=self.job.round_commits + commits)
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=st.floats(0, 1))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
         self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), draw=st.floats(0, 1))
+    @rule(data=st.data(), draw=draws)
     def dying(self, data: st.DataObject, draw: float) -> None:
         self.job.feed(WorkerDying(self.a_worker(data), "killed by SIGKILL", draw))
 
