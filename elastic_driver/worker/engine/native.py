@@ -237,8 +237,8 @@ class NativeEngine:
         place = mine.index(self._rank)
         groups = [("global", ranks, ranks.index(self._rank))]
         if place < min(len(part) for part in parts):
-            across = [part[place] for part in parts]
-            groups.append(("lane", across, across.index(self._rank)))
+            cross = [part[place] for part in parts]
+            groups.append(("cross", cross, cross.index(self._rank)))
         with self.failures("connect to its peers"):
             contexts = self._module.ContextGroup(
                 groups, host=self._address, key=self._seal.key, purpose=self._seal.purpose(f"process set {number}")
