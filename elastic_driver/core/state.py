@@ -127,7 +127,6 @@ class State:
     Attributes:
         policy: the limits.
         phase: where the job stands.
-        began: when the job began.
         hosts: discovery's last answer, in rank order.
         host_order: names of all hosts that are listed or have living workers, in rank order.
         discovered: whether discovery has answered at all.
@@ -159,7 +158,6 @@ class State:
     """
 
     policy: Policy
-    began: float
     phase: JobPhase = JobPhase.WAITING
     hosts: tuple[Host, ...] = ()
     host_order: tuple[str, ...] = ()
@@ -196,7 +194,6 @@ def new_state(policy: Policy, now: float) -> State:
     """The state of a job that has not looked for hosts yet."""
     return State(
         policy,
-        began=now,
         blacklist=Blacklist(policy.cooldown_range_s),
         slots_deadline=now + policy.elastic_timeout_s,
         reset_began=now,

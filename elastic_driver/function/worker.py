@@ -15,7 +15,6 @@ from typing import Any
 
 import cloudpickle
 
-from elastic_driver.errors import WorkerRemovedError
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.environment import ENV_WORKER
 from elastic_driver.worker.rounds.current import current, current_round
@@ -66,8 +65,6 @@ def main(argv: list[str]) -> int:
         func, args, kwargs = cloudpickle.loads((folder / CALL).read_bytes())
         value = func(*args, **kwargs)
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, WorkerRemovedError):
-            raise
         traceback.print_exc()
         _leave(folder, _error(error, ""))
         runtime().note_exception(raised=True)

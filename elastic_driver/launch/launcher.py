@@ -62,7 +62,6 @@ class WorkerProcess(Protocol):
     """A worker's process, from its start to the end of everything that it started.
 
     Attributes:
-        worker: whose process it is.
         pid: its process id.
         label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
         exited: done at the moment the process is dead; what it wrote until then has been passed on.
@@ -71,7 +70,6 @@ class WorkerProcess(Protocol):
             that.
     """
 
-    worker: WorkerId
     pid: int
     label: str
     exited: asyncio.Future[ExitStatus]

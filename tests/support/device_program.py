@@ -78,9 +78,9 @@ class FakeGroup:
             store.set("0", b"the id")
         assert store.get("0") == b"the id"
         store.set("exception_dump", b"of no interest to others")
-        self._gloo = TorchCollectives([Group("fake", tuple(range(size)), index)], "127.0.0.1")
+        self._gloo = TorchCollectives(Group("fake", tuple(range(size)), index), "127.0.0.1")
         self._gloo.connect(store._exchange, timeout_s=20.0)
-        self._group = self._gloo.process_group("fake")
+        self._group = self._gloo.process_group
         self._fault = fault
         self._calls = 0
 

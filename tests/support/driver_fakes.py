@@ -18,6 +18,7 @@ from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, RunningReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
@@ -164,7 +165,7 @@ class Job:
             Settings(**values),
             discovery=self.discovery,
             launcher=self.launcher,
-            chronicle=Chronicle(self.console, self.log),  # type: ignore[arg-type]
+            chronicle=Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             environ={},
             job_id="fake",
             clock=clock,
@@ -197,7 +198,7 @@ class Job:
     ) -> asyncio.Future[NextRoundReply]:
         """The worker asks for its round, as the server would pass it on."""
         request = NextRoundRequest(worker, after, commits, cause, "", (Backend.NATIVE,), 0)
-        return asyncio.ensure_future(self.driver.next_round(request))
+        return asyncio.ensure_future(self.driver.rounds.next_round(request))
 
     async def train(self, count: int) -> list[WorkerId]:
         """Has that many workers come to their first round and train."""
@@ -205,7 +206,7 @@ class Job:
         answers = [self.ready(worker) for worker in workers]
         await self.until(lambda: all(answer.done() for answer in answers), "the first round")
         for worker in workers:
-            self.driver.running(RunningReport(worker, 1, 0))
+            self.driver.rounds.running(RunningReport(worker, 1, 0))
         return workers
 
     def text(self) -> str:

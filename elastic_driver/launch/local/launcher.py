@@ -492,7 +492,7 @@ class LocalLauncher:
         return process
 
     def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
-        forked = self._warm.fork(worker, command, env) if self._warm is not None else None
+        forked = self._warm.fork(command, env) if self._warm is not None else None
         return spawn(worker, command, env, tether) if forked is None else forked
 
     def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:

@@ -270,13 +270,13 @@ class Peers:
                 raise DeviceLaneError(f"cannot use {_fast_name(self.device)}, which was asked for: {refusal}")
             if self.index == 0:
                 say_once(f"{_fast_name(self.device)} is not used: {refusal}; tensors go through the CPU")
-        gloo = TorchCollectives([Group(self._name, tuple(self.ranks), self.index)], self._address)
+        gloo = TorchCollectives(Group(self._name, tuple(self.ranks), self.index), self._address)
         with self._lock:
             self._gloo = gloo
         if self._stopped.is_set():
             gloo.abort("the round is over")
         gloo.connect(self._exchange, timeout_s=self._timeout_s)
-        self._group = gloo.process_group(self._name)
+        self._group = gloo.process_group
 
     def _refusal(self, make: MakeFast) -> str:
         """Why the members do not use the fast group; the same on all of them."""

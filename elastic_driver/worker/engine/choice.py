@@ -106,14 +106,14 @@ def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal:
     )
 
 
-def _solo(groups: tuple[Group, ...]) -> Collectives:
+def _solo(group: Group) -> Collectives:
     return SoloCollectives()
 
 
 def _torch_collectives(address: str) -> Make:
     from elastic_driver.worker.engine.torch_collectives import TorchCollectives
 
-    return lambda groups: TorchCollectives(groups, address)
+    return lambda group: TorchCollectives(group, address)
 
 
 def usable_backends() -> tuple[Backend, ...]:

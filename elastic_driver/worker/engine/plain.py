@@ -29,19 +29,17 @@ from elastic_driver.errors import DuplicateNameError, HorovodInternalError, Mism
 from elastic_driver.worker.engine import plain_plan as plans
 from elastic_driver.worker.engine.collectives import (
     DTYPES,
-    GLOBAL,
     Collectives,
     Exchange,
     Group,
     ReduceOp,
     SoloCollectives,
-    Task,
 )
 from elastic_driver.worker.engine.plain_kinds import Link, control_text, itemsize, run, serve
 from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
 from elastic_driver.worker.engine.trace import Trace, activity, row
 
-Make: TypeAlias = Callable[[tuple[Group, ...]], Collectives]
+Make: TypeAlias = Callable[[Group], Collectives]
 """Makes a backend's collectives, not yet connected."""
 
 _ACTIVE, _JOINED, _LEAVING = 0, 1, 2
@@ -55,7 +53,7 @@ _SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first 
 
 @dataclass(slots=True)
 class _Work:
-    """Something for a runner's thread to do, once its members have agreed on the text; at once when there is none."""
+    """Something for a runner's thread to do, once its members have agreed on the text."""
 
     text: str
     act: Callable[[Link], Any]
@@ -177,7 +175,7 @@ class _Runner:
             if work.state == _JOINED and self.link.size > 1:
                 result = Result(last_joined=self._join(work))
             else:
-                if work.text and self.link.size > 1:
+                if self.link.size > 1:
                     self._agree(work.text, work.state)
                 agreed = time.monotonic()
                 result = work.act(self.link)
@@ -280,7 +278,7 @@ class PlainEngine:
         if len(members) == 1:
             collectives: Collectives = SoloCollectives()
         else:
-            collectives = self._make((Group(GLOBAL, tuple(range(len(members))), index),))
+            collectives = self._make(Group("set", tuple(range(len(members))), index))
             with self._lock:
                 self._building = collectives
                 broken = self._broken
@@ -326,15 +324,6 @@ class PlainEngine:
             activity(operation),
         )
         return PlainHandle(self._enter(runner, work))
-
-    def call(self, task: Task) -> Future[Any]:
-        """Runs a task over the global set's collectives, in its turn, on its thread. Never raises."""
-        work = _Work("", lambda link: task(link.collectives), title="task")
-        try:
-            return self._enter(self._runners[GLOBAL_SET], work)
-        except HorovodInternalError as error:
-            work.future.set_exception(error)
-            return work.future
 
     def _enter(self, runner: _Runner, work: _Work) -> Future[Any]:
         with self._lock:

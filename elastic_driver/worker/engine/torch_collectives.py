@@ -53,8 +53,7 @@ class ExchangeStore(c10d.Store):
 
     def __init__(self, group: Group, exchange: Exchange, port: int) -> None:
         super().__init__()
-        # Local groups of two hosts have one name; their first members differ.
-        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}.{group.members[0]}"
+        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}"
         self._index, self._count = group.index, len(group.members)
         self._exchange, self._port = exchange, port
         self._own = b""
@@ -122,11 +121,10 @@ def _is_listening(candidate: socket.socket) -> bool:
 class TorchCollectives:
     """Collectives over ProcessGroupGloo."""
 
-    def __init__(self, groups: Sequence[Group], address: str) -> None:
-        self._plan = tuple(groups)
+    def __init__(self, group: Group, address: str) -> None:
+        self._group = group
         self._address = address
-        self._groups: dict[str, Any] = {}
-        self._sizes = {group.name: len(group.members) for group in groups}
+        self._process_group: Any = None
         self._lock = threading.Lock()  # guards _own and _aborted
         self._own: list[socket.socket] = []
         self._aborted = ""
@@ -141,17 +139,18 @@ class TorchCollectives:
         options._devices = [device]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1  # one collective at a time
-        for group in self._plan:
-            store = ExchangeStore(group, exchange, port)
-            with self._failures("connect to its peers", store):
-                self._groups[group.name] = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
-            ends = self._adopt_connections(before, port, store.peer_ports)
-            packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
-            _check_ends(group, [_unpack(member_ends) for member_ends in packed])
+        group = self._group
+        store = ExchangeStore(group, exchange, port)
+        with self._failures("connect to its peers", store):
+            self._process_group = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
+        ends = self._adopt_connections(before, port, store.peer_ports)
+        packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
+        _check_ends(group, [_unpack(member_ends) for member_ends in packed])
 
-    def process_group(self, name: str) -> Any:
-        """The process group of that name, once connected."""
-        return self._groups[name]
+    @property
+    def process_group(self) -> Any:
+        """torch's process group, once connected."""
+        return self._process_group
 
     def _make_device(self) -> Any:
         # The device's loop thread inherits the scheduling class of the thread that makes it. As SCHED_BATCH it does
@@ -226,24 +225,24 @@ class TorchCollectives:
             reason = self._aborted or _essence(str(cause))
             raise HorovodInternalError(f"cannot {what}: {reason}") from cause
 
-    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         """See Collectives."""
         options = c10d.AllreduceOptions()
         options.reduceOp = _OPS[op]  # type: ignore[assignment]
         options.timeout = timedelta(seconds=timeout_s)
         tensor = torch.from_numpy(data).view(getattr(torch, dtype))
         with self._failures("finish an allreduce"):
-            self._groups[group].allreduce([tensor], options).wait()
+            self._process_group.allreduce([tensor], options).wait()
 
-    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+    def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
         """See Collectives."""
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = timedelta(seconds=timeout_s)
         with self._failures("finish a broadcast"):
-            self._groups[group].broadcast([torch.from_numpy(data)], options).wait()
+            self._process_group.broadcast([torch.from_numpy(data)], options).wait()
 
-    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         """See Collectives. Gloo wants equal parts here, so that shorter ones are padded."""
         most = max(counts)
         options = c10d.AllgatherOptions()
@@ -252,15 +251,11 @@ class TorchCollectives:
         mine[: data.nbytes] = data
         parts = [torch.empty(most, dtype=torch.uint8) for _ in counts]
         with self._failures("finish an allgather"):
-            self._groups[group].allgather([parts], [torch.from_numpy(mine)], options).wait()
+            self._process_group.allgather([parts], [torch.from_numpy(mine)], options).wait()
         offset = 0
         for part, count in zip(parts, counts, strict=True):
             output[offset : offset + count] = part.numpy()[:count]
             offset += count
-
-    def barrier(self, group: str, *, timeout_s: float) -> None:
-        """See Collectives."""
-        self.allreduce(group, np.zeros(1, np.uint8), "uint8", ReduceOp.SUM, timeout_s=timeout_s)
 
     def abort(self, reason: str) -> None:
         """See Collectives."""
@@ -278,11 +273,11 @@ class TorchCollectives:
         for connection in own:
             _shut(connection)
             connection.close()
-        self._groups.clear()
+        self._process_group = None
 
     def abandon(self) -> None:
         """See Collectives. A process group's destructor would join threads that are only in the parent."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._groups))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._process_group))
 
 
 def _text(name: tuple[Any, ...]) -> str:

@@ -148,11 +148,6 @@ class Context:
         return engine
 
     @property
-    def broken(self) -> str:
-        """Why no collective can succeed any more in this round, as far as is known without trying; "" when they can."""
-        return self._broken
-
-    @property
     def hosts_updated(self) -> bool:
         """The driver's notice as this process knows it: members are to leave at the next commit."""
         return self._hosts_updated

@@ -323,12 +323,9 @@ class Runtime:
             return RoundAssignment(
                 round_id=self._after_round + 1,
                 slot=SlotInfo(0, 1, 0, 1, 0, 1),
-                local_members=(0,),
-                cross_members=(0,),
                 sync=True,
                 commits=commits,
                 backend=Backend.NATIVE,
-                cause="not started by elasticrun",
             )
         if self._worker is None:
             self._worker = self._own_id()

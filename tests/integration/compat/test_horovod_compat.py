@@ -132,7 +132,7 @@ def test_listeners_are_told_of_host_updates() -> None:
     for manager, listener in zip(managers, listeners, strict=True):
         manager.init()
         manager.register_listener(listener)
-    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), True, 0, Backend.NATIVE, "")
+    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), True, 0, Backend.NATIVE)
     leave_listeners = current_round().leave_listeners
     context = Context(
         assignment,

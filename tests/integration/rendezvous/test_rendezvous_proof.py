@@ -143,7 +143,6 @@ def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service
 
 TARGETS = {
     "key": "rounds/1/kv/s/k",
-    "scope": "rounds/1/kv/s",
     "exchange": "rounds/1/exchange/s?key=0&count=1",
     "hello": "hello",
 }

@@ -277,7 +277,8 @@ def test_due_by_number_and_by_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_job(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "folder"
+    folder = tmp_path / "folder"
+    folder.mkdir()
     lock = FolderLock.take(folder, "one")
     with pytest.raises(SettingsError, match="another job uses"):
         FolderLock.take(folder, "two")
@@ -309,6 +310,7 @@ def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -
 
 def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has_it(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
+    folder.mkdir()
     lock = FolderLock.take(folder, "one")
     marks = Marks(folder, "one")
     known = marks.open(anew=False)

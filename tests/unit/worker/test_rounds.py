@@ -18,7 +18,7 @@ from elastic_driver.worker.rounds.current import CurrentRound
 
 pytestmark = pytest.mark.unit
 
-ALONE = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), True, 0, Backend.NATIVE, "")
+ALONE = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), True, 0, Backend.NATIVE)
 
 
 def a_round(round_id: int = 1, commits: int = 0, **more: Any) -> Context:
