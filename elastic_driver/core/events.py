@@ -40,7 +40,17 @@ class DiscoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker asks for the round after ``after_round``. See NextRoundRequest."""
+    """A worker asks for the round after ``after_round``.
+
+    Attributes:
+        worker, after_round: who, and the last round that it was in; 0 for none.
+        commits: of its state.
+        cause, detail: why, and its error in words.
+        backends: what it can use for collectives, best first.
+        steps: operations that it has finished since its last commit.
+        where: the line of code that raised the error; "" when that is not known.
+        raised: whether its own code raised it, and not its collective.
+    """
 
     worker: WorkerId
     after_round: int
@@ -58,7 +68,7 @@ class WorkerRunning:
     """A member has built its contexts and synced its state.
 
     Attributes:
-        worker, round_id, commits: as it says, see RunningReport.
+        worker, round_id, commits: as it says.
         another: whether it is another training than the last one it told of, which has come to its end.
     """
 
@@ -200,7 +210,7 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class DismissWorker:
-    """Answer the worker's open request with Removed: it ends by itself, with exit code 0."""
+    """Tell a worker that is READY that there is no place for it: it ends by itself, with exit code 0."""
 
     worker: WorkerId
     reason: str
@@ -208,7 +218,7 @@ class DismissWorker:
 
 @dataclass(frozen=True, slots=True)
 class PublishRound:
-    """Fence the past, and answer the members' open requests with their places.
+    """Fence the past, and give the members their places.
 
     Attributes:
         round_id: the new round.
@@ -233,7 +243,7 @@ class PublishRound:
 
 @dataclass(frozen=True, slots=True)
 class SetNotice:
-    """Tell the members of the round, through their watch requests."""
+    """Tell the members of the round."""
 
     version: int
     round_id: int

@@ -85,7 +85,7 @@ class WorkerPhase(StrEnum):
     """Where a living process stands."""
 
     BOOTING = "booting"  # started, has not asked for a round yet
-    READY = "ready"  # its request for the next round is open
+    READY = "ready"  # it has asked for the next round
     MEMBER = "member"  # in the current round
     LEAVING = "leaving"  # dismissed or being stopped: its end is no news
 

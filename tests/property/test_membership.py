@@ -7,6 +7,8 @@ promises hold: workers that do as they are told bring the job to rest or to its 
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -32,6 +34,8 @@ from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.property
 
+# scripts/mutate asks for fewer.
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "150"))
 HOSTNAMES = ("a", "b", "c")
 
 draws = st.integers(0, 1024).map(lambda number: number / 1024)
@@ -211,4 +215,4 @@ class Membership(RuleBasedStateMachine):
 
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMembership.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
