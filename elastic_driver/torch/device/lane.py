@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from elastic_driver.errors import DeviceLaneError, HorovodInternalError, SettingsError
+from elastic_driver.errors import DeviceLaneError, HorovodInternalError
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device.groups import Peers
 from elastic_driver.torch.device.math import Instruction, absent, carry_out
@@ -41,12 +41,11 @@ from elastic_driver.worker.engine.reductions import carried_dtype, engine_op
 from elastic_driver.worker.rounds import devices
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.process_sets import Members
+from elastic_driver.worker.settings import ENV_LANE, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
 _NAME = "torch"  # by which this lane is known among those of devices
-ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
-_MODES = ("auto", "cuda", "off", "cpu")
 _IDLE_S = 1.0
 # Between looks at whether the device has finished: at first about what a small collective takes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 20e-6, 1e-3
@@ -69,10 +68,7 @@ _resolved: weakref.WeakKeyDictionary[Context, Choice] = weakref.WeakKeyDictionar
 
 def mode() -> str:
     """What the environment asks for. Raises SettingsError when there is no such mode."""
-    chosen = os.environ.get(ENV_LANE, "") or "auto"
-    if chosen not in _MODES:
-        raise SettingsError(f"cannot use {ENV_LANE}={chosen!r}: it is one of {', '.join(_MODES)}")
-    return chosen
+    return worker_settings().device_lane
 
 
 def describe() -> dict[str, Any]:

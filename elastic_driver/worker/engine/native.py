@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
 from elastic_driver.system.safe_files import open_named
 from elastic_driver.worker.engine import native_loader
 from elastic_driver.worker.engine.byte_collectives import gather
 from elastic_driver.worker.engine.collectives import Exchange, Meeting, ReduceOp
 from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
 from elastic_driver.worker.engine.seal import NO_SEAL, Seal
+from elastic_driver.worker.settings import DEFAULTS, WorkerSettings, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
 ENGINE_SCOPE = "engine"
-# Horovod's default (HOROVOD_FUSION_THRESHOLD).
-_FUSION_BYTES = 64 << 20
-_STALL_WARN_S = 60.0
-_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
 _LANE_END_S = 5.0
 
 
@@ -45,45 +42,24 @@ class EngineSettings:
         machine: ranks with different ones share no memory, as if they were on different machines.
     """
 
-    fusion_bytes: int = _FUSION_BYTES
-    stall_warn_s: float = _STALL_WARN_S
+    fusion_bytes: int = DEFAULTS.fusion_bytes
+    stall_warn_s: float = DEFAULTS.stall_warn_s
     stall_fail_s: float = 0.0
     shared_memory: bool = True
     direct_reads: bool = True
     machine: str = ""
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> EngineSettings:
-        """Reads Horovod's variables of fusion and stall checks, and two of this package's.
-
-        ELASTIC_DRIVER_SHARED_MEMORY is ``on``, ``staged`` (private memory of peers is not read) or ``off``;
-        ELASTIC_DRIVER_MACHINE is any text.
-
-        Raises:
-            SettingsError: one of them cannot be used.
-        """
-
-        def number(name: str, default: float) -> float:
-            text = environ.get(name, "")
-            try:
-                value = float(text) if text else default
-            except ValueError:
-                value = -1.0
-            if not 0 <= value <= _MOST:
-                raise SettingsError(f"cannot use {name}={text!r}: it must be a number from 0 to {_MOST:g}")
-            return value
-
-        sharing = environ.get("ELASTIC_DRIVER_SHARED_MEMORY", "on")
-        if sharing not in ("on", "staged", "off"):
-            raise SettingsError(f"cannot use ELASTIC_DRIVER_SHARED_MEMORY={sharing!r}: it is on, staged or off")
-        checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0", "false")
+    def of(cls, settings: WorkerSettings) -> EngineSettings:
+        """As the environment has them."""
+        is_checked = not settings.stall_check_disable
         return cls(
-            fusion_bytes=int(number("HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES)),
-            stall_warn_s=number("HOROVOD_STALL_CHECK_TIME_SECONDS", _STALL_WARN_S) if checked else 0.0,
-            stall_fail_s=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) if checked else 0.0,
-            shared_memory=sharing != "off",
-            direct_reads=sharing == "on",
-            machine=environ.get("ELASTIC_DRIVER_MACHINE", ""),
+            fusion_bytes=settings.fusion_bytes,
+            stall_warn_s=settings.stall_warn_s if is_checked else 0.0,
+            stall_fail_s=settings.stall_fail_s if is_checked else 0.0,
+            shared_memory=settings.shared_memory != "off",
+            direct_reads=settings.shared_memory == "on",
+            machine=settings.machine,
         )
 
 
@@ -164,7 +140,7 @@ class NativeEngine:
         self._rank, self._size, self._address = rank, size, address
         self._timeout_s = timeout_s
         self._seal = seal
-        settings = settings or EngineSettings.from_environ(os.environ)
+        settings = settings or EngineSettings.of(worker_settings())
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
