@@ -75,7 +75,9 @@ def next_deadline(state: State) -> float | None:
     """
     if state.phase is JobPhase.ENDED:
         return None
-    times = [record.deadline for record in state.workers]
+    times: list[float | None] = [record.deadline for record in state.workers if record.deadline is not None]
+    times += [record.leave_by for record in state.workers if record.leave_by is not None]
+    times += [record.exit_by for record in state.workers if record.exit_by is not None]
     if state.phase in (JobPhase.STARTING, JobPhase.RESETTING) and not state.registry.complete:
         times.append(state.registry.deadline)
     if state.discovery_failing_since is not None:

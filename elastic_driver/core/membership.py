@@ -19,6 +19,8 @@ from elastic_driver.core.events import (
     Command,
     Event,
     Fault,
+    KillWorker,
+    ReportExit,
     StartWorker,
     WorkerExited,
     WorkerNotStarted,
@@ -43,6 +45,7 @@ from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
     JobPhase,
+    Kill,
     Policy,
     State,
     WorkerPhase,
@@ -72,17 +75,21 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
         The new state, and the commands in the order in which they are to be carried out.
     """
     if state.phase is JobPhase.ENDED:
-        return _after_the_end(state, event), []
+        return _after_the_end(state, event)
     transition = Transition(state, now)
     take(transition, event)
     settle(transition)
     return transition.state, transition.commands
 
 
-def _after_the_end(state: State, event: Event) -> State:
+def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
+    """Nothing follows from anything any more; it is told who has ended."""
     events = event.reports if isinstance(event, WorkersReported) else (event,)
+    exits = [one.worker for one in events if isinstance(one, WorkerExited)]
     gone = [one.worker for one in events if isinstance(one, WorkerExited | WorkerNotStarted)]
-    return replace(state, workers=state.workers.without(*gone)) if gone else state
+    ended = [record for worker in exits if (record := record_of(state, worker)) is not None]
+    told: list[Command] = [ReportExit(record.worker, expected=not record.failed) for record in ended]
+    return (replace(state, workers=state.workers.without(*gone)) if gone else state), told
 
 
 def settle(t: Transition) -> None:
@@ -95,6 +102,7 @@ def settle(t: Transition) -> None:
 
 
 def _vote_out(t: Transition) -> None:
+    _kill_late_workers(t)
     _stop_late_workers(t)
     _vote_out_the_silent(t)
 
@@ -116,6 +124,26 @@ def _close_or_tell(t: Transition) -> None:
             _fill_places(t)  # the standbys of a round are started when it is formed
     if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
         _set_planned_notice(t)
+
+
+def _kill_late_workers(t: Transition) -> None:
+    """Ends who said that it exits and did not, and who trains on in a drained place."""
+    policy = t.state.policy
+    limited = [record for record in t.state.workers if record.exit_by is not None or record.leave_by is not None]
+    for record in limited:
+        if record.exit_by is not None and t.now >= record.exit_by:
+            how = f"did not end within {policy.start_timeout_s:g} s of its exit (--start-timeout)"
+            command = KillWorker(record.worker, how, hangs=True, exits=True)
+            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN))
+        if record.leave_by is not None and t.now >= record.leave_by:
+            record = replace(record, leave_by=None)
+            # Who is READY waits for the others, and for slots.
+            trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
+            if trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
+                how = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)"
+                t.kill(record, KillWorker(record.worker, how), Kill(how, Fault.OWN))
+            else:
+                t.put(record)
 
 
 def _stop_late_workers(t: Transition) -> None:

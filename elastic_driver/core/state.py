@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.events import Fault
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
@@ -45,7 +46,9 @@ class Policy:
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
-        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
+        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and
+            from when it says that it exits until it has ended.
+        drain_timeout_s: how long a worker whose place is drained may go on training.
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
@@ -60,6 +63,7 @@ class Policy:
     max_num_proc: int | None = None
     elastic_timeout_s: float = 600.0
     start_timeout_s: float = 300.0
+    drain_timeout_s: float = 300.0
     reset_limit: int | None = None
     reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
@@ -89,6 +93,19 @@ class WorkerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """That a worker is being killed.
+
+    Attributes:
+        how: what it did, in words, as the cause of its end: "hung: no heartbeat for 60.0 s".
+        fault: whose doing that is.
+    """
+
+    how: str
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A living process.
 
@@ -105,6 +122,10 @@ class WorkerRecord:
         backends: what it can use for collectives, best first.
         running: whether it has said that it trains in its round.
         stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying.
+        failed: whether it was dying before anybody told it to end.
+        killed: why it is being killed; None when it is not.
+        leave_by: when it is killed if it still trains in a drained place; None for no bound.
+        exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
     """
 
     worker: WorkerId
@@ -118,6 +139,10 @@ class WorkerRecord:
     backends: tuple[Backend, ...] = ()
     running: bool = False
     stopped: bool = False
+    failed: bool = False
+    killed: Kill | None = None
+    leave_by: float | None = None
+    exit_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

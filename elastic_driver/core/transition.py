@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, Report, SetNotice, StopWorker
+from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, KillWorker, Report, SetNotice, StopWorker
 from elastic_driver.core.placement import all_offered
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, State, WorkerPhase, WorkerRecord, with_cause
+from elastic_driver.core.state import (
+    DISMISSED_GRACE_S,
+    JobPhase,
+    Kill,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    with_cause,
+)
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind
 
@@ -76,13 +84,21 @@ class Transition:
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.commands.append(StopWorker(record.worker, reason))
-        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=None, stopped=True))
+        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=None, stopped=True, leave_by=None))
         self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
+
+    def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
+        """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
+        if record.killed is None:
+            self.commands.append(command)
+            record = replace(record, killed=kill)
+        self.put(record)
+        return record
 
     def dismiss(self, record: WorkerRecord, reason: str) -> None:
         self.commands.append(DismissWorker(record.worker, reason))
         deadline = self.now + DISMISSED_GRACE_S
-        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=deadline))
+        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=deadline, leave_by=None))
 
     def report(self, text: str, *, warning: bool = False) -> None:
         self.commands.append(Report(text, warning))

@@ -7,14 +7,20 @@ and decides nothing: who is started and stopped, and what a death means, is the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from elastic_driver.core.events import StartWorker
+from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.system.tasks import Tasks
+
+# Between the signal that makes a hung worker print its stacks and the one that ends it.
+_LAST_WORDS_S = 2.0
 
 
 class ProcessListener(Protocol):
@@ -56,6 +62,7 @@ class Workers:
         self._tasks = tasks
         self._listener = listener
         self._processes: dict[WorkerId, WorkerProcess] = {}
+        self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
         self._starting: dict[WorkerId, asyncio.Task[None]] = {}
         self._stop_when_started: set[WorkerId] = set()
         self._job_ends = False
@@ -77,6 +84,25 @@ class Workers:
         elif worker in self._starting:
             self._stop_when_started.add(worker)
 
+    def kill(self, command: KillWorker) -> bool:
+        """SIGKILL; a worker that hangs prints first where its threads are. Returns whether it is being done.
+
+        Not for one that has ended, nor for one that exits when its script has ended. One that is being started is
+        stopped as soon as its process is there.
+        """
+        worker = command.worker
+        process = self._processes.get(worker)
+        if process is None:
+            self.stop(worker)
+            return worker in self._starting
+        if process.exited.done() or (command.exits and not self._runs_its_script(worker, process)):
+            return False
+        if command.hangs:
+            self._tasks.start(self._kill_with_last_words(worker, process))
+        else:
+            process.kill()
+        return True
+
     def label(self, worker: WorkerId, label: str) -> None:
         """From now on this stands in the prefix of its output."""
         process = self._processes.get(worker)
@@ -84,9 +110,10 @@ class Workers:
             process.label = label
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """Watches two threads of a worker for its death; see WorkerProcess."""
+        """Watches two threads of a worker for its death; see WorkerProcess. ``pid`` is of who called init()."""
         process = self._processes.get(worker)
         if process is not None:
+            self._pids[worker] = pid
             process.watch_threads(pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
@@ -135,9 +162,29 @@ class Workers:
         if future.cancelled():
             return
         del self._processes[worker]
+        self._pids.pop(worker, None)
         # What it has started ends after it, and is waited for.
         self._tasks.start(self._wait_for(process))
         self._listener.exited(worker, process, future.result())
+
+    def _runs_its_script(self, worker: WorkerId, process: WorkerProcess) -> bool:
+        """Whether the process that called init() is there. A shell that runs it may go on after its end."""
+        pid = self._pids.get(worker)
+        with contextlib.suppress(OSError):
+            return pid is not None and os.getsid(pid) == process.pid
+        return False
+
+    async def _kill_with_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
+        """Has a worker print where its threads are, and kills it."""
+        pid = self._pids.get(worker, process.pid)
+        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
+        # stopped process takes it when it goes on.
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGABRT)
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.wait([process.exited], timeout=_LAST_WORDS_S)
+        process.kill()
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()
