@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import sys
@@ -447,7 +446,7 @@ class ElasticDriver:
             worker=command.worker,
             planned=command.planned,
             round_id=self._stepper.state.round_id,
-            cores=len(os.sched_getaffinity(0)),
+            cores=self._launcher.cores(command.worker.hostname),
             horovod_shim=self._settings.horovod_shim,
         )
         return await self._launcher.start(

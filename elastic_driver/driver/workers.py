@@ -7,9 +7,6 @@ and decides nothing: who is started and stopped, and what a death means, is the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
@@ -62,7 +59,6 @@ class Workers:
         self._tasks = tasks
         self._listener = listener
         self._processes: dict[WorkerId, WorkerProcess] = {}
-        self._pids: dict[WorkerId, int] = {}  # of the processes that called init()
         self._starting: dict[WorkerId, asyncio.Task[None]] = {}
         self._stop_when_started: set[WorkerId] = set()
         self._job_ends = False
@@ -95,10 +91,10 @@ class Workers:
         if process is None:
             self.stop(worker)
             return worker in self._starting
-        if process.exited.done() or (command.exits and not self._runs_its_script(worker, process)):
+        if process.exited.done() or (command.exits and not process.runs_script):
             return False
         if command.hangs:
-            self._tasks.start(self._kill_with_last_words(worker, process))
+            self._tasks.start(self._kill_with_last_words(process))
         else:
             process.kill()
         return True
@@ -110,10 +106,9 @@ class Workers:
             process.label = label
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """Watches two threads of a worker for its death; see WorkerProcess. ``pid`` is of who called init()."""
+        """Takes which process called init(), and one of its threads; see WorkerProcess."""
         process = self._processes.get(worker)
         if process is not None:
-            self._pids[worker] = pid
             process.watch_threads(pid, thread)
 
     def pid(self, worker: WorkerId) -> int | None:
@@ -162,28 +157,13 @@ class Workers:
         if future.cancelled():
             return
         del self._processes[worker]
-        self._pids.pop(worker, None)
         # What it has started ends after it, and is waited for.
         self._tasks.start(self._wait_for(process))
         self._listener.exited(worker, process, future.result())
 
-    def _runs_its_script(self, worker: WorkerId, process: WorkerProcess) -> bool:
-        """Whether the process that called init() is there. A shell that runs it may go on after its end."""
-        pid = self._pids.get(worker)
-        with contextlib.suppress(OSError):
-            return pid is not None and os.getsid(pid) == process.pid
-        return False
-
-    async def _kill_with_last_words(self, worker: WorkerId, process: WorkerProcess) -> None:
+    async def _kill_with_last_words(self, process: WorkerProcess) -> None:
         """Has a worker print where its threads are, and kills it."""
-        pid = self._pids.get(worker, process.pid)
-        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
-        # stopped process takes it when it goes on.
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == process.pid:
-                os.kill(pid, signal.SIGABRT)
-                os.kill(pid, signal.SIGCONT)
-                await asyncio.wait([process.exited], timeout=_LAST_WORDS_S)
+        await process.print_stacks(_LAST_WORDS_S)
         process.kill()
 
     async def _wait_for(self, process: WorkerProcess) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -314,23 +312,26 @@ def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
         process = await kept.run(A)
         exits = KillWorker(A, "did not end", hangs=True, exits=True)
         assert not kept.workers.kill(exits), "it has never called init()"
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        kept.workers.watch_threads(A, gone.pid, gone.pid)
+        kept.workers.watch_threads(A, 11, 12)
+        process.runs_script = False
         assert not kept.workers.kill(exits), "that process has ended"
         assert not process.exited.done()
+        process.runs_script = True
+        assert kept.workers.kill(exits)
+        await settle()
+        assert (process.printed, process.exited.result().returncode) == (1, -6)
 
     among_fakes(test)
 
 
-def test_one_that_hangs_without_a_process_of_its_own_is_killed_at_once() -> None:
-    """The id that it gave is of another session: nobody else's process is sent a signal."""
-
+def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
     async def test(kept: Kept) -> None:
         process = await kept.run(A)
-        kept.workers.watch_threads(A, os.getpid(), os.getpid())
+        process.is_stubborn = True
+        began = kept.loop.time()
         assert kept.workers.kill(KillWorker(A, "no heartbeat", hangs=True))
-        await settle()
-        assert process.exited.done()
+        await process.exited
+        assert process.exited.result().returncode == -9
+        assert kept.loop.time() == began + 2.0
 
     among_fakes(test)
