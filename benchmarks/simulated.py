@@ -43,6 +43,7 @@ from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEA
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
@@ -189,12 +190,12 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
 
         _, launcher.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
         launcher.pipe.send("ready")
-        with Console(settings) as console, EventLog(None) as log:
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             driver = ElasticDriver(
                 settings,
                 discovery=discovery,
                 launcher=launcher,
-                chronicle=Chronicle(console, log),
+                chronicle=Chronicle(log, Narrator(console)),
                 environ=os.environ,
                 job_id="simulated",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_driver.core.placement import in_target, keeps_its_places, next_members, target_places
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
 from elastic_driver.words import NoticeKind
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
@@ -46,12 +46,12 @@ def pause_until(state: State) -> float | None:
     if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
-    return state.setbacks.until if all(in_target(record, failed) for record in next_members(state)) else None
+    return state.setbacks.present.until if all(in_target(record, failed) for record in next_members(state)) else None
 
 
 def held_until(state: State) -> float | None:
     """Until when a round that could be formed waits: for the end of a pause, or for joiners. None: for nothing."""
-    if state.phase not in (JobPhase.STARTING, JobPhase.RESETTING) or not state.registry.complete:
+    if state.ended or state.reset is None or not state.registry.complete:
         return None
     waits, pause = joiners_wait_until(state), pause_until(state)
     if waits is None and pause is None:
@@ -75,13 +75,13 @@ def next_deadline(state: State) -> float | None:
     """
     if state.phase is JobPhase.ENDED:
         return None
-    times: list[float | None] = [record.deadline for record in state.workers if record.deadline is not None]
+    times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
-    if state.phase in (JobPhase.STARTING, JobPhase.RESETTING) and not state.registry.complete:
-        times.append(state.registry.deadline)
-    if state.discovery_failing_since is not None:
-        times.append(state.discovery_failing_since + state.policy.elastic_timeout_s)
+    if state.reset is not None and not state.registry.complete:
+        times.append(state.reset.deadline)
+    if state.discovery.outage is not None:
+        times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
     joiners = joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state)
     times += [state.slots_deadline, state.blacklist.next_expiry(), joiners]
     return min((time for time in times if time is not None), default=None)

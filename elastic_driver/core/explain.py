@@ -21,26 +21,28 @@ def names(workers: Sequence[WorkerId]) -> str:
     return f"worker{'s' if len(workers) > 1 else ''} {text}"
 
 
-def explain(state: State, now: float) -> str:
+def explain(state: State, now: float, *, gives_up: bool = False) -> str:
     """Why the job stands where it stands.
 
     Args:
         state: the job.
         now: the present, seconds of the core's clock.
+        gives_up: whether the wait for slots is over: then nothing is said of the time that is left for it.
     """
-    policy = state.policy
+    policy, reset = state.policy, state.reset
+    slots_left = "" if gives_up else _left(state.slots_deadline, now)
     match state.phase:
         case JobPhase.WAITING:
-            if not state.discovered:
+            if state.discovery.hosts is None:
                 return "waiting for host discovery to answer"
-            left = _discovery(state, now) + _left(state.slots_deadline, now)
+            left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            return f"waiting for {missing} to call hvd.init(){_left(state.registry.deadline, now)}"
+            return f"waiting for {missing} to call hvd.init(){_left(None if reset is None else reset.deadline, now)}"
         case JobPhase.RESETTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            left = _left(state.registry.deadline, now)
+            left = _left(None if reset is None else reset.deadline, now)
             return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
@@ -52,7 +54,7 @@ def explain(state: State, now: float) -> str:
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             return (
                 f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
-                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{_left(state.slots_deadline, now)}"
+                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{slots_left}"
             )
         case JobPhase.RUNNING:
             members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
@@ -152,11 +154,11 @@ def _booting(state: State) -> str:
 
 def _discovery(state: State, now: float) -> str:
     """That discovery fails, which ends the job at some time."""
-    since = state.discovery_failing_since
-    if since is None:
+    outage = state.discovery.outage
+    if outage is None:
         return ""
-    left_s = max(0.0, since + state.policy.elastic_timeout_s - now)
-    return f"; host discovery fails ({state.discovery_error}), and ends the job in {left_s:.0f} s unless it answers"
+    left_s = max(0.0, outage.since + state.policy.elastic_timeout_s - now)
+    return f"; host discovery fails ({outage.error}), and ends the job in {left_s:.0f} s unless it answers"
 
 
 def _standby(state: State) -> str:

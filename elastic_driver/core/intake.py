@@ -1,6 +1,6 @@
 """What each event means: it changes what is known of hosts, workers and reports.
 
-Owns the accounting by cause (crashed, not started, removed, finished) and the refusal of what belongs to the past.
+Owns the accounting by cause (crashed, not started, removed, finished).
 Decides nothing that needs more than the event itself: :mod:`elastic_driver.core.membership` looks at the levels
 afterwards.
 """
@@ -35,6 +35,7 @@ from elastic_driver.core.events import (
     WorkerSpared,
     WorkersReported,
 )
+from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
 from elastic_driver.core.placement import in_target, standby_places, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
@@ -43,9 +44,10 @@ from elastic_driver.core.state import (
     DISCOVERY_TOLD_S,
     JobPhase,
     Kill,
+    Outage,
     WorkerPhase,
     WorkerRecord,
-    record_of,
+    leaving,
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Host
@@ -53,7 +55,14 @@ from elastic_driver.words import ExitCode, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
-    """Takes in one event. What belongs to the past changes nothing."""
+    """Takes in one event. What comes late changes nothing.
+
+    Raises:
+        IllegalEventError: the event cannot have happened.
+    """
+    why = why_impossible(t.state, event)
+    if why:
+        raise IllegalEventError(f"cannot take {event}: {why}")
     match event:
         case HostsDiscovered():
             _take_hosts(t, event.hosts)
@@ -76,22 +85,21 @@ def take(t: Transition, event: Event) -> None:
 
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
-    since = t.state.discovery_failing_since
-    if since is not None and t.now - since >= DISCOVERY_OUTAGE_S:
-        t.report(f"host discovery answers again, after {t.now - since:.0f} s")
-    ordered = order_hosts(t.state.host_order, hosts)
+    discovery = t.state.discovery
+    if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
+        t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
+    ordered = order_hosts(discovery.order, hosts)
     listed = [host.name for host in ordered]
     living = [record.worker.hostname for record in t.state.workers]
     # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in t.state.host_order if name in listed or name in living]
+    kept = [name for name in discovery.order if name in listed or name in living]
     t.state = replace(
         t.state,
-        hosts=ordered,
-        host_order=(*kept, *(name for name in listed if name not in kept)),
+        discovery=replace(
+            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+        ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
-        discovered=True,
-        discovery_failing_since=None,
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
@@ -134,18 +142,17 @@ def _lift_drain_limits(t: Transition, records: list[WorkerRecord]) -> None:
 
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
-    if not t.state.discovered:
+    discovery = t.state.discovery
+    if discovery.hosts is None:
         t.end(ExitCode.BAD_USAGE, event.message)
         return
-    since = t.state.discovery_failing_since
-    if since is None:
-        since = t.now
-        told = t.state.discovery_told_at
-        # A script that fails every now and then is not told of each time.
-        if told is None or t.now - told >= DISCOVERY_TOLD_S:
-            t.report(f"{event.message}; going on with the hosts known so far", warning=True)
-            t.state = replace(t.state, discovery_told_at=t.now)
-    t.state = replace(t.state, discovery_failing_since=since, discovery_error=event.message)
+    told = discovery.told_at
+    # A script that fails every now and then is not told of each time.
+    if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):
+        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+        discovery = replace(discovery, told_at=t.now)
+    since = t.now if discovery.outage is None else discovery.outage.since
+    t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))
 
 
 def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
@@ -174,18 +181,15 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
 
 
 def _take_ready(t: Transition, event: WorkerReady) -> None:
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
-        return  # of the past: a process that has ended, or a request that was answered already
-    if record.phase is WorkerPhase.READY:
-        return  # the same level again: its long poll ran out
+    record = record_unless_late(t.state, event)
+    if record is None:
+        return
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
             record,
             phase=WorkerPhase.READY,
             since=t.now,
-            deadline=None,
             # Who has commits, or left by itself, was through with its sync, though its report was lost.
             has_state=record.has_state
             or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
@@ -203,23 +207,23 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
     if not was_member and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
-        t.open_reset()
+        reset = t.in_reset()
         if event.cause is ReadyCause.REINIT:
-            t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
+            reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
         if event.cause is ReadyCause.INTERNAL_ERROR:
             how = "raised HorovodInternalError" if event.raised else "lost its round"
             failure = Failure.said(event.worker, record.rank, how, event.detail, event.where)
             setbacks = setbacks.complained(failure, raised=event.raised)
-            t.state = replace(t.state, unplanned=True)
+            reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
-        t.state = replace(t.state, setbacks=setbacks)
+        t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
 def _take_running(t: Transition, event: WorkerRunning) -> bool:
     """Returns whether it is news."""
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return False
     if event.another:
         record = replace(record, commits=event.commits)
@@ -233,14 +237,14 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
 
 
 def _take_exit(t: Transition, event: WorkerExited) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
-    leaving = record.phase is WorkerPhase.LEAVING
-    t.commands.append(ReportExit(event.worker, expected=leaving and not record.failed))
-    if leaving:
+    was_leaving = record.phase is WorkerPhase.LEAVING
+    t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
+    if was_leaving:
         return
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
@@ -251,35 +255,34 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
     end = record.killed or Kill(event.how, fault_of(event.returncode))
     t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
-    gone = replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True, leave_by=None)
-    t.put(replace(gone, failed=True))
+    t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
     _take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
 
 
 def _take_exiting(t: Transition, event: WorkerExiting) -> None:
-    record = record_of(t.state, event.worker)
-    if record is not None and record.exit_by is None and record.killed is None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
         t.put(replace(record, exit_by=t.now + t.state.policy.start_timeout_s))
 
 
 def _take_hung(t: Transition, event: WorkerHung) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is not None:
         kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
         t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
 
 
 def _take_spared(t: Transition, event: WorkerSpared) -> None:
-    record = record_of(t.state, event.worker)
-    if record is not None and record.killed is not None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
         t.put(replace(record, killed=None))
 
 
@@ -347,13 +350,11 @@ def _take_crash(
     else:
         text = f"worker {worker} {how} after its place was removed"
     t.note_failure(failure, fault, text)
-    t.open_reset()
     t.break_round(text)
-    t.state = replace(t.state, unplanned=True)
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))

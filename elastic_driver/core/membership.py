@@ -30,6 +30,7 @@ from elastic_driver.core.explain import explain, names, room_for_standbys, why_n
 from elastic_driver.core.formation import form_round
 from elastic_driver.core.intake import take
 from elastic_driver.core.invariants import check_invariants
+from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import (
     in_target,
     is_drained,
@@ -51,6 +52,7 @@ from elastic_driver.core.state import (
     WorkerPhase,
     WorkerRecord,
     causes,
+    deadline_of,
     finishing,
     in_phase,
     new_state,
@@ -74,7 +76,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
     Returns:
         The new state, and the commands in the order in which they are to be carried out.
     """
-    if state.phase is JobPhase.ENDED:
+    if state.ended:
         return _after_the_end(state, event)
     transition = Transition(state, now)
     take(transition, event)
@@ -85,18 +87,22 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
 def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
     """Nothing follows from anything any more; it is told who has ended."""
     events = event.reports if isinstance(event, WorkersReported) else (event,)
-    exits = [one.worker for one in events if isinstance(one, WorkerExited)]
-    gone = [one.worker for one in events if isinstance(one, WorkerExited | WorkerNotStarted)]
-    ended = [record for worker in exits if (record := record_of(state, worker)) is not None]
-    told: list[Command] = [ReportExit(record.worker, expected=not record.failed) for record in ended]
-    return (replace(state, workers=state.workers.without(*gone)) if gone else state), told
+    told: list[Command] = []
+    for gone in events:
+        if not isinstance(gone, WorkerExited | WorkerNotStarted):
+            continue
+        record = record_of(state, gone.worker)
+        if record is not None and isinstance(gone, WorkerExited):
+            told.append(ReportExit(gone.worker, expected=not record.failed))
+        state = forget_worker(state, gone.worker)
+    return state, told
 
 
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
     for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines, _tell_of_standbys):
-        if t.state.phase is JobPhase.ENDED:
+        if t.state.ended:
             return
         decide(t)
 
@@ -147,8 +153,9 @@ def _kill_late_workers(t: Transition) -> None:
 
 
 def _stop_late_workers(t: Transition) -> None:
-    for record in t.state.workers:
-        if record.deadline is None or t.now < record.deadline:
+    for record in in_phase(t.state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        deadline = deadline_of(t.state, record)
+        if deadline is None or t.now < deadline:
             continue
         if record.phase is WorkerPhase.LEAVING:
             t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
@@ -158,10 +165,8 @@ def _stop_late_workers(t: Transition) -> None:
 
 
 def _vote_out_the_silent(t: Transition) -> None:
-    registry = t.state.registry
-    if t.state.phase not in (JobPhase.STARTING, JobPhase.RESETTING):
-        return
-    if registry.complete or registry.deadline is None or t.now < registry.deadline:
+    registry, reset = t.state.registry, t.state.reset
+    if reset is None or registry.complete or t.now < reset.deadline:
         return
     limit = f"{t.state.policy.start_timeout_s:g} s (--start-timeout)"
     if not t.state.ever_ready:
@@ -178,11 +183,7 @@ def _vote_out_the_silent(t: Transition) -> None:
         rank = record.rank if record is not None and record.round_id else None
         # Whoever is frozen, or on a host that cannot be reached, is found by its heartbeat before: this one lives.
         t.note_failure(Failure(worker, rank, how), Fault.OWN, f"worker {worker} hung ({how})")
-        t.state = replace(
-            t.state,
-            registry=t.state.registry.record(worker, WorkerState.FAILURE),
-            unplanned=t.state.unplanned or bool(t.state.round_id),
-        )
+        t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
         if record is not None:
             t.stop(record, f"it {how}")
 
@@ -190,11 +191,9 @@ def _vote_out_the_silent(t: Transition) -> None:
 def _start_first_round(t: Transition) -> None:
     if usable_slots(t.state) < t.state.policy.num_proc:
         return
-    t.state = replace(t.state, phase=JobPhase.STARTING, slots_deadline=None, reset_began=t.now)
+    t.in_reset()
     _fill_places(t)
-    expected = tuple(record.worker for record in t.state.workers)
-    deadline = t.now + t.state.policy.start_timeout_s
-    t.state = replace(t.state, registry=WorkerStateRegistry(0, expected, deadline=deadline))
+    t.state = replace(t.state, registry=WorkerStateRegistry(tuple(record.worker for record in t.state.workers)))
 
 
 def _stop_misplaced(t: Transition) -> None:
@@ -224,18 +223,17 @@ def _fill_places(t: Transition) -> None:
     listed = {host.name for host in t.state.hosts}
     attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
-    deadline = t.now + t.state.policy.start_timeout_s
-    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
+    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now) for worker in fresh)
     t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
-    for placed in assign_ranks(tuple(ranked), host_order=t.state.host_order, root=None):
+    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=None):
         if placed.worker in fresh:
             t.commands.append(StartWorker(placed.worker, placed.slot))
     if len(ranked) == len(staying):
         return
     # A standby is planned as if all had a rank: that clashes with nobody's local rank.
-    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.host_order, root=None):
+    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
         if placed.worker in fresh and placed.worker not in ranked:
             t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
 
@@ -265,7 +263,7 @@ def _close_registry(t: Transition) -> None:
 def _judge(t: Transition) -> bool:
     """Once for each round, when it is over: was it a setback? Returns whether it was."""
     state = t.state
-    if not state.round_id or state.setbacks.until is not None:
+    if not state.round_id or state.setbacks.present.until is not None:
         return False
     setbacks = state.setbacks
     # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
@@ -304,7 +302,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
         )
     elif state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
-    elif state.unplanned and state.policy.reset_limit is not None and _resets_that_count(t) >= state.policy.reset_limit:
+    elif t.in_reset().unplanned and _limit_is_used_up(t):
         t.end(
             ExitCode.RESET_LIMIT,
             f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
@@ -345,9 +343,10 @@ def _end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...]) ->
 
 
 def _wait_for_slots(t: Transition) -> None:
-    if t.state.slots_deadline is None:
+    reset = t.in_reset()
+    if reset.slots_deadline is None:
         deadline = t.now + t.state.policy.elastic_timeout_s
-        t.state = replace(t.state, slots_deadline=deadline)
+        t.state = replace(t.state, reset=replace(reset, slots_deadline=deadline))
         t.report(explain(t.state, t.now))
 
 
@@ -374,19 +373,16 @@ def _set_planned_notice(t: Transition) -> None:
 
 
 def _check_deadlines(t: Transition) -> None:
-    state = t.state
-    if state.phase is JobPhase.ENDED:
+    state, outage = t.state, t.state.discovery.outage
+    if state.ended:
         return
     limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
     if state.slots_deadline is not None and t.now >= state.slots_deadline:
-        why = explain(replace(state, slots_deadline=None), t.now)
+        why = explain(state, t.now, gives_up=True)
         first = f"; first failure: {_described(state.first_failure)}" if state.first_failure else ""
         t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
-    elif (
-        state.discovery_failing_since is not None
-        and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
-    ):
-        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
+    elif outage is not None and t.now >= outage.since + state.policy.elastic_timeout_s:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
 
 
 def _tell_of_standbys(t: Transition) -> None:
@@ -399,11 +395,10 @@ def _tell_of_standbys(t: Transition) -> None:
         t.state = replace(t.state, standby_room=room)
 
 
-def _resets_that_count(t: Transition) -> int:
-    window_s = t.state.policy.reset_window_s
-    if window_s is None:
-        return t.state.resets
-    return sum(1 for at in t.state.reset_times if t.now - at < window_s)
+def _limit_is_used_up(t: Transition) -> bool:
+    policy = t.state.policy
+    limit, window_s = policy.reset_limit, policy.reset_window_s
+    return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit
 
 
 def _described(failure: Failure | None) -> str:

@@ -42,7 +42,9 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
 
 def keeps_its_places(state: State) -> bool:
     """Whether all places of the round's members are offered as they were when it was formed."""
-    return all_offered(state, [worker for worker in state.members if worker != state.handing_over])
+    return state.round is None or all_offered(
+        state, [worker for worker in state.round.members if worker != state.round.handing_over]
+    )
 
 
 def target_places(state: State) -> Places:

@@ -368,7 +368,7 @@ class ElasticDriver:
                 what = state.phase.value
             case JobPhase.STARTING:
                 what, patience = state.phase.value, _START_PATIENCE
-            case JobPhase.RUNNING if state.discovery_failing_since is not None:
+            case JobPhase.RUNNING if state.discovery.outage is not None:
                 what = "discovery"
             case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 what, patience = "commit", _COMMIT_PATIENCE

@@ -13,9 +13,10 @@ from typing import Protocol
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
 from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.explain import explain
+from elastic_driver.core.past import why_impossible
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.errors import RendezvousClosedError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
@@ -89,7 +90,11 @@ class Rounds:
     # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY: parks it until its round is formed, or answers at once what is known."""
+        """A worker is READY: parks it until its round is formed, or answers at once what is known.
+
+        Raises:
+            RendezvousProtocolError: it speaks of a round that it cannot know.
+        """
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
         if self._stepper.is_over:
@@ -104,6 +109,18 @@ class Rounds:
             # Its answer was lost on the way: the same again.
             future.set_result(assignment)
             return future
+        event = WorkerReady(
+            worker,
+            request.after_round,
+            request.commits,
+            request.cause,
+            request.detail,
+            request.backends,
+            request.steps,
+            request.where,
+            request.raised,
+        )
+        self._check(event)
         older = self._parked.get(worker)
         if older is not None and not older.done():
             older.cancel()
@@ -111,19 +128,7 @@ class Rounds:
         self._processes.watch_threads(worker, request.pid, request.thread)
         # It asks again as often as a member watches.
         self._heartbeats.heard(worker)
-        self._stepper.report(
-            WorkerReady(
-                worker,
-                request.after_round,
-                request.commits,
-                request.cause,
-                request.detail,
-                request.backends,
-                request.steps,
-                request.where,
-                request.raised,
-            )
-        )
+        self._stepper.report(event)
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
@@ -157,8 +162,20 @@ class Rounds:
         return future
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
-        self._stepper.report(WorkerRunning(report.worker, report.round_id, report.commits, report.another))
+        """A member trains.
+
+        Raises:
+            RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
+        """
+        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
+        self._check(event)
+        self._stepper.report(event)
+
+    def _check(self, event: WorkerReady | WorkerRunning) -> None:
+        """Refuses what the core would not take: a peer must not be able to end the job."""
+        why = "" if self._stepper.is_over else why_impossible(self._stepper.state, event)
+        if why:
+            raise RendezvousProtocolError(f"cannot take this report: {why}")
 
     def leave(self, request: LeaveRequest) -> None:
         """A worker was told by a signal to leave: its place is drained.

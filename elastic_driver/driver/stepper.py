@@ -113,7 +113,7 @@ class Stepper:
         try:
             self.state, commands = step(self.state, DriverFailed(repr(error)), self._clock())
         except Exception:  # it may be the core that fails
-            self.state = replace(self.state, phase=JobPhase.ENDED)
+            self.state = replace(self.state, ended=True)
         return next((command for command in commands if isinstance(command, EndJob)), None)
 
     def close(self) -> None:

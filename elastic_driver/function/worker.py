@@ -17,6 +17,7 @@ import cloudpickle
 
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.environment import ENV_WORKER
+from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import runtime
 
 CALL, PATHS, RESULT = "call.pickle", "paths.pickle", "result-"
@@ -30,8 +31,8 @@ class _Place:
         self.slot: SlotInfo | None = None
 
     def on_round_changed(self) -> None:
-        """See Resettable."""
-        context = runtime().context
+        """See RoundListener."""
+        context = current()
         self.round_id, self.slot = context.assignment.round_id, context.slot
 
 
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     """Runs the function of the folder. Returns the process's exit code: 1 when the function raised."""
     folder = Path(argv[0])
     place = _Place()
-    runtime().listen(place)
+    current_round().listen(place)
     try:
         for entry in cloudpickle.loads((folder / PATHS).read_bytes()):
             if entry not in sys.path:

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.property
 
 HOSTNAMES = ("a", "b", "c")
 
+draws = st.integers(0, 1024).map(lambda number: number / 1024)
+
 host_lists = st.lists(
     st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
 ).map(tuple)
@@ -146,12 +148,12 @@ class Membership(RuleBasedStateMachine):
             self.job.running(str(worker), commits=self.job.round_commits + commits)
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=st.floats(0, 1))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
         self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=st.floats(0, 1))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)
     def dying(self, data: st.DataObject, returncode: int | None, draw: float) -> None:
         self.job.feed(WorkerDying(self.a_worker(data), returncode, "ends", draw))
 

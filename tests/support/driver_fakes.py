@@ -18,6 +18,7 @@ from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, RunningReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
@@ -178,7 +179,7 @@ class Job:
             Settings(**values),
             discovery=self.discovery,
             launcher=self.launcher,
-            chronicle=Chronicle(self.console, self.log),  # type: ignore[arg-type]
+            chronicle=Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             environ={},
             job_id="fake",
             clock=clock,

@@ -6,9 +6,14 @@ holds the state), and compares every command with them. It is the twin that the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import copy
+from itertools import count
 
+import pytest
+
+from elastic_driver.core.document import read, write
 from elastic_driver.core.events import (
     Command,
     DismissWorker,
@@ -34,10 +39,15 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
+from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+# Where the clock of a driver that came back begins. Times in tests are multiples of 1/1024 s: moved there and back,
+# they are what they were.
+OTHER_ORIGIN = 2.0**20
 
 BOTH = (Backend.NATIVE, Backend.TORCH)
 
@@ -75,7 +85,10 @@ class Job:
         state, now: the core's state, and the present.
         history: every event that was fed.
         commands: every command that was given.
+        rereads_each: one of so many steps is taken from a written state, too.
     """
+
+    rereads_each = 1
 
     def __init__(self, **limits: object) -> None:
         given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, **limits}
@@ -103,6 +116,7 @@ class Job:
         self.idle = 1  # rounds in a row, with the present one, that came no further than any before
         self.notice_version = 0
         self.ended: EndJob | None = None
+        self._steps = count()  # with those of all forks
 
     def fork(self) -> Job:
         """An independent copy: the same job, to be driven another way from here."""
@@ -120,7 +134,13 @@ class Job:
             assert at >= self.now, "a clock that goes back"
             self.now = at
         before = self.state
+        if not self._is_possible(event):
+            with pytest.raises(IllegalEventError):
+                step(before, event, self.now)
+            return []
         self.state, commands = step(before, event, self.now)
+        if next(self._steps) % self.rereads_each == 0:
+            self._compare_with_one_that_came_back(before, event, commands)
         self.history.append(event)
         self.commands += commands
         check_invariants(self.state)
@@ -207,6 +227,36 @@ class Job:
         for worker in self.members:
             self.running(str(worker), commits=commits)
         assert self.state.phase is JobPhase.RUNNING
+
+    def _is_possible(self, event: Event) -> bool:
+        """Whether anybody could say this without lying, after the books that are kept here."""
+        match event:
+            case WorkersReported():
+                return all(self._is_possible(report) for report in event.reports)
+            case WorkerReady() | WorkerRunning():
+                named = event.after_round if isinstance(event, WorkerReady) else event.round_id
+                alive = event.worker in self.alive
+                last = self.last_round.get(event.worker, 0) if alive else self.round_id
+                return self.ended is not None or (event.worker in self.started and named <= last)
+            case WorkerDying() | WorkerExited() | WorkerNotStarted():
+                asked = isinstance(event, WorkerNotStarted) and event.worker in self.alive - self.told_to_go
+                asked = asked and (event.worker in self.waiting or event.worker in self.members)
+                return self.ended is not None or (event.worker in self.started and not asked)
+            case _:
+                return True
+
+    def _compare_with_one_that_came_back(self, before: State, event: Event, commands: list[Command]) -> None:
+        """A driver that stopped before this event, and came back to it on another clock, does the same.
+
+        Its state is the same too, so that by induction it does not matter how often it stops.
+        """
+        now = self.now + OTHER_ORIGIN
+        there, given = step(read(json.loads(json.dumps(write(before, self.now))), now), event, now)
+        assert given == commands
+        assert read(write(there, now), self.now) == self.state
+        assert explain(there, now) == explain(self.state, self.now)
+        deadline, later = next_deadline(self.state), next_deadline(there)
+        assert later == (None if deadline is None else deadline + OTHER_ORIGIN)
 
     # --- asking ----------------------------------------------------------------------------------------------------
 

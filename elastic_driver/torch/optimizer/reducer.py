@@ -22,12 +22,12 @@ import torch
 from elastic_driver.errors import MismatchError
 from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.engine.protocol import Handle, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
-from elastic_driver.worker.rounds.runtime import runtime
 
 # The first bucket starts the overlap early; nothing overlaps the last one. On one machine the size hardly matters:
 # benchmarks/buckets.py, 2 ranks on 2 busy cores, 32 MB of gradients: medians of 26, 26, 24 and 23 ms a step with
@@ -117,7 +117,7 @@ class Reducer:
         self._under_way: list[tuple[Handle, Callable[[Result], None]]] = []
         self.hook()
         weakref.finalize(self, _remove, self._hooks).atexit = False
-        runtime().listen(self)
+        current_round().listen(self)
 
     @property
     def params(self) -> list[Parameter]:
@@ -136,10 +136,10 @@ class Reducer:
         Raises:
             ValueError: the round does not have the process set.
         """
-        process = runtime()
-        if not process.initialized:
+        current = current_round()
+        if not current.initialized:
             return None
-        rank = process.context.slot.rank
+        rank = current.context.slot.rank
         if self._process_set is not global_process_set and rank not in self._process_set.ranks:
             return None
         members = members_of(self._process_set)

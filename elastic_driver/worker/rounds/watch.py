@@ -15,9 +15,8 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
-from elastic_driver.rendezvous.messages import Notice, WatchRequest
+from elastic_driver.rendezvous.messages import DiscReport, Notice, WatchRequest
 from elastic_driver.words import NoticeKind
-from elastic_driver.worker.rounds import on_disc
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -48,13 +47,16 @@ class WatchClient(Protocol):
 
 
 class Listener(Protocol):
-    """Who is told. All calls come from the watch thread and return quickly."""
+    """The round that is watched. All calls come from the watch thread and return quickly."""
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """The level of the notice: whether members are to leave at the next commit."""
 
     def on_abort(self, reason: str) -> None:
         """The round is broken or over: end blocked collectives now."""
+
+    def disc(self) -> DiscReport | None:
+        """What the driver is to know of commits on disc; None for nothing."""
 
     def progress(self) -> tuple[int, bool]:
         """A number that grows with each operation finished, and whether one waits for other members."""
@@ -94,7 +96,7 @@ class Watch:
         while not self._stopped.is_set():
             try:
                 progress, waiting = self._listener.progress()
-                disc = on_disc.report()
+                disc = self._listener.disc()
                 request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)
                 notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:

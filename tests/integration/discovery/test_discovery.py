@@ -322,9 +322,11 @@ def test_a_discovery_that_hangs_later_does_not_stop_the_job(tmp_path: Path, mark
 
 QUICK = """
 import sys
-from elastic_driver import chronicle, cli, discovery
-chronicle._WAIT_S, chronicle._WORRY_S, discovery._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
-sys.exit(cli.main(sys.argv[1:]))
+from elastic_driver.cli.main import main
+from elastic_driver.discovery import script
+from elastic_driver.report import chronicle
+chronicle._WAIT_S, chronicle._WORRY_S, script._SLOW_S = 0.1, 0.2, 0.05  # not 5, 30 and 2
+sys.exit(main(sys.argv[1:]))
 """
 
 

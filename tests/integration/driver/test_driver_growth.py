@@ -23,6 +23,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend, ReadyCause
 
@@ -150,8 +151,8 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def main() -> int:
         world = World()
-        with Console(settings) as console, EventLog(None) as log:
-            chronicle = Chronicle(console, log)
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
+            chronicle = Chronicle(log, Narrator(console))
             driver = ElasticDriver(
                 settings, discovery=world, launcher=world, chronicle=chronicle, environ={}, job_id="growth"
             )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys
-from elastic_driver.worker.owner import name_of_this_process
+from elastic_driver.system.process_name import name_of_this_process
 print(name_of_this_process(), flush=True)
 sys.stdin.read()
 """

@@ -47,7 +47,7 @@ def test_pauses_grow_from_the_second_on() -> None:
     setbacks, pauses = Setbacks(), []
     for _ in range(9):
         setbacks = after(A, setbacks=setbacks)
-        pauses.append(setbacks.until)
+        pauses.append(setbacks.present.until)
     assert pauses == [0, 2, 4, 8, 16, 32, 60, 60, 60]
 
 

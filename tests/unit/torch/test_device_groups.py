@@ -141,12 +141,12 @@ def native() -> Any:
     ],
 )
 def test_all_ranks_choose_the_same_way(told: list[Any], expected: tuple[str, str]) -> None:
-    context: Any = SimpleNamespace(devices=told, engine=native())
+    context: Any = SimpleNamespace(devices=[{"torch": own} if own else {} for own in told], engine=native())
     assert device._resolve(context) == expected
 
 
 def test_without_the_native_engine_tensors_are_copied() -> None:
-    context: Any = SimpleNamespace(devices=[entry(), entry()], engine=object())
+    context: Any = SimpleNamespace(devices=[{"torch": entry()}] * 2, engine=object())
     assert device._resolve(context) == ("", "the native engine is not in use")
 
 
@@ -154,7 +154,7 @@ def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, mode in (("", "auto"), ("off", "off"), ("cuda", "cuda"), ("cpu", "cpu")):
         monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", value)
         assert device.mode() == mode
-        assert device._describe()["mode"] == mode
+        assert device.describe()["mode"] == mode
     monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", "gpu")
     with pytest.raises(SettingsError, match="it is one of auto, cuda, off, cpu"):
         device.mode()

@@ -14,7 +14,8 @@ from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt, N
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import RunningReport
 from elastic_driver.worker.engine.collectives import divide_inplace
-from elastic_driver.worker.rounds.runtime import current, runtime
+from elastic_driver.worker.rounds.current import current
+from elastic_driver.worker.rounds.runtime import runtime
 
 torch = pytest.importorskip("torch")
 
@@ -414,7 +415,7 @@ def test_the_driver_is_told_when_another_training_begins(monkeypatch: pytest.Mon
     monkeypatch.setattr(process, "_worker", WorkerId("a", 0, 0))
     monkeypatch.setattr(process, "_begins_another", False)  # other tests have trained in this process
     # The same round stands for the next one.
-    monkeypatch.setattr(process.context, "abort", lambda _: None)
+    monkeypatch.setattr(current(), "abort", lambda _: None)
     monkeypatch.setattr(process, "reset", lambda *_, **__: None)
 
     @run
