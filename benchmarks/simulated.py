@@ -102,6 +102,13 @@ class SimulatedProcess:
     def watch_threads(self, pid: int, thread: int) -> None:
         """It has none, and is dead at once."""
 
+    @property
+    def runs_script(self) -> bool:
+        return False
+
+    async def print_stacks(self, limit_s: float) -> None:
+        """It has none."""
+
     async def wait(self) -> ExitStatus:
         return await self.exited
 
@@ -122,6 +129,12 @@ class SimulatedLauncher:
         self.pipe: _Lines
         self._living: dict[WorkerId, SimulatedProcess] = {}
         self._started = 0
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """They need not be machines."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

@@ -18,7 +18,6 @@ from elastic_driver.driver.durable_folder import FolderLock
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import DiscoveryError, SettingsError, shortage
 from elastic_driver.launch.local.launcher import LocalLauncher
-from elastic_driver.launch.locality import check_local
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
@@ -52,7 +51,7 @@ def _run_job(settings: Settings) -> int:
     job_id = secrets.token_hex(8)
     if settings.hosts is not None:
         try:
-            check_local(settings.hosts)
+            LocalLauncher.check_hosts(settings.hosts)
         except DiscoveryError as error:
             raise SettingsError(str(error)) from error
     with (
@@ -81,6 +80,7 @@ def _run_job(settings: Settings) -> int:
                 settings.discovery_script,
                 settings.slots_per_host,
                 settings.discovery_timeout_s,
+                check=launcher.check_hosts,
                 job_id=job_id,
                 call_later=clock.call_later,
             )

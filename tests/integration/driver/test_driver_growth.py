@@ -51,6 +51,12 @@ class World:
     def remark(self) -> str:
         return ""
 
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Any will do."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
+
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> FakeProcess:
