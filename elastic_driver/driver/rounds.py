@@ -21,6 +21,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
+    DrainReply,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -189,17 +190,17 @@ class Rounds:
             raise RendezvousClosedError(f"worker {worker} is to end at once")
         self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
 
-    def drain(self, request: DrainHostRequest) -> str:
+    def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave at their next commit; or the host may be used again."""
         name, undo = request.hostname, request.undo
         self._stepper.catch_up()
         before = self._stepper.state
         refusal = why_refused(before, name)
         if refusal:
-            return refusal
+            return DrainReply(done=False, text=refusal)
         why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
         self._stepper.post(DrainRequested(name, None, why, undo))
-        return what_was_done(before, self._stepper.state, name, undo=undo)
+        return DrainReply(done=True, text=what_was_done(before, self._stepper.state, name, undo=undo))
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""

@@ -29,6 +29,7 @@ from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
+    DrainReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -260,10 +261,10 @@ class RendezvousClient:
         """
         self._request("POST", "leave", request.to_json(), expected=(204,))
 
-    def drain(self, request: DrainHostRequest) -> str:
-        """Has a host's workers leave at their next commit. Returns what comes of it, in words."""
+    def drain(self, request: DrainHostRequest) -> DrainReply:
+        """Has a host's workers leave at their next commit."""
         _, body = self._request("POST", "drain", request.to_json(), expected=(200,))
-        return str(parse_json(body).get("said", ""))
+        return DrainReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""

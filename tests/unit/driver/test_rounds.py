@@ -30,6 +30,7 @@ from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
+    DrainReply,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -361,7 +362,9 @@ def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
         await world.train(A, B)
 
         def drain(host: str, *, undo: bool = False) -> str:
-            return world.rounds.drain(DrainHostRequest(host, undo=undo))
+            reply = world.rounds.drain(DrainHostRequest(host, undo=undo))
+            assert reply.done
+            return reply.text
 
         assert drain("b") == "host b is drained: its workers leave at their next commit"
         assert drain("b") == "host b is already drained: its workers leave at their next commit"
@@ -379,8 +382,8 @@ def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
 def test_a_drain_of_a_host_that_is_not_there() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        said = world.rounds.drain(DrainHostRequest("c", undo=False))
-        assert said == "there is no host c in the job; its hosts: a, b"
+        reply = world.rounds.drain(DrainHostRequest("c", undo=False))
+        assert reply == DrainReply(done=False, text="there is no host c in the job; its hosts: a, b")
 
     play(test)
 
