@@ -112,7 +112,7 @@ def _text(value: bytes) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """As native/wire.h writes it."""
+    """As native/net/wire.h writes it."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)

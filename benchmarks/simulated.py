@@ -43,6 +43,7 @@ from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEA
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
@@ -101,6 +102,13 @@ class SimulatedProcess:
     def watch_threads(self, pid: int, thread: int) -> None:
         """It has none, and is dead at once."""
 
+    @property
+    def runs_script(self) -> bool:
+        return False
+
+    async def print_stacks(self, limit_s: float) -> None:
+        """It has none."""
+
     async def wait(self) -> ExitStatus:
         return await self.exited
 
@@ -121,6 +129,12 @@ class SimulatedLauncher:
         self.pipe: _Lines
         self._living: dict[WorkerId, SimulatedProcess] = {}
         self._started = 0
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """They need not be machines."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -176,12 +190,12 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
 
         _, launcher.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
         launcher.pipe.send("ready")
-        with Console(settings) as console, EventLog(None) as log:
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             driver = ElasticDriver(
                 settings,
                 discovery=discovery,
                 launcher=launcher,
-                chronicle=Chronicle(console, log),
+                chronicle=Chronicle(log, Narrator(console)),
                 environ=os.environ,
                 job_id="simulated",
             )

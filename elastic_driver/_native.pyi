@@ -1,4 +1,4 @@
-"""The engine (native/engine.h) and the Gloo contexts (native/context_group.h) of one worker in one round.
+"""The engine (native/engine/engine.h) and the Gloo contexts (native/gloo/context_group.h) of one worker in one round.
 
 All calls release the interpreter's lock. Times are in seconds. Buffers are C-contiguous, with the buffer protocol.
 """
@@ -76,7 +76,7 @@ class Turn:
     """An operation on a device's memory, to be run by the caller."""
 
 class Engine:
-    """See native/engine.h. Connect, add process set 0, start."""
+    """See native/engine/engine.h. Connect, add process set 0, start."""
 
     machines: list[list[int]]
     """The ranks by machine. After connect()."""
@@ -108,7 +108,7 @@ class Engine:
     def start(self) -> None:
         """Starts the engine's thread."""
     def add_process_set(self, number: int, ranks: Sequence[int], contexts: ContextGroup | None) -> None:
-        """Contexts, for a set on several machines: groups "global" and "lane"."""
+        """Contexts, for a set on several machines: groups "global" and "cross"."""
     def remove_process_set(self, number: int) -> Handle:
         """Begins to forget it, on all ranks alike; what is under way in it fails."""
     def submit(self, operation: Operation) -> Handle:

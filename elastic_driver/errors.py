@@ -109,10 +109,6 @@ class DurableError(ElasticError):
     """A commit cannot be put on disc, or what is there cannot be gone on from."""
 
 
-class WorkerRemovedError(ElasticError):
-    """The driver has no place for this worker in the next round; the process is to end with exit code 0."""
-
-
 class JobFailedError(ElasticError):
     """The job ended without success.
 

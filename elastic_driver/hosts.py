@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from elastic_driver.errors import SettingsError
 
@@ -73,36 +72,6 @@ class SlotInfo:
     local_size: int
     cross_rank: int
     cross_size: int
-
-
-class Ranks(tuple[int, ...]):
-    """Some ranks of a round, in an order that their members agree on."""
-
-    @classmethod
-    def of(cls, ranks: Iterable[int]) -> Ranks:
-        """These ranks; the same object if they are such a tuple already."""
-        return ranks if isinstance(ranks, Ranks) else cls(ranks)
-
-    @cached_property
-    def runs(self) -> list[list[int]]:
-        """The same as [first, count, step] of each stretch of even steps.
-
-        What thousands of workers are told of each other stays short that way: hosts of equal size give one stretch,
-        and each host that is not like the others a few more.
-        """
-        runs: list[list[int]] = []
-        for rank in self:
-            if runs:
-                last = runs[-1]
-                first, count, step = last
-                if count == 1:
-                    last[1:] = (2, rank - first)
-                    continue
-                if rank == first + count * step:
-                    last[1] += 1
-                    continue
-            runs.append([rank, 1, 1])
-        return runs
 
 
 def parse_host(text: str, *, default_slots: int | None) -> Host:

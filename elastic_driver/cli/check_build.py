@@ -29,6 +29,3 @@ def report() -> str:
 
 def _line(there: bool, text: str, reason: str) -> str:  # noqa: FBT001 - the mark's state
     return f"    [{'X' if there else ' '}] {text}" + ("" if there else f": {reason}")
-
-
-__all__ = ["report"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from elastic_driver.worker.api import builds
 from elastic_driver.worker.engine.collectives import Adasum, Average, Max, Min, Product, Sum
-from elastic_driver.worker.rounds import runtime
+from elastic_driver.worker.rounds import current, runtime
 
 __all__ = ["HorovodBasics"]
 
@@ -25,14 +25,14 @@ class HorovodBasics:
 
     init = staticmethod(runtime.init)
     shutdown = staticmethod(runtime.shutdown)
-    is_initialized = staticmethod(runtime.is_initialized)
-    rank = staticmethod(runtime.rank)
-    size = staticmethod(runtime.size)
-    local_rank = staticmethod(runtime.local_rank)
-    local_size = staticmethod(runtime.local_size)
-    cross_rank = staticmethod(runtime.cross_rank)
-    cross_size = staticmethod(runtime.cross_size)
-    is_homogeneous = staticmethod(runtime.is_homogeneous)
+    is_initialized = staticmethod(current.is_initialized)
+    rank = staticmethod(current.rank)
+    size = staticmethod(current.size)
+    local_rank = staticmethod(current.local_rank)
+    local_size = staticmethod(current.local_size)
+    cross_rank = staticmethod(current.cross_rank)
+    cross_size = staticmethod(current.cross_size)
+    is_homogeneous = staticmethod(current.is_homogeneous)
     start_timeline = staticmethod(builds.start_timeline)
     stop_timeline = staticmethod(builds.stop_timeline)
     mpi_threads_supported = staticmethod(builds.mpi_threads_supported)

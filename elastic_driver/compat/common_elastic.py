@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic_driver.worker.rounds import context
+from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.run import run
 from elastic_driver.worker.state import ObjectState, State
 
@@ -39,7 +39,7 @@ class WorkerNotificationManager:
             self._listeners.append(listener)
             if not self._told:
                 self._told = True
-                context.on_updates.append(self._tell)
+                current_round().leave_listeners.append(self._tell)
 
     def remove_listener(self, listener: Any) -> None:
         """Takes a listener away. Raises ValueError when it is none."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_driver.hosts import Host, Ranks, SlotInfo, WorkerId
+from elastic_driver.hosts import Host, SlotInfo, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +89,3 @@ def assign_ranks(
         )
         for rank, worker in enumerate(members)
     )
-
-
-def members_by_host(placed: Sequence[Placed]) -> dict[str, Ranks]:
-    """Ranks of the workers of each host, by local rank."""
-    hosts: dict[str, list[Placed]] = {}
-    for one in placed:
-        hosts.setdefault(one.worker.hostname, []).append(one)
-    return {
-        name: Ranks(one.slot.rank for one in sorted(group, key=lambda one: one.slot.local_rank))
-        for name, group in hosts.items()
-    }
-
-
-def members_by_local_rank(placed: Sequence[Placed]) -> dict[int, Ranks]:
-    """Ranks of the workers that share each local rank, by cross rank."""
-    groups: dict[int, list[Placed]] = {}
-    for one in placed:
-        groups.setdefault(one.slot.local_rank, []).append(one)
-    return {
-        local_rank: Ranks(one.slot.rank for one in sorted(group, key=lambda one: one.slot.cross_rank))
-        for local_rank, group in groups.items()
-    }

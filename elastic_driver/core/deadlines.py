@@ -75,7 +75,9 @@ def next_deadline(state: State) -> float | None:
     """
     if state.phase is JobPhase.ENDED:
         return None
-    times = [deadline_of(state, record) for record in state.workers]
+    times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
+    times += [record.leave_by for record in state.workers if record.leave_by is not None]
+    times += [record.exit_by for record in state.workers if record.exit_by is not None]
     if state.reset is not None and not state.registry.complete:
         times.append(state.reset.deadline)
     if state.discovery.outage is not None:

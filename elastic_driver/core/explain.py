@@ -10,12 +10,14 @@ from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, i
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import NoticeKind
 
+_AT_MOST = 6  # names in a sentence
 
-def names(workers: Sequence[WorkerId], *, at_most: int = 6) -> str:
+
+def names(workers: Sequence[WorkerId]) -> str:
     """Workers as a list for a sentence: "worker a[0]", "workers a[0], a[1]", "workers a[0], … and 3 more"."""
     if not workers:
         return ""
-    text = _listed([str(worker) for worker in workers], at_most=at_most)
+    text = _listed([str(worker) for worker in workers])
     return f"worker{'s' if len(workers) > 1 else ''} {text}"
 
 
@@ -66,9 +68,9 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             return "the job has ended"
 
 
-def _listed(words: Sequence[str], *, at_most: int = 6) -> str:
-    more = f" and {len(words) - at_most} more" if len(words) > at_most else ""
-    return f"{', '.join(words[:at_most])}{more}"
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _AT_MOST} more" if len(words) > _AT_MOST else ""
+    return f"{', '.join(words[:_AT_MOST])}{more}"
 
 
 def _count(number: int, what: str) -> str:

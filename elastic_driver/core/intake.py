@@ -10,20 +10,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
+    DriverFailed,
     Event,
     Fault,
     HostsDiscovered,
+    KillWorker,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     StopRequested,
     TimerExpired,
     WorkerDying,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReport,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
 )
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
@@ -34,6 +43,7 @@ from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     JobPhase,
+    Kill,
     Outage,
     WorkerPhase,
     WorkerRecord,
@@ -58,8 +68,6 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited():
-            _take_reports(t, (event,))
         case WorkersReported():
             _take_reports(t, event.reports)
         case WorkerNotStarted():
@@ -68,8 +76,12 @@ def take(t: Transition, event: Event) -> None:
             _take_drain(t, event)
         case StopRequested():
             t.end(128 + event.signal, f"interrupted by {event.name}")
+        case DriverFailed():
+            t.end(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {event.error}")
         case TimerExpired():
             pass
+        case _:
+            _take_reports(t, (event,))
 
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
@@ -89,10 +101,16 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
     )
+    _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
 def _take_drain(t: Transition, event: DrainRequested) -> None:
     places = frozenset({(event.hostname, event.slot)})
+    inside = [
+        record
+        for record in t.state.workers
+        if record.worker.hostname == event.hostname and event.slot in (None, record.worker.slot)
+    ]
     what = f"host {event.hostname}" if event.slot is None else f"worker {event.hostname}[{event.slot}]"
     if event.undo:
         if event.slot is None:
@@ -100,10 +118,27 @@ def _take_drain(t: Transition, event: DrainRequested) -> None:
         if t.state.drained & places:
             t.report(f"{what} may be used again: {event.why}")
         t.state = replace(t.state, drained=t.state.drained - places)
+        _lift_drain_limits(t, inside)
         return
-    if not places <= t.state.drained:
-        t.report(f"{what} leaves at the next commit: {event.why}")
+    staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
+    is_news = not places <= t.state.drained
     t.state = replace(t.state, drained=t.state.drained | places)
+    if is_news:
+        t.report(f"{what} leaves at the next commit: {event.why}")
+    # Who drains a host is answered; a worker that was sent a signal has nobody to tell.
+    short = what_is_short(t.state)
+    if is_news and short and event.slot is not None:
+        for record in staying:
+            undo = f"elasticrun drain --undo {event.hostname} gives its place back"
+            t.report(f"worker {record.worker} is drained{short}; {undo}", warning=True)
+    limit = t.now + t.state.policy.drain_timeout_s
+    t.put_all(replace(record, leave_by=limit) for record in staying if record.leave_by is None)
+
+
+def _lift_drain_limits(t: Transition, records: list[WorkerRecord]) -> None:
+    limited = [replace(record, leave_by=None) for record in records if record.leave_by is not None]
+    if limited:
+        t.put_all(limited)
 
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
@@ -120,7 +155,7 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))
 
 
-def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]) -> None:
+def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
     resumed = None
     for report in reports:
         match report:
@@ -132,6 +167,12 @@ def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | Wo
                 _take_dying(t, report)
             case WorkerExited():
                 _take_exit(t, report)
+            case WorkerExiting():
+                _take_exiting(t, report)
+            case WorkerHung():
+                _take_hung(t, report)
+            case WorkerSpared():
+                _take_spared(t, report)
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):
@@ -201,14 +242,16 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
         return
     wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
-    if record.phase is WorkerPhase.LEAVING:
+    was_leaving = record.phase is WorkerPhase.LEAVING
+    t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
+    if was_leaving:
         return
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
-        fault = event.fault or fault_of(event.returncode)
-        failure = _failure(record, event.how, event.error, event.where)
-        _take_crash(t, record, failure, fault, event.draw, wanted=wanted, told=True)
+        end = record.killed or Kill(event.how, fault_of(event.returncode))
+        failure = _failure(record, end.how, event.error, event.where)
+        _take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
@@ -216,10 +259,31 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
+    end = record.killed or Kill(event.how, fault_of(event.returncode))
+    t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
-    t.put(leaving(record, t.now, stopped=True))
-    failure = _failure(record, event.how, event.error, event.where)
-    _take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
+    t.put(replace(leaving(record, t.now, stopped=True), failed=True))
+    failure = _failure(record, end.how, event.error, event.where)
+    _take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+
+
+def _take_exiting(t: Transition, event: WorkerExiting) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        t.put(replace(record, exit_by=t.now + t.state.policy.start_timeout_s))
+
+
+def _take_hung(t: Transition, event: WorkerHung) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
+        t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
+
+
+def _take_spared(t: Transition, event: WorkerSpared) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        t.put(replace(record, killed=None))
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:

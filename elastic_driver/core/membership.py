@@ -19,6 +19,8 @@ from elastic_driver.core.events import (
     Command,
     Event,
     Fault,
+    KillWorker,
+    ReportExit,
     StartWorker,
     WorkerExited,
     WorkerNotStarted,
@@ -44,6 +46,7 @@ from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
     JobPhase,
+    Kill,
     Policy,
     State,
     WorkerPhase,
@@ -74,19 +77,25 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
         The new state, and the commands in the order in which they are to be carried out.
     """
     if state.ended:
-        return _after_the_end(state, event), []
+        return _after_the_end(state, event)
     transition = Transition(state, now)
     take(transition, event)
     settle(transition)
     return transition.state, transition.commands
 
 
-def _after_the_end(state: State, event: Event) -> State:
+def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
+    """Nothing follows from anything any more; it is told who has ended."""
     events = event.reports if isinstance(event, WorkersReported) else (event,)
+    told: list[Command] = []
     for gone in events:
-        if isinstance(gone, WorkerExited | WorkerNotStarted):
-            state = forget_worker(state, gone.worker)
-    return state
+        if not isinstance(gone, WorkerExited | WorkerNotStarted):
+            continue
+        record = record_of(state, gone.worker)
+        if record is not None and isinstance(gone, WorkerExited):
+            told.append(ReportExit(gone.worker, expected=not record.failed))
+        state = forget_worker(state, gone.worker)
+    return state, told
 
 
 def settle(t: Transition) -> None:
@@ -99,6 +108,7 @@ def settle(t: Transition) -> None:
 
 
 def _vote_out(t: Transition) -> None:
+    _kill_late_workers(t)
     _stop_late_workers(t)
     _vote_out_the_silent(t)
 
@@ -120,8 +130,28 @@ def _close_or_tell(t: Transition) -> None:
         _set_planned_notice(t)
 
 
+def _kill_late_workers(t: Transition) -> None:
+    """Ends who said that it exits and did not, and who trains on in a drained place."""
+    policy = t.state.policy
+    limited = [record for record in t.state.workers if record.exit_by is not None or record.leave_by is not None]
+    for record in limited:
+        if record.exit_by is not None and t.now >= record.exit_by:
+            how = f"did not end within {policy.start_timeout_s:g} s of its exit (--start-timeout)"
+            command = KillWorker(record.worker, how, hangs=True, exits=True)
+            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN))
+        if record.leave_by is not None and t.now >= record.leave_by:
+            record = replace(record, leave_by=None)
+            # Who is READY waits for the others, and for slots.
+            trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
+            if trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
+                how = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)"
+                t.kill(record, KillWorker(record.worker, how), Kill(how, Fault.OWN))
+            else:
+                t.put(record)
+
+
 def _stop_late_workers(t: Transition) -> None:
-    for record in t.state.workers:
+    for record in in_phase(t.state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         deadline = deadline_of(t.state, record)
         if deadline is None or t.now < deadline:
             continue

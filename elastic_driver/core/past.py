@@ -12,15 +12,20 @@ from dataclasses import replace
 from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
+    DriverFailed,
     Event,
     HostsDiscovered,
     StopRequested,
     TimerExpired,
     WorkerDying,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReport,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
 )
 from elastic_driver.core.registry import WorkerStateRegistry
@@ -28,7 +33,7 @@ from elastic_driver.core.state import Round, State, WorkerPhase, WorkerRecord, r
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import WorkerId
 
-WorkerEvent = WorkerReady | WorkerRunning | WorkerDying | WorkerExited | WorkerNotStarted
+WorkerEvent = WorkerReport | WorkerNotStarted
 
 
 class IllegalEventError(ElasticError, ValueError):
@@ -68,6 +73,12 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
             late = event.round_id != record.round_id or record.phase is not WorkerPhase.MEMBER
         case WorkerDying():
             late = record.phase is WorkerPhase.LEAVING
+        case WorkerExiting():
+            late = record.exit_by is not None or record.killed is not None  # it has said so before
+        case WorkerHung():
+            late = record.killed is not None
+        case WorkerSpared():
+            late = record.killed is None
         case WorkerExited() | WorkerNotStarted():
             late = False
     return None if late else record
@@ -78,15 +89,15 @@ def why_impossible(state: State, event: Event) -> str:
     match event:
         case WorkersReported():
             return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
-        case WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited() | WorkerNotStarted():
-            return _why_impossible_of_worker(state, event)
         case HostsDiscovered():
             names = [host.name for host in event.hosts]
             if len(names) != len(set(names)):
                 return "a host is listed twice"
             return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
-        case DiscoveryFailed() | DrainRequested() | StopRequested() | TimerExpired():
+        case DiscoveryFailed() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
+        case _:
+            return _why_impossible_of_worker(state, event)
 
 
 def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
@@ -102,7 +113,7 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
         case WorkerNotStarted():
             if record is not None and record.phase in (WorkerPhase.READY, WorkerPhase.MEMBER):
                 return f"worker {worker} was not started, and has asked for a round"
-        case WorkerDying() | WorkerExited():
+        case _:
             pass
-    draw = 0.0 if isinstance(event, WorkerReady | WorkerRunning) else event.draw
+    draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0
     return "" if 0 <= draw <= 1 else f"{draw} is no draw from 0 to 1"

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
@@ -47,7 +48,9 @@ class Policy:
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
-        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
+        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and
+            from when it says that it exits until it has ended.
+        drain_timeout_s: how long a worker whose place is drained may go on training.
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
@@ -62,6 +65,7 @@ class Policy:
     max_num_proc: int | None = None
     elastic_timeout_s: float = 600.0
     start_timeout_s: float = 300.0
+    drain_timeout_s: float = 300.0
     reset_limit: int | None = None
     reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
@@ -91,6 +95,19 @@ class WorkerPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """That a worker is being killed.
+
+    Attributes:
+        how: what it did, in words, as the cause of its end: "hung: no heartbeat for 60.0 s".
+        fault: whose doing that is.
+    """
+
+    how: str
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A living process.
 
@@ -107,6 +124,10 @@ class WorkerRecord:
         running: whether it has said that it trains in its round. Of a MEMBER only.
         stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying. Of one that is
             LEAVING only.
+        failed: whether it was dying before anybody told it to end. Of one that is LEAVING only.
+        killed: why it is being killed; None when it is not.
+        leave_by: when it is killed if it still trains in a drained place; None for no bound.
+        exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
     """
 
     worker: WorkerId
@@ -119,6 +140,10 @@ class WorkerRecord:
     backends: tuple[Backend, ...] = ()
     running: bool = False
     stopped: bool = False
+    failed: bool = False
+    killed: Kill | None = None
+    leave_by: Moment | None = None
+    exit_by: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +363,7 @@ def deadline_of(state: State, record: WorkerRecord) -> float | None:
 
 def leaving(record: WorkerRecord, now: float, *, stopped: bool) -> WorkerRecord:
     """As it is once it was dismissed, or is being stopped."""
-    return replace(record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped)
+    return replace(record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None)
 
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, Report, SetNotice, StopWorker
+from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, KillWorker, Report, SetNotice, StopWorker
 from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import all_offered
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import Reset, State, WorkerRecord, leaving
+from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind
 
@@ -85,6 +85,14 @@ class Transition:
         self.commands.append(StopWorker(record.worker, reason))
         self.put(leaving(record, self.now, stopped=True))
         self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
+
+    def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
+        """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
+        if record.killed is None:
+            self.commands.append(command)
+            record = replace(record, killed=kill)
+        self.put(record)
+        return record
 
     def dismiss(self, record: WorkerRecord, reason: str) -> None:
         self.commands.append(DismissWorker(record.worker, reason))

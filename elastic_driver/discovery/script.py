@@ -12,13 +12,13 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import IO
 
 import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
-from elastic_driver.launch.locality import check_local
 from elastic_driver.launch.processes.death import set_once, watch_child
 from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.system.job_clock import CallLater
@@ -44,6 +44,7 @@ class ScriptDiscovery:
         script: a shell command; its standard output is the list.
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
+        check: raises DiscoveryError when no worker can be started on one of these hosts. May block; called in a thread.
         job_id: marks its processes, so that they end with a driver that is killed.
         call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
     """
@@ -54,10 +55,12 @@ class ScriptDiscovery:
         default_slots: int | None,
         timeout_s: float,
         *,
+        check: Callable[[Sequence[Host]], None],
         job_id: str = "",
         call_later: CallLater | None = None,
     ) -> None:
         self._script = script
+        self._check = check
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
@@ -84,7 +87,7 @@ class ScriptDiscovery:
             Its hosts, in the order of its lines; none for an empty answer, which is no failure.
 
         Raises:
-            DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
+            DiscoveryError: it failed, hung, printed something else than hosts, or named one that cannot be had.
         """
         self._began = time.monotonic()
         try:
@@ -132,7 +135,7 @@ class ScriptDiscovery:
             raise DiscoveryError(f"{self._what} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
             raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
-        await asyncio.to_thread(check_local, hosts)
+        await asyncio.to_thread(self._check, hosts)
         return hosts
 
     @contextlib.asynccontextmanager
@@ -182,8 +185,7 @@ class _Run:
             env={**os.environ, ENV_JOB: job_id, _ENV_RUN: self._mark},
         )
         self.errors = b""
-        self._transports: list[asyncio.ReadTransport] = []
-        self._unread = [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
+        self._pipes: list[_Pipe] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             watch_child(self._popen.pid, lambda: set_once(self.ended))
@@ -193,19 +195,21 @@ class _Run:
 
     async def output(self) -> bytes:
         """Reads both streams to their ends. Returns all of stdout. Raises _TooMuchError."""
-        out, err = await self._reader(), await self._reader()
-        errors = asyncio.create_task(self._read_errors(err))
-        try:
-            stdout = bytearray()
-            while piece := await out.read(65536):
-                stdout += piece
-                if len(stdout) > _MAX_OUTPUT_BYTES:
-                    raise _TooMuchError
-            await errors
-            return bytes(stdout)
-        finally:
-            errors.cancel()
-            await asyncio.gather(errors, return_exceptions=True)
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        stdout = bytearray()
+
+        def add(piece: bytes) -> None:
+            stdout.extend(piece)
+            if len(stdout) > _MAX_OUTPUT_BYTES:
+                raise _TooMuchError
+
+        def add_error(piece: bytes) -> None:
+            self.errors = (self.errors + piece)[-_STDERR_BYTES:]
+
+        self._pipes = [_Pipe(self._popen.stdout, add), _Pipe(self._popen.stderr, add_error)]
+        await asyncio.gather(*(pipe.ended for pipe in self._pipes))
+        return bytes(stdout)
 
     def bury(self) -> int:
         """Kills what is left in the dead shell's session, and reaps it. Returns its exit code."""
@@ -235,27 +239,61 @@ class _Run:
             self.ended.add_done_callback(lambda _: self.bury())
 
     def _close(self) -> None:
-        for transport in self._transports:
-            transport.close()
-        for stream in self._unread:
-            stream.close()
-        self._transports, self._unread = [], []
+        for pipe in self._pipes:
+            pipe.close()
+        for stream in (self._popen.stdout, self._popen.stderr):
+            if stream is not None:
+                stream.close()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(OSError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
-    async def _reader(self) -> asyncio.StreamReader:
-        """Of the first stream that nobody reads yet."""
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._unread[0])
-        self._transports.append(transport)
-        del self._unread[0]
-        return reader
 
-    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
-        while piece := await stream.read(65536):
-            self.errors = (self.errors + piece)[-_STDERR_BYTES:]
+class _Pipe:
+    """Reads one stream of a run, on the running loop. Whoever has the file closes it, after this.
+
+    Not a transport of the loop's: uvloop's closes the descriptor twice, and between the two its number may have become
+    another thread's.
+
+    Attributes:
+        ended: done when everything was read; its exception is what ``on_data`` raised.
+    """
+
+    def __init__(self, file: IO[bytes], on_data: Callable[[bytes], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = file.fileno()
+        self._on_data = on_data
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(self._descriptor, False)
+        self._loop.add_reader(self._descriptor, self._read)
+        self._reads = True
+
+    def close(self) -> None:
+        """Reads no more. Idempotent."""
+        if self._reads:
+            self._reads = False
+            self._loop.remove_reader(self._descriptor)
+        set_once(self.ended)
+
+    def _read(self) -> None:
+        if not self._reads:  # it was closed after the loop had seen it readable
+            return
+        try:
+            data = os.read(self._descriptor, 65536)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            self._on_data(data)
+        except _TooMuchError as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+            self.close()
 
 
 def _kill_run(run: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.settings import Settings
-from elastic_driver.system.safe_files import make_folder, open_inside
+from elastic_driver.system.safe_files import open_inside
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
 _COMMIT = re.compile(r"commit-(\d{12})\.state")  # as they name them
@@ -26,7 +26,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path | None, job_id: str) -> FolderLock:
-        """Makes the folder and locks it; does nothing without one.
+        """Locks the folder, which preflight() has made; does nothing without one.
 
         Raises:
             SettingsError: it cannot be written to, or another job has it.
@@ -35,7 +35,6 @@ class FolderLock:
             return cls(None)
         descriptor = -1
         try:
-            make_folder(folder)
             descriptor = open_inside(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)

@@ -18,10 +18,11 @@ from elastic_driver.driver.durable_folder import FolderLock
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import DiscoveryError, SettingsError, shortage
 from elastic_driver.launch.local.launcher import LocalLauncher
-from elastic_driver.launch.locality import check_local
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
+from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import MOST_S, JobClock
 
@@ -33,8 +34,8 @@ def run_job(settings: Settings) -> int:
         The exit code of ``elasticrun``.
 
     Raises:
-        SettingsError: the port or the event log cannot be had, a fixed host is not this machine, or the machine lacks
-            what a driver needs.
+        SettingsError: a program or a folder that the settings name cannot be used, the port or the event log cannot be
+            had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
         return _run_job(settings)
@@ -46,21 +47,22 @@ def run_job(settings: Settings) -> int:
 
 
 def _run_job(settings: Settings) -> int:
+    suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
     if settings.hosts is not None:
         try:
-            check_local(settings.hosts)
+            LocalLauncher.check_hosts(settings.hosts)
         except DiscoveryError as error:
             raise SettingsError(str(error)) from error
     with (
         FolderLock.take(settings.durable_dir, job_id),
-        Console(settings) as console,
+        Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning) as event_log,
     ):
-        for suspicion in settings.suspicions():
+        for suspicion in suspicions:
             console.warning(suspicion)
-        chronicle = Chronicle(console, event_log)
+        chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         launcher = LocalLauncher(
@@ -78,6 +80,7 @@ def _run_job(settings: Settings) -> int:
                 settings.discovery_script,
                 settings.slots_per_host,
                 settings.discovery_timeout_s,
+                check=launcher.check_hosts,
                 job_id=job_id,
                 call_later=clock.call_later,
             )

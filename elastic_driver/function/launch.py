@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from elastic_driver.cli.main import build_parser, settings_from
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
 from elastic_driver.function import worker as function_worker
+from elastic_driver.settings.assembly import settings_from
 
 _EVENTS = "events.jsonl"
 # What peers raise because another has failed; the other's error is the one to tell.
@@ -123,62 +123,56 @@ def run(
         KeyboardInterrupt: Ctrl-C, or SIGTERM to the driver.
         Exception: the function's own, as the first worker raised it; its cause is that worker's traceback.
     """
-    flags = _flags(
-        num_proc=np if np is not None and num_proc == 1 else num_proc,
-        min_np=min_np if min_num_proc is None else min_num_proc,
-        max_np=max_np if max_num_proc is None else max_num_proc,
-        slots_per_host=slots,
-        reset_limit=reset_limit,
-        hosts=hosts,
-        hostfile=hostfile,
-        start_timeout=start_timeout,
-        ssh_port=ssh_port,
-        ssh_identity_file=ssh_identity_file,
-        output_filename=output_filename,
-        network_interfaces=network_interface,
-        host_discovery_script=host_discovery_script,
-        elastic_timeout=elastic_timeout,
-        horovod_shim=horovod_shim,
-        discovery_interval=discovery_interval,
-        discovery_timeout=discovery_timeout,
-        heartbeat_timeout=heartbeat_timeout,
-        hang_timeout=hang_timeout,
-        reset_window=reset_window,
-        drain_timeout=drain_timeout,
-        grace_time=grace_time,
-        standby=standby,
-        preload=None if preload is None else ",".join(preload),
-        durable_dir=durable_dir,
-        durable_every=durable_every,
-        durable_interval=durable_interval,
-        durable_keep=durable_keep,
-        rendezvous_port=rendezvous_port,
-        config_file=config_file,
-        log_level=None if verbose else "WARNING",
-    )
-    if cooldown_range is not None:
-        flags += ["--blacklist-cooldown-range", *(str(bound) for bound in cooldown_range)]
-    flags += ["--verbose"] if verbose and int(verbose) > 1 else []
-    flags += ["--mpi"] if use_mpi else []
-    flags += ["--prefix-output-with-timestamp"] if prefix_output_with_timestamp else []
+    given = {
+        "num_proc": np if np is not None and num_proc == 1 else num_proc,
+        "min_num_proc": min_np if min_num_proc is None else min_num_proc,
+        "max_num_proc": max_np if max_num_proc is None else max_num_proc,
+        "slots_per_host": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range_s": cooldown_range,
+        "hosts": hosts,
+        "hostfile": hostfile,
+        "start_timeout_s": start_timeout,
+        "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file,
+        "output_filename": output_filename,
+        "prefix_timestamp": prefix_output_with_timestamp,
+        "network_interfaces": network_interface,
+        "discovery_script": host_discovery_script,
+        "elastic_timeout_s": elastic_timeout,
+        "horovod_shim": horovod_shim,
+        "discovery_interval_s": discovery_interval,
+        "discovery_timeout_s": discovery_timeout,
+        "heartbeat_timeout_s": heartbeat_timeout,
+        "hang_timeout_s": hang_timeout,
+        "reset_window_s": reset_window,
+        "drain_timeout_s": drain_timeout,
+        "grace_s": grace_time,
+        "num_standby": standby,
+        "preload": preload,
+        "durable_dir": durable_dir,
+        "durable_every": durable_every,
+        "durable_interval_s": durable_interval,
+        "durable_keep": durable_keep,
+        "rendezvous_port": rendezvous_port,
+        "config_file": config_file,
+        "log_level": None if verbose else "WARNING",
+        "verbose": bool(verbose and int(verbose) > 1),
+        "mpi": use_mpi,
+    }
     environ = {**os.environ, **(env or {})}
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name:
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
-        command = [executable or sys.executable, "-m", "elastic_driver.function.worker", name]
-        arguments = build_parser().parse_args([*flags, "--event-log", str(events), "--", *command])
-        settings = settings_from(arguments, environ)
+        command = (executable or sys.executable, "-m", "elastic_driver.function.worker", name)
+        settings = settings_from({**given, "event_log": events, "command": command}, environ)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         (folder / function_worker.CALL).write_bytes(call)
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_worker.PATHS).write_bytes(cloudpickle.dumps(paths))
         _drive(folder, environ)
         return _results(folder, events)
-
-
-def _flags(**values: object) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
 def _drive(folder: Path, environ: Mapping[str, str]) -> None:

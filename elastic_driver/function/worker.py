@@ -15,10 +15,10 @@ from typing import Any
 
 import cloudpickle
 
-from elastic_driver.errors import WorkerRemovedError
 from elastic_driver.hosts import SlotInfo
-from elastic_driver.rendezvous.environment import ENV_WORKER
+from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import runtime
+from elastic_driver.worker.settings import worker_settings
 
 CALL, PATHS, RESULT = "call.pickle", "paths.pickle", "result-"
 
@@ -31,13 +31,19 @@ class _Place:
         self.slot: SlotInfo | None = None
 
     def on_round_changed(self) -> None:
-        """See Resettable."""
-        context = runtime().context
+        """See RoundListener."""
+        context = current()
         self.round_id, self.slot = context.assignment.round_id, context.slot
 
 
+def _worker_key() -> str:
+    credential = worker_settings().credential
+    worker = credential.identity.worker if credential is not None else None
+    return worker.key if worker is not None else ""
+
+
 def _leave(folder: Path, outcome: dict[str, Any]) -> None:
-    name = f"{RESULT}{os.environ.get(ENV_WORKER, '')}-{os.getpid()}".replace("/", "_")
+    name = f"{RESULT}{_worker_key()}-{os.getpid()}".replace("/", "_")
     new = folder / f".{name}"
     new.write_bytes(cloudpickle.dumps(outcome))
     new.replace(folder / name)  # whole or not there
@@ -57,7 +63,7 @@ def main(argv: list[str]) -> int:
     """Runs the function of the folder. Returns the process's exit code: 1 when the function raised."""
     folder = Path(argv[0])
     place = _Place()
-    runtime().listen(place)
+    current_round().listen(place)
     try:
         for entry in cloudpickle.loads((folder / PATHS).read_bytes()):
             if entry not in sys.path:
@@ -65,8 +71,6 @@ def main(argv: list[str]) -> int:
         func, args, kwargs = cloudpickle.loads((folder / CALL).read_bytes())
         value = func(*args, **kwargs)
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, WorkerRemovedError):
-            raise
         traceback.print_exc()
         _leave(folder, _error(error, ""))
         runtime().note_exception(raised=True)

@@ -25,6 +25,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -39,8 +40,6 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 
-# How long a driver is asked again of which nobody knows whether it lives: it may be restarted, or its network be.
-PATIENCE_S = 60.0
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
 # ... and everything else within its wait. A connection that is silent for so much longer is dead, or the driver stands
@@ -210,28 +209,19 @@ class RendezvousClient:
 
     # --- requests of the job's life --------------------------------------------------------------------------------
 
-    def next_round(
-        self, request: NextRoundRequest, *, poll_s: float = _POLL_S, timeout_s: float | None = None
-    ) -> NextRoundReply:
-        """Says READY and blocks until the driver has decided.
+    def next_round(self, request: NextRoundRequest, *, poll_s: float = _POLL_S) -> NextRoundReply:
+        """Says READY and blocks until the driver has decided, whose own deadlines bound the wait.
 
         Args:
             request: what to say.
             poll_s: how often to say it again, at least: the driver takes it for a heartbeat.
-            timeout_s: how long to wait.
 
         Raises:
-            RendezvousTimeoutError: not within ``timeout_s`` (None: the driver's own deadlines bound the wait).
             RendezvousClosedError: the driver has ended, or :meth:`close` was called.
             RendezvousError: the driver cannot be reached.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        body = request.to_json()
+        body, wait_s = request.to_json(), min(poll_s, _POLL_S)
         while True:
-            left_s = poll_s if deadline is None else deadline - time.monotonic()
-            if left_s <= 0:
-                raise RendezvousTimeoutError(f"no round was formed for worker {request.worker} within {timeout_s:g} s")
-            wait_s = min(left_s, poll_s, _POLL_S)
             status, answer = self._request("POST", "next-round", body, wait_s=wait_s, expected=(200, 204))
             if status == 200:
                 return parse_next_round_reply(answer)
@@ -314,16 +304,6 @@ class RendezvousClient:
         """The value of a key; None when it is not there within ``wait_s``. Raises StaleRoundError."""
         status, body = self._request("GET", _key_path(round_id, scope, key), wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else body
-
-    def entries(self, round_id: int, scope: str, *, count: int, wait_s: float = 0.0) -> list[tuple[str, bytes]] | None:
-        """All entries of a scope when it has at least ``count``; None when it has not within ``wait_s``."""
-        path = f"rounds/{round_id}/kv/{quote(scope, safe='')}"
-        status, body = self._request("GET", path, query={"count": str(count)}, wait_s=wait_s, expected=(200, 404))
-        return None if status == 404 else unpack_entries(body)
-
-    def delete(self, round_id: int, scope: str, key: str) -> None:
-        """Removes a key; one that is not there changes nothing. Raises StaleRoundError when the round has passed."""
-        self._request("DELETE", _key_path(round_id, scope, key), expected=(204,))
 
     def close(self) -> None:
         """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""

@@ -44,8 +44,7 @@ PERMISSIONS: Mapping[str, Mapping[bytes, frozenset[Role]]] = {
     "running": {b"POST": _WORKER},
     "leave": {b"POST": _WORKER},
     "exchange": {b"POST": _WORKER},
-    "scope": {b"GET": _WORKER},
-    "key": {b"GET": _WORKER, b"PUT": _WORKER, b"DELETE": _WORKER},
+    "key": {b"GET": _WORKER, b"PUT": _WORKER},
     "drain": {b"POST": _OPERATOR},
     "status": {b"GET": _ALL},
 }

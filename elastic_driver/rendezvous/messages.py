@@ -11,14 +11,10 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.hosts import Ranks, SlotInfo, WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 API = "/v1"
-
-
-# More than any job has; a message of a few bytes must not fill the memory.
-_MOST_RANKS = 1 << 20
 
 
 def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -33,19 +29,6 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if not all(type(value) is int for value in values):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of integers")
     return tuple(values)
-
-
-def _ranks(data: Mapping[str, Any], name: str) -> Ranks:
-    """The inverse of Ranks.runs."""
-    ranks: list[int] = []
-    for run in _get(data, name, list):
-        if not (isinstance(run, list) and len(run) == 3 and all(type(value) is int for value in run)):
-            raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of [first, count, step]")
-        first, count, step = run
-        if not 0 < count <= _MOST_RANKS - len(ranks):
-            raise RendezvousProtocolError(f"cannot read message: field {name!r} has no or too many ranks")
-        ranks += (first + index * step for index in range(count))
-    return Ranks(ranks)
 
 
 def _worker(data: Mapping[str, Any]) -> WorkerId:
@@ -146,12 +129,9 @@ class RoundAssignment:
 
     round_id: int
     slot: SlotInfo
-    local_members: tuple[int, ...]  # global ranks on this host, by local rank
-    cross_members: tuple[int, ...]  # global ranks that have this local rank, by cross rank
     sync: bool  # whether members broadcast rank 0's state first; the same for all of them
     commits: int  # commits of the state this round goes on from (rank 0's)
     backend: Backend
-    cause: str  # for the log: what made this round
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -168,12 +148,9 @@ class RoundAssignment:
                     slot.cross_rank,
                     slot.cross_size,
                 ],
-                "local_members": Ranks.of(self.local_members).runs,
-                "cross_members": Ranks.of(self.cross_members).runs,
                 "sync": self.sync,
                 "commits": self.commits,
                 "backend": self.backend,
-                "cause": self.cause,
             }
         ).encode()
 
@@ -222,12 +199,9 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
             return RoundAssignment(
                 round_id=_get(data, "round_id", int),
                 slot=SlotInfo(*numbers),
-                local_members=_ranks(data, "local_members"),
-                cross_members=_ranks(data, "cross_members"),
                 sync=_get(data, "sync", bool),
                 commits=_get(data, "commits", int),
                 backend=backend,
-                cause=_get(data, "cause", str),
             )
         case "removed":
             return Removed(_get(data, "reason", str))

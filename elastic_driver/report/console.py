@@ -17,13 +17,13 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.printable import one_line, without_c1
 from elastic_driver.report.tracebacks import Tracebacks
-from elastic_driver.settings.settings import Settings
 
 Stream = Literal["stdout", "stderr"]
 
@@ -39,66 +39,34 @@ _ERASE_LINE = b"\r\x1b[2K"
 _LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSummary:
-    """A line of the summary.
-
-    Attributes:
-        round_id: the round.
-        size: its workers.
-        cause: what made it.
-        took_s: time lost, seconds; None when not all members had resumed.
-        commit: what it went on from; None for the first round.
-    """
-
-    round_id: int
-    size: int
-    cause: str
-    took_s: float | None
-    commit: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the closing table tells.
-
-    Attributes:
-        first: the first rounds.
-        left_out: how many between them and the last are not in the table.
-        left_out_s: time lost in these, seconds.
-        last: the last rounds.
-        lost_s: time lost in all.
-        unknown: changes of which nobody knows what they cost.
-        notes: what else is to be said, and whether each is a warning.
-    """
-
-    first: Sequence[RoundSummary] = ()
-    left_out: int = 0
-    left_out_s: float = 0.0
-    last: Sequence[RoundSummary] = ()
-    lost_s: float = 0.0
-    unknown: int = 0
-    notes: Sequence[tuple[str, bool]] = ()
-
-
-def _cells(one: RoundSummary) -> tuple[str, ...]:
-    lost = "-" if one.commit is None else "unknown" if one.took_s is None else f"{one.took_s:.2f} s"
-    return str(one.round_id), str(one.size), lost, "-" if one.commit is None else str(one.commit), one.cause
+def _cells(told: RoundSummary) -> tuple[str, ...]:
+    lost = "-" if told.commit is None else "unknown" if told.took_s is None else f"{told.took_s:.2f} s"
+    return str(told.round_id), str(told.size), lost, "-" if told.commit is None else str(told.commit), told.cause
 
 
 class Console:
     """The driver's terminal.
 
     Args:
-        settings: level and verbosity.
+        log_level: what is said at all: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
+        verbose: whether details are said, too.
+        event_log: the file that has more than the summary; None for none.
         stdout, stderr: file descriptors.
     """
 
-    def __init__(self, settings: Settings, *, stdout: int = 1, stderr: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        log_level: str = "INFO",
+        verbose: bool = False,
+        event_log: Path | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+    ) -> None:
         self._terminal = stderr
         self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
-        self._level = _LEVELS[settings.log_level]
-        self._verbose = self._level == 0 or (settings.verbose and self._level == 1)
+        self._level = _LEVELS[log_level]
+        self._verbose = self._level == 0 or (verbose and self._level == 1)
         self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") != "dumb"
         self._color = self._live and not os.environ.get("NO_COLOR")
         # On a terminal that shows both streams the status line must make room for either of them.
@@ -108,7 +76,7 @@ class Console:
         self._shown = ""
         self._shown_at = 0.0
         self._began = time.monotonic()
-        self._event_log = settings.event_log
+        self._event_log = event_log
         # While the job has no round; None then.
         self._tracebacks: Tracebacks | None = Tracebacks()
         self._tail = b""  # of standard error: what can still be seen there
@@ -192,7 +160,7 @@ class Console:
     def shows(self, lines: Sequence[str]) -> bool:
         """Whether these lines stand among the last ones of standard error."""
         seen = self._tail.decode(errors="replace").splitlines()[-_IN_VIEW_LINES:]
-        return all(any(one.endswith(line) for one in seen) for line in lines)
+        return all(any(shown.endswith(line) for shown in seen) for line in lines)
 
     @property
     def live(self) -> bool:
@@ -232,7 +200,7 @@ class Console:
 
     def _say_table(self, summary: Summary) -> None:
         header = ("round", "workers", "time lost", "from commit", "cause")
-        first, last = [_cells(one) for one in summary.first], [_cells(one) for one in summary.last]
+        first, last = ([_cells(told) for told in rounds] for rounds in (summary.first, summary.last))
         widths = [max(len(row[column]) for row in (header, *first, *last)) for column in range(4)]
 
         def say(row: tuple[str, ...]) -> None:

@@ -16,12 +16,33 @@ from types import TracebackType
 from typing import Self
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.report.happenings import (
+    FirstFailure,
+    Happening,
+    HostsChanged,
+    InternalError,
+    JobEnded,
+    JobStarted,
+    MomentPassed,
+    NoticeGiven,
+    ProcessDying,
+    ProcessEnded,
+    ProcessStarted,
+    RoundFormed,
+    RoundResumed,
+    Status,
+    Told,
+    Warmed,
+    WorkerDismissed,
+    WorkerHung,
+    WorkersStopped,
+)
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.safe_files import open_named
 
 
 class EventLog:
-    """Appends events to a file.
+    """Appends events to a file. See Listener.
 
     Args:
         path: the file; None for no log.
@@ -30,6 +51,8 @@ class EventLog:
     Raises:
         SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
     """
+
+    live = False
 
     def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
         self._path = path
@@ -44,6 +67,68 @@ class EventLog:
             except OSError as error:
                 raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
             self._writer = FileWriter("elasticrun-events")
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        match happening:
+            case Status() | MomentPassed():
+                pass
+            case JobStarted(url, job_id):
+                self.write("job_started", rendezvous=url, job_id=job_id)
+            case HostsChanged(hosts):
+                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts})
+            case ProcessStarted(worker, pid):
+                self.write("worker_started", worker=worker.key, pid=pid)
+            case Warmed(pid, took_s):
+                self.write("warmed", pid=pid, took_s=round(took_s, 4))
+            case ProcessDying(worker, pid, how):
+                self.write("worker_dying", worker=worker.key, pid=pid, how=how)
+            case ProcessEnded(worker, pid, returncode=returncode, expected=expected):
+                self.write("worker_exited", worker=worker.key, pid=pid, returncode=returncode, expected=expected)
+            case WorkersStopped(stops):
+                for worker, reason in stops:
+                    self.write("worker_stopped", worker=worker.key, reason=reason)
+            case WorkerHung(worker, reason):
+                self.write("worker_hung", worker=worker.key, reason=reason)
+            case WorkerDismissed(worker, reason):
+                self.write("worker_dismissed", worker=worker.key, reason=reason)
+            case NoticeGiven(round_id, kind, reason):
+                self.write("notice", round_id=round_id, kind=kind, reason=reason)
+            case RoundFormed():
+                self._write_round(happening)
+            case RoundResumed(round_id, commits, took_s):
+                self.write("round_resumed", round_id=round_id, commits=commits, took_s=round(took_s, 4))
+            case Told(text, warning):
+                self.write("report", text=text, warning=warning)
+            case FirstFailure(worker, rank, how, last_lines, alike):
+                self.write(
+                    "first_failure",
+                    worker=worker.key,
+                    rank=rank,
+                    how=how,
+                    last_lines=list(last_lines),
+                    alike=[other.key for other in alike],
+                )
+            case InternalError(error, events):
+                self.write("internal_error", error=error, events=list(events))
+            case JobEnded(exit_code, message):
+                self.write("job_ended", exit_code=exit_code, message=message)
+
+    def _write_round(self, formed: RoundFormed) -> None:
+        self.write(
+            "round_formed",
+            round_id=formed.round_id,
+            size=len(formed.members),
+            old_size=formed.old_size,
+            cause=formed.cause,
+            commits=formed.commits,
+            sync=formed.sync,
+            backend=formed.backend,
+            formed_in_s=round(formed.formed_in_s, 4),
+            members=[
+                {"rank": member.rank, "worker": member.worker.key, "pid": member.pid} for member in formed.members
+            ],
+        )
 
     def write(self, event: str, **fields: object) -> None:
         """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text.

@@ -17,7 +17,7 @@ from elastic_driver.system.safe_files import read_named
 # Every key there is, with a page of comment each, has less.
 _MAX_BYTES = 1 << 20
 
-# section -> key -> (name of the flag's destination, type)
+# section -> key -> (name of the value that the flag gives, type)
 _KEYS: dict[str, dict[str, tuple[str, type]]] = {
     "params": {
         "fusion_threshold_mb": ("fusion_threshold_mb", int),
@@ -45,7 +45,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "mpi_threads_disable": ("mpi_threads_disable", bool),
         "num_nccl_streams": ("num_nccl_streams", int),
         "thread_affinity": ("thread_affinity", int),
-        "gloo_timeout_seconds": ("gloo_timeout_seconds", int),
+        "gloo_timeout_seconds": ("gloo_timeout_s", int),
     },
     "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
@@ -56,7 +56,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     """Reads the file.
 
     Returns:
-        Values by the name of the flag they stand for, as in ``--fusion-threshold-mb`` -> ``fusion_threshold_mb``.
+        Values by their names, as :func:`elastic_driver.settings.assembly.settings_from` takes them.
 
     Raises:
         SettingsError: it cannot be read, is not YAML, or has a section, key or value that is not known.
@@ -80,7 +80,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, content in data.items():
         if section == "controller":
-            values["controller"] = _controller(path, content)
+            values["mpi"] = _controller(path, content) == "mpi"
             continue
         if section not in _KEYS:
             raise SettingsError(_unknown(path, "section", section, ["controller", *_KEYS]))
@@ -121,7 +121,7 @@ def _controller(path: Path, value: object) -> str:
     return str(value)
 
 
-def _unknown(path: Path, what: str, name: object, known: list[str]) -> str:
+def _unknown(path: Path, place: str, name: object, known: list[str]) -> str:
     near = difflib.get_close_matches(str(name), known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"the config file {path} has an unknown {what} {name!r}; {hint}"
+    return f"the config file {path} has an unknown {place} {name!r}; {hint}"

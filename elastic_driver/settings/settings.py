@@ -1,29 +1,25 @@
-"""Settings: everything the user asked for, checked once, before anything starts.
+"""Settings: everything the user asked for, each default once, checked against each other before anything starts.
 
-Owns the checks of values against each other. The command line and the config file only collect values.
+Owns the fields, their defaults, the flags and variables that they are given by, and the checks of values. Knows nothing
+of where values come from (:mod:`elastic_driver.settings.assembly`), and touches no disc
+(:mod:`elastic_driver.settings.preflight` does).
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from elastic_driver.dialects.horovod_shim import AUTO, check_mode
+from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
-from elastic_driver.system.safe_files import make_folder, who_else_writes
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 # A slip of the finger must not fill the machine with processes.
 _MAX_NUM_PROC = 65536
-# A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
-_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 
 # Over 30 years. Some of the system's clocks and timers cannot count much further.
 MAX_SECONDS = 1e9
@@ -31,6 +27,11 @@ _MOST_GLOO_S = 1e7  # the workers' own bound
 
 # Horovod's bounds for the cooldown range, seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
+
+
+def _given_by(flag: str, variable: str = "") -> Mapping[str, str]:
+    """A field's metadata: its flag, as messages name it, and the environment variable that stands in for the flag."""
+    return {"flag": flag, "variable": variable}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,51 +83,53 @@ class Settings:
     """
 
     command: tuple[str, ...]
-    num_proc: int
-    min_num_proc: int
-    max_num_proc: int | None = None
-    num_standby: int = 0
-    slots_per_host: int | None = None
+    num_proc: int = field(metadata=_given_by("-np"))
+    min_num_proc: int = field(metadata=_given_by("--min-np"))
+    max_num_proc: int | None = field(default=None, metadata=_given_by("--max-np"))
+    num_standby: int = field(default=0, metadata=_given_by("--standby"))
+    slots_per_host: int | None = field(default=None, metadata=_given_by("--slots-per-host"))
     elastic: bool = False
-    elastic_timeout_s: float = 600.0
-    start_timeout_s: float = 300.0
-    heartbeat_timeout_s: float = 60.0
-    hang_timeout_s: float = 0.0
-    reset_limit: int | None = None
-    reset_window_s: float | None = None
-    drain_timeout_s: float = 300.0
-    cooldown_range_s: tuple[float, float] | None = None
-    hosts: tuple[Host, ...] | None = None
-    discovery_script: str | None = None
-    discovery_interval_s: float = 1.0
-    discovery_timeout_s: float = 10.0
-    rendezvous_port: int = 0
+    elastic_timeout_s: float = field(default=600.0, metadata=_given_by("--elastic-timeout", "HOROVOD_ELASTIC_TIMEOUT"))
+    start_timeout_s: float = field(default=300.0, metadata=_given_by("--start-timeout", "HOROVOD_START_TIMEOUT"))
+    heartbeat_timeout_s: float = field(default=60.0, metadata=_given_by("--heartbeat-timeout"))
+    hang_timeout_s: float = field(default=0.0, metadata=_given_by("--hang-timeout"))
+    reset_limit: int | None = field(default=None, metadata=_given_by("--reset-limit"))
+    reset_window_s: float | None = field(default=None, metadata=_given_by("--reset-window"))
+    drain_timeout_s: float = field(default=300.0, metadata=_given_by("--drain-timeout"))
+    cooldown_range_s: tuple[float, float] | None = field(default=None, metadata=_given_by("--blacklist-cooldown-range"))
+    hosts: tuple[Host, ...] | None = field(default=None, metadata=_given_by("-H"))
+    discovery_script: str | None = field(default=None, metadata=_given_by("--host-discovery-script"))
+    discovery_interval_s: float = field(default=1.0, metadata=_given_by("--discovery-interval"))
+    discovery_timeout_s: float = field(default=10.0, metadata=_given_by("--discovery-timeout"))
+    rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
     rendezvous_address: str = "127.0.0.1"
-    output_filename: Path | None = None
-    prefix_timestamp: bool = False
-    verbose: bool = False
-    log_level: str = "INFO"
-    grace_s: float = 5.0
-    event_log: Path | None = None
-    gloo_timeout_s: float = 30.0
+    output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
+    prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
+    verbose: bool = field(default=False, metadata=_given_by("--verbose"))
+    log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
+    grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
+    event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
+    gloo_timeout_s: float = field(
+        default=30.0, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
+    )
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    durable_dir: Path | None = None
-    durable_every: int | None = None
-    durable_interval_s: float | None = None
-    durable_keep: int | None = None
-    horovod_shim: str = AUTO
-    warm_starts: bool = True
-    preload: tuple[str, ...] | None = None
-    network_interfaces: tuple[str, ...] = ()
-    ssh_port: int | None = None
-    ssh_identity_file: str | None = None
+    durable_dir: Path | None = field(default=None, metadata=_given_by("--durable-dir"))
+    durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
+    durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
+    durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
+    horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
+    warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
+    preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
+    network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
+    ssh_identity_file: str | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_hosts()
         self._check_durable()
-        self._check_files()
-        check_command(self.command)
+        if not self.command:
+            raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
 
     @property
     def most_workers(self) -> int:
@@ -137,53 +140,29 @@ class Settings:
         return min(bounds, default=self.num_proc)
 
     def _check_numbers(self) -> None:
-        _at_least("-np", self.num_proc, 1)
-        _at_least("--min-np", self.min_num_proc, 1)
-        if self.min_num_proc > self.num_proc:
-            raise SettingsError(f"--min-np {self.min_num_proc} is above -np {self.num_proc}")
-        if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
-            raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
-        _at_least("--standby", self.num_standby, 0)
-        if self.num_standby and self.max_num_proc is None:
-            raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
-        if self.num_standby > _MAX_NUM_PROC:
-            raise SettingsError(
-                f"--standby {self.num_standby} is above {_MAX_NUM_PROC}, the most workers a job may have"
-            )
-        if self.num_proc > _MAX_NUM_PROC:
-            raise SettingsError(f"-np {self.num_proc} is above {_MAX_NUM_PROC}, the most workers a job may have")
-        if self.slots_per_host is not None:
-            _at_least("--slots-per-host", self.slots_per_host, 1)
-            if self.slots_per_host > MAX_SLOTS_PER_HOST:
-                raise SettingsError(
-                    f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}, the most a host may have"
-                )
-        if self.reset_limit is not None:
-            _at_least("--reset-limit", self.reset_limit, 0)
-        for flag, value in (
-            ("--elastic-timeout", self.elastic_timeout_s),
-            ("--start-timeout", self.start_timeout_s),
-            ("--discovery-interval", self.discovery_interval_s),
-            ("--discovery-timeout", self.discovery_timeout_s),
-            ("--drain-timeout", self.drain_timeout_s),
-            ("--reset-window", 1.0 if self.reset_window_s is None else self.reset_window_s),
+        self._check_counts()
+        for name in (
+            "elastic_timeout_s",
+            "start_timeout_s",
+            "discovery_interval_s",
+            "discovery_timeout_s",
+            "drain_timeout_s",
+            "reset_window_s",
         ):
-            check_seconds(flag, value)
-        check_seconds("--gloo-timeout-seconds", self.gloo_timeout_s, most=_MOST_GLOO_S)
-        for flag, value in (
-            ("--grace-time", self.grace_s),
-            ("--heartbeat-timeout", self.heartbeat_timeout_s),
-            ("--hang-timeout", self.hang_timeout_s),
-        ):
-            if value:
-                check_seconds(flag, value, zero=", 0 or above")
+            value = getattr(self, name)
+            if value is not None:
+                check_seconds(FLAGS[name], value)
+        check_seconds(FLAGS["gloo_timeout_s"], self.gloo_timeout_s, most=_MOST_GLOO_S)
+        for name in ("grace_s", "heartbeat_timeout_s", "hang_timeout_s"):
+            if value := getattr(self, name):
+                check_seconds(FLAGS[name], value, zero=", 0 or above")
         if not 0 <= self.rendezvous_port <= 65535:
             raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
-        check_mode(self.horovod_shim, "--horovod-shim")
+        check_mode(self.horovod_shim, FLAGS["horovod_shim"])
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SettingsError(f"--preload {name!r} is not the name of a module")
@@ -196,11 +175,34 @@ class Settings:
                     "lower bound first"
                 )
 
+    def _check_counts(self) -> None:
+        _at_least("-np", self.num_proc, 1)
+        _at_least("--min-np", self.min_num_proc, 1)
+        if self.min_num_proc > self.num_proc:
+            raise SettingsError(f"--min-np {self.min_num_proc} is above -np {self.num_proc}")
+        if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
+            raise SettingsError(f"--max-np {self.max_num_proc} is below -np {self.num_proc}")
+        _at_least("--standby", self.num_standby, 0)
+        if self.num_standby and self.max_num_proc is None:
+            raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
+        for name in ("num_standby", "num_proc"):
+            value = getattr(self, name)
+            if value > _MAX_NUM_PROC:
+                raise SettingsError(f"{FLAGS[name]} {value} is above {_MAX_NUM_PROC}, the most workers a job may have")
+        if self.slots_per_host is not None:
+            _at_least("--slots-per-host", self.slots_per_host, 1)
+            if self.slots_per_host > MAX_SLOTS_PER_HOST:
+                raise SettingsError(
+                    f"--slots-per-host {self.slots_per_host} is above {MAX_SLOTS_PER_HOST}, the most a host may have"
+                )
+        if self.reset_limit is not None:
+            _at_least("--reset-limit", self.reset_limit, 0)
+
     def _check_hosts(self) -> None:
         if self.discovery_script is not None:
             if self.hosts is not None:
                 raise SettingsError("give either --host-discovery-script or fixed hosts (-H, --hostfile), not both")
-            _check_script(self.discovery_script)
+            script_words(self.discovery_script)
             return
         if not self.hosts:
             raise SettingsError("no hosts: give -H, --hostfile or --host-discovery-script")
@@ -222,13 +224,10 @@ class Settings:
             )
 
     def _check_durable(self) -> None:
-        for flag, value in (
-            ("--durable-every", self.durable_every),
-            ("--durable-interval", self.durable_interval_s),
-            ("--durable-keep", self.durable_keep),
-        ):
+        for name in ("durable_every", "durable_interval_s", "durable_keep"):
+            value = getattr(self, name)
             if value is not None and self.durable_dir is None:
-                raise SettingsError(f"{flag} {value:g} is without effect: give --durable-dir too")
+                raise SettingsError(f"{FLAGS[name]} {value:g} is without effect: give --durable-dir too")
         if self.durable_every is not None:
             _at_least("--durable-every", self.durable_every, 1)
         if self.durable_keep is not None:
@@ -236,35 +235,14 @@ class Settings:
         if self.durable_interval_s is not None:
             check_seconds("--durable-interval", self.durable_interval_s)
 
-    def _check_files(self) -> None:
-        if self.output_filename is not None:
-            try:
-                make_folder(self.output_filename)
-            except OSError as error:
-                raise SettingsError(
-                    f"cannot make the folder {self.output_filename} (--output-filename): {error.strerror}"
-                ) from error
-            if not os.access(self.output_filename, os.W_OK):
-                raise SettingsError(f"cannot write to the folder {self.output_filename} (--output-filename)")
-        if self.event_log is not None and not self.event_log.parent.is_dir():
-            raise SettingsError(
-                f"cannot write {self.event_log} (--event-log): there is no folder {self.event_log.parent}"
-            )
 
-    def suspicions(self) -> list[str]:
-        """What the user should know of the folders that he named: who else can put something there."""
-        folders = (
-            # A commit that another user adds is one that the job may go on from.
-            (self.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
-            (self.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
-            (self.event_log and self.event_log.parent, "--event-log", False, "who can write to it can change the log"),
-        )
-        found = []
-        for folder, flag, only_adding, so_what in folders:
-            who = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
-            if who:
-                found.append(f"the folder {folder} ({flag}): {who}; {so_what}")
-        return found
+FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata}
+"""The flag of each field that has one, as messages name it."""
+
+VARIABLES: Mapping[str, str] = {
+    each.name: each.metadata["variable"] for each in fields(Settings) if each.metadata.get("variable")
+}
+"""The environment variable of each field that has one; the flag and the config file win over it."""
 
 
 def _at_least(flag: str, value: int, least: int) -> None:
@@ -280,45 +258,16 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
         raise SettingsError(f"{flag} {value:g} is above {most:g}, the most seconds it may be")
 
 
-def _check_script(script: str) -> None:
+def script_words(script: str) -> list[str]:
+    """The words of a discovery script's command line, as a shell would split them; at least one.
+
+    Raises:
+        SettingsError: it is empty, or no shell could split it.
+    """
     try:
         words = shlex.split(script)
     except ValueError as error:
         raise SettingsError(f"cannot read --host-discovery-script {script!r}: {error}") from error
     if not words:
         raise SettingsError("--host-discovery-script is empty")
-    program = words[0]
-    if not _PLAIN_WORD.fullmatch(program):
-        return
-    if "/" in program:
-        _check_program(program, "the host discovery script", hint="chmod +x it")
-    elif shutil.which(program) is None and Path(program).is_file():
-        # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.
-        raise SettingsError(f"cannot find the host discovery script {program!r} on the PATH: write ./{program}")
-
-
-def check_command(command: tuple[str, ...]) -> None:
-    """Raises SettingsError unless there is a command and its program can be executed."""
-    if not command:
-        raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
-    script = command[0]
-    hint = f"run it as: python {script}" if script.endswith(".py") else "chmod +x it"
-    _check_program(script, "the command", hint=hint)
-
-
-def _check_program(program: str, what: str, *, hint: str) -> None:
-    if "/" not in program:
-        if shutil.which(program) is None:
-            near = ""
-            if Path(program).is_file():
-                python = program.endswith(".py") and not os.access(program, os.X_OK)
-                near = f"; there is a file of this name here: {hint if python else f'write ./{program}'}"
-            raise SettingsError(f"cannot find {what} {program!r} on the PATH{near}")
-        return
-    path = Path(program)
-    if not path.exists():
-        raise SettingsError(f"cannot find {what} {program!r}: there is no such file")
-    if not path.is_file():
-        raise SettingsError(f"cannot run {what} {program!r}: it is not a file")
-    if not os.access(path, os.X_OK):
-        raise SettingsError(f"cannot run {what} {program!r}: it is not executable; {hint}")
+    return words

@@ -17,6 +17,26 @@ def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return task
 
 
+class Tasks:
+    """Such tasks of one owner, who ends them all at once."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts one more; see :func:`start_task`."""
+        task = start_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end(self) -> None:
+        """Cancels those that still run. Blocks until all have ended."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 def _tell(task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from elastic_driver.worker.rounds.runtime import rank, runtime, size
+from elastic_driver.worker.rounds.current import is_initialized, rank, size
 
 
 class ElasticSampler(Sampler[int]):
@@ -89,7 +89,7 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Deals out what is not processed to the ranks there are now."""
-        self.rank, self.num_replicas = (rank(), size()) if runtime().initialized else (0, 1)
+        self.rank, self.num_replicas = (rank(), size()) if is_initialized() else (0, 1)
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(f"{self.seed},{self.epoch}").shuffle(order)

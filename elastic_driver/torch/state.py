@@ -16,7 +16,7 @@ from elastic_driver.torch.snapshot import (
     optimizer_tree,
     set_optimizer,
 )
-from elastic_driver.worker.rounds.runtime import current
+from elastic_driver.worker.rounds.current import current
 from elastic_driver.worker.state import ObjectState, check_attributes, check_names
 
 

@@ -11,6 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
 from elastic_driver.words import ReadyCause
 from elastic_driver.worker.durable.commits import durable
+from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import Runtime, runtime
 from elastic_driver.worker.state import State
 
@@ -46,13 +47,13 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                     state.on_reset()
                 _enter(process, state)
                 result = func(state, *args, **kwargs)
-                _finish(process, state)
+                _finish(state)
                 process.note_exception(raised=False)
                 process.note_end_of_training()
                 return result
             except HorovodInternalError as error:
                 # The driver tells the user what happened, once; each rank's own view is for who looks closer.
-                _log.info("elastic_driver: round %d: %s", process.context.assignment.round_id, error)
+                _log.info("elastic_driver: round %d: %s", current().assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
                 where, raised = _origin(error)
             except HostsUpdatedInterrupt as interrupt:
@@ -60,7 +61,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 where, raised = "", False
             # Outside the handlers, so that the old round's frames, and the buffers in them, are free by now.
             if cause is ReadyCause.INTERNAL_ERROR:
-                process.context.abort(detail)
+                current().abort(detail)
                 state.restore()
             process.reset(cause, commits=state._commits, detail=detail, where=where, raised=raised)
             again = True
@@ -84,13 +85,13 @@ def _enter(process: Runtime, state: State) -> None:
     """Brings the state in step with the round and tells the driver."""
     on_disc = durable()
     if on_disc is not None:
-        on_disc.enter(state, process)
-    if process.context.assignment.sync:
+        on_disc.enter(state)
+    if current().assignment.sync:
         state.sync()
     process.report_running(state._commits)
 
 
-def _finish(process: Runtime, state: State) -> None:
+def _finish(state: State) -> None:
     on_disc = durable()
-    if on_disc is not None and process.initialized:
-        on_disc.finish(state, rank=process.slot.rank)
+    if on_disc is not None and current_round().initialized:
+        on_disc.finish(state, rank=current_round().slot.rank)

@@ -14,10 +14,10 @@ import numpy as np
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.durable.commits import durable
-from elastic_driver.worker.engine.byte_messages import PREFIX, array_spec
+from elastic_driver.worker.engine.byte_collectives import PREFIX, array_spec
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
-from elastic_driver.worker.rounds.runtime import runtime
+from elastic_driver.worker.rounds.current import current_round
 
 
 class _HostMessages:
@@ -25,8 +25,8 @@ class _HostMessages:
 
     def empty(self) -> bool:
         """Whether this process knows of no change for which it is to leave at its next commit."""
-        process = runtime()
-        return not (process.initialized and process.context.hosts_updated)
+        current = current_round()
+        return not (current.initialized and current.context.hosts_updated)
 
 
 class State:
@@ -75,10 +75,11 @@ class State:
         self.save()
         self._commits += 1
         on_disc = durable()
-        process = runtime()
-        process.note_restore_point()
-        if on_disc is not None and process.initialized:
-            on_disc.offer(self, rank=process.context.slot.rank)
+        current = current_round()
+        if current.joined is not None:
+            current.joined.note_restore_point()
+        if on_disc is not None and current.initialized:
+            on_disc.offer(self, rank=current.context.slot.rank)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -90,10 +91,10 @@ class State:
             HostsUpdatedInterrupt: hosts came or went; on all ranks.
             HorovodInternalError: a peer is gone.
         """
-        process = runtime()
-        if not process.initialized:
+        current = current_round()
+        if not current.initialized:
             return
-        context = process.context
+        context = current.context
         context.check()
         flag = np.array([int(context.hosts_updated)], np.int64)
         if context.slot.size > 1:

@@ -1,20 +1,17 @@
-// The native part without Python, for the sanitizers: threads as ranks, in one process. Run by scripts/sanitize.
+// Context groups with threads as ranks: collectives, aborts at any moment, and rubbish for addresses.
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "../context_group.h"
-#include "tests.h"
-#include "../errors.h"
+#include "errors.h"
+#include "gloo/context_group.h"
+#include "tests/tests.h"
 
 using elastic::ContextGroup;
 using elastic::Seconds;
@@ -22,7 +19,6 @@ using elastic::Seconds;
 namespace {
 
 constexpr Seconds kLimit{30};
-
 
 struct World {
   std::vector<std::shared_ptr<ContextGroup>> members;
@@ -54,6 +50,8 @@ struct World {
     for (std::thread& thread : threads) thread.join();
   }
 };
+
+}  // namespace
 
 void test_collectives() {
   World(4).run([](ContextGroup& member, int rank) {
@@ -151,29 +149,4 @@ void test_rubbish_for_addresses() {
     }
     refused(bad);
   }
-}
-
-}  // namespace
-
-int main() {
-  // As in every Python process.
-  std::signal(SIGPIPE, SIG_IGN);
-  const std::pair<const char*, void (*)()> tests[] = {
-      {"SHA-256 and HMAC", test_hmac},
-      {"handshakes", test_handshakes},
-      {"collectives", test_collectives},
-      {"abort while blocked", test_abort_while_blocked},
-      {"abort while connecting", test_abort_while_connecting},
-      {"rubbish for addresses", test_rubbish_for_addresses},
-      {"engine's operations", test_engine_operations},
-      {"engine's aborts", test_engine_aborts},
-      {"engine's messages", test_engine_messages},
-      {"process sets that go while they are used", test_engine_process_sets},
-  };
-  for (const auto& [name, test] : tests) {
-    test();
-    std::printf("  %s: passed\n", name);
-    std::fflush(stdout);
-  }
-  return 0;
 }

@@ -1,5 +1,5 @@
-// Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that comes
-// and goes, aborts at any moment, and rubbish for messages.
+// Engines with threads as ranks, for the sanitizers: the same operations from several threads, with a timeline that
+// comes and goes, aborts at any moment, and rubbish for messages.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "../coordinator.h"
-#include "../engine.h"
-#include "tests.h"
+#include "engine/coordinator.h"
+#include "engine/engine.h"
+#include "tests/tests.h"
 
 namespace {
 
@@ -42,15 +42,15 @@ struct World {
     each([&](Engine& engine, int) {
       engine.connect(where, Seconds(20));
       CHECK(engine.machines().size() == (apart ? ranks.size() : 1));
-      std::shared_ptr<elastic::ContextGroup> contexts;
+      std::shared_ptr<elastic::ContextGroup> own;
       if (apart) {
         const int rank = engine.rank();
-        const std::vector<elastic::GroupPlan> plans{{"global", ranks, rank}, {"lane", ranks, rank}};
-        contexts = std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all");
-        const std::string own = contexts->prepare();
-        contexts->connect(engine.gather(own, elastic::ContextGroup::kOwnBytes, Seconds(20)), Seconds(20));
+        const std::vector<elastic::GroupPlan> plans{{"global", ranks, rank}, {"cross", ranks, rank}};
+        own = std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all");
+        const std::string address = own->prepare();
+        own->connect(engine.gather(address, elastic::ContextGroup::kOwnBytes, Seconds(20)), Seconds(20));
       }
-      engine.add_process_set(0, ranks, contexts);
+      engine.add_process_set(0, ranks, own);
       engine.start();
     });
   }
@@ -119,7 +119,7 @@ void operations(bool direct) {
     const auto gathered = engine.submit("", plan(Kind::kAllgather, kFloat32, {}), {{mine.data(), nullptr}},
                                         {static_cast<int64_t>(mine.size())});
     finish(engine, gathered);
-    CHECK(gathered->outputs()[0].rows == 60'000);
+    CHECK(gathered->outputs[0].rows == 60'000);
     for (const size_t count : {size_t{5}, size_t{100'000}}) {
       std::vector<float> token(count, static_cast<float>(rank));
       Plan broadcast = plan(Kind::kBroadcast, kFloat32, {static_cast<int64_t>(count)});
@@ -131,18 +131,36 @@ void operations(bool direct) {
       const auto swapped =
           engine.submit("", plan(Kind::kAlltoall, kFloat32, {}), {{spread.data(), nullptr}}, {sent, sent, sent});
       finish(engine, swapped);
-      const auto* const from = reinterpret_cast<const float*>(swapped->outputs()[0].memory.get());
+      const auto* const from = reinterpret_cast<const float*>(swapped->outputs[0].memory.get());
       CHECK(from[0] == 0 && from[count] == 1 && from[3 * count - 1] == 2);
-      const auto scattered = engine.submit("", plan(Kind::kReducescatter, kFloat32, {3 * sent}),
-                                           {{spread.data(), nullptr}}, {});
+      const auto scattered =
+          engine.submit("", plan(Kind::kReducescatter, kFloat32, {3 * sent}), {{spread.data(), nullptr}}, {});
       finish(engine, scattered);
-      CHECK(reinterpret_cast<const float*>(scattered->outputs()[0].memory.get())[0] == 3);
+      CHECK(reinterpret_cast<const float*>(scattered->outputs[0].memory.get())[0] == 3);
     }
     // Nobody leaves while others look for this one.
     finish(engine, engine.submit("end", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
   });
   done = true;
   tracer.join();
+}
+
+using Contexts = std::vector<std::shared_ptr<elastic::ContextGroup>>;
+
+// Contexts of ranks that are each on a machine of their own, by place.
+Contexts connected(const std::vector<int>& ranks, const std::string& purpose) {
+  Contexts contexts;
+  std::vector<std::string> blobs;
+  for (size_t place = 0; place < ranks.size(); ++place) {
+    const int index = static_cast<int>(place);
+    const std::vector<elastic::GroupPlan> plans{{"global", ranks, index}, {"cross", ranks, index}};
+    contexts.push_back(std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", purpose));
+    blobs.push_back(contexts.back()->prepare());
+  }
+  std::vector<std::thread> threads;
+  for (const auto& own : contexts) threads.emplace_back([&] { own->connect(blobs, Seconds(20)); });
+  for (std::thread& thread : threads) thread.join();
+  return contexts;
 }
 
 }  // namespace
@@ -184,7 +202,7 @@ void test_engine_messages() {
   std::string reply;
   {
     elastic::Coordinator coordinator(1, 1 << 20, {});
-    coordinator.handle(0, good, now);
+    coordinator.receive(0, good, now);
     reply = coordinator.flush();
     CHECK(elastic::ReplyReader().read(reply).size() == 2);
   }
@@ -202,7 +220,7 @@ void test_engine_messages() {
         writer.add(name, plan(Kind::kAllgather, kInt32, {i % 1000}), {i});
         const std::string message = writer.message();
         if (i > 0) most = std::max(most, message.size());
-        coordinator.handle(rank, message, now);
+        coordinator.receive(rank, message, now);
       }
       const auto replies = reader.read(coordinator.flush());
       CHECK(replies.size() == 2);
@@ -222,8 +240,8 @@ void test_engine_messages() {
   for (int i = 0; i < 20'000; ++i) {
     try {
       elastic::Coordinator coordinator(2, 1 << 20, {});
-      coordinator.handle(0, spoil(good), now);
-      coordinator.handle(1, spoil(good), now);
+      coordinator.receive(0, spoil(good), now);
+      coordinator.receive(1, spoil(good), now);
       coordinator.flush();
     } catch (const elastic::CollectiveError&) {
     }
@@ -242,17 +260,8 @@ void test_engine_process_sets() {
     options.shared_memory = !apart;
     World world(2, options, apart);
     for (int number = 1; number <= 8; ++number) {
-      std::vector<std::shared_ptr<elastic::ContextGroup>> contexts(2);
-      if (apart) {
-        std::vector<std::string> blobs;
-        for (int rank = 0; rank < 2; ++rank) {
-          const std::vector<elastic::GroupPlan> plans{{"global", {0, 1}, rank}, {"lane", {0, 1}, rank}};
-          contexts[static_cast<size_t>(rank)] =
-              std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", std::to_string(number));
-          blobs.push_back(contexts[static_cast<size_t>(rank)]->prepare());
-        }
-        world.each([&](Engine&, int rank) { contexts[static_cast<size_t>(rank)]->connect(blobs, Seconds(20)); });
-      }
+      Contexts contexts(2);
+      if (apart) contexts = connected({0, 1}, std::to_string(number));
       world.each([&](Engine& engine, int rank) {
         engine.add_process_set(number, {0, 1}, contexts[static_cast<size_t>(rank)]);
         finish(engine, engine.submit("added", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
@@ -279,4 +288,33 @@ void test_engine_process_sets() {
       });
     }
   }
+}
+
+// Nobody has to close an engine: it ends also while it waits for peers, in the machine or on others, that never come.
+void test_engine_ends_without_close() {
+  std::vector<float> data(1000, 1.0f);
+  const Plan reduce = plan(Kind::kAllreduce, kFloat32, {1000});
+  {
+    World world(2);
+    world.engines[0]->submit("grad", reduce, {{data.data(), data.data()}}, {});
+  }
+  EngineOptions options;
+  options.shared_memory = false;
+  options.collective_timeout = Seconds(3600);
+  World world(2, options, true);
+  // Each engine has the connections of another pair, so that both wait for a peer that is there and does nothing.
+  std::vector<Contexts> pairs{connected({0, 1}, "one"), connected({0, 1}, "other")};
+  world.each([&](Engine& engine, int rank) {
+    const auto place = static_cast<size_t>(rank);
+    engine.add_process_set(1, {0, 1}, pairs[place][place]);
+    finish(engine, engine.submit("added", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
+    Plan stuck = reduce;
+    stuck.process_set = 1;
+    std::vector<float> own(1000, 1.0f);
+    const auto operation = engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
+    // By then both have agreed on it, and run it.
+    CHECK(!engine.wait(operation, std::chrono::milliseconds(200)));
+    world.engines[place].reset();
+    CHECK(operation->state == Operation::State::kFailed);
+  });
 }

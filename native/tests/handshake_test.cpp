@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "../errors.h"
-#include "../handshake.h"
-#include "../hmac.h"
-#include "../sockets.h"
-#include "tests.h"
+#include "errors.h"
+#include "net/handshake.h"
+#include "net/hmac.h"
+#include "net/sockets.h"
+#include "tests/tests.h"
 
 namespace {
 
@@ -58,9 +58,7 @@ std::pair<std::string, std::string> meet(const Identity& dialler, const Identity
     }
   };
   std::string first, second;
-  std::thread other([&] {
-    second = attempt(dialled, listener.get(), {dialler.rank, dialled_name, false, {}});
-  });
+  std::thread other([&] { second = attempt(dialled, listener.get(), {dialler.rank, dialled_name, false, {}}); });
   first = attempt(dialler, -1, {dialled.rank, dialler_name, true, place});
   other.join();
   return {first, second};
@@ -126,15 +124,18 @@ void test_hmac() {
   CHECK(hex(elastic::sha256(std::string(1'000'000, 'a'))) ==
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
   // Around the length at which a block more is needed.
-  CHECK(hex(elastic::sha256(std::string(55, 'a'))) == "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
-  CHECK(hex(elastic::sha256(std::string(56, 'a'))) == "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
+  CHECK(hex(elastic::sha256(std::string(55, 'a'))) ==
+        "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
+  CHECK(hex(elastic::sha256(std::string(56, 'a'))) ==
+        "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
   CHECK(hex(elastic::hmac_sha256(std::string(20, '\x0b'), "Hi There")) ==
         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   CHECK(hex(elastic::hmac_sha256("Jefe", "what do ya want for nothing?")) ==
         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   CHECK(hex(elastic::hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")) ==
         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
-  CHECK(elastic::same_secret("abc", "abc") && !elastic::same_secret("abc", "abd") && !elastic::same_secret("abc", "ab"));
+  CHECK(elastic::same_secret("abc", "abc") && !elastic::same_secret("abc", "abd") &&
+        !elastic::same_secret("abc", "ab"));
 }
 
 void test_handshakes() {
@@ -151,16 +152,17 @@ void test_handshakes() {
     CHECK(why.find("does not prove") != std::string::npos);
     CHECK(!unused.empty());
   }
-  const auto [late, also] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 0.3, "lane", "global");
+  const auto [late, also] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 0.3, "cross", "global");
   CHECK(!late.empty() && !also.empty());
   // All that a relay passes on is right, but the ends are not those of one connection.
   std::unique_ptr<Relay> relay;
-  const auto [refused, left] = meet({3, "key", "round 1"}, {0, "key", "round 1"},
-                                    [&](Place place) {
-                                      relay = std::make_unique<Relay>(place);
-                                      return Place{"127.0.0.1", relay->port};
-                                    },
-                                    20);
+  const auto [refused, left] = meet(
+      {3, "key", "round 1"}, {0, "key", "round 1"},
+      [&](Place place) {
+        relay = std::make_unique<Relay>(place);
+        return Place{"127.0.0.1", relay->port};
+      },
+      20);
   CHECK(refused.find("does not prove") != std::string::npos);
   CHECK(!left.empty());
   CHECK(relay->passed > 50);

@@ -4,17 +4,24 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
       std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                             \
-    }                                                                           \
+      std::abort();                                                                \
+    }                                                                              \
   } while (false)
 
 void test_hmac();
 void test_handshakes();
+void test_collectives();
+void test_abort_while_blocked();
+void test_abort_while_connecting();
+void test_rubbish_for_addresses();
 void test_engine_operations();
 void test_engine_aborts();
 void test_engine_messages();
 void test_engine_process_sets();
+void test_engine_ends_without_close();
+void test_process_sets_by_machine();
+void test_process_sets_after_an_abort();

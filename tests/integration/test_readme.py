@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_driver.cli.main import build_parser
+from elastic_driver.cli.flags import build_parser
 from elastic_driver.words import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]

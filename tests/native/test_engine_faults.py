@@ -380,6 +380,31 @@ def test_a_forked_child_leaves_the_engine_alone() -> None:
         together(made, lambda engine, rank: barrier(engine))
 
 
+def test_a_forked_child_lets_go_of_an_engine_with_a_timeline(tmp_path: Path) -> None:
+    """The thread that writes the timeline waits in the parent, and never comes back from that in the child."""
+    program = f"""
+import os, signal
+from elastic_driver import native_loader
+native = native_loader.load()
+engine = native.Engine(0, 1, fusion_bytes=1, stall_warn_s=0, stall_fail_s=0, timeout_s=10, shared_memory=True,
+                       direct_reads=True)
+engine.connect(engine.prepare("127.0.0.1"), 10)
+engine.add_process_set(0, [0], None)
+engine.start()
+engine.start_timeline({str(tmp_path / "trace.json")!r}, False)
+for _ in range(20):  # most of the time it waits
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        del engine
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), end=" ")
+engine.close()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["0"] * 20, ran.stdout + ran.stderr
+
+
 def test_a_signal_ends_a_wait() -> None:
     program = """
 import os, signal, threading, time

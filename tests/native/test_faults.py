@@ -254,7 +254,7 @@ def test_rounds_that_end_in_an_abort_leave_nothing_behind() -> None:
 def test_a_process_ends_well_with_contexts_open(script: str) -> None:
     program = f"""
 import threading
-from elastic_driver.native_loader import load
+from elastic_driver.worker.engine.native_loader import load
 native = load()
 members = [native.ContextGroup([("global", [0, 1], rank)], host="127.0.0.1") for rank in range(2)]
 blobs = [member.prepare() for member in members]

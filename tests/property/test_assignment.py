@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from membership_job import naive_slots
 
-from elastic_driver.core.assignment import assign_ranks, members_by_host, members_by_local_rank, order_hosts
+from elastic_driver.core.assignment import assign_ranks, order_hosts
 from elastic_driver.hosts import Host, WorkerId
 
 pytestmark = pytest.mark.property
@@ -59,21 +59,6 @@ def test_a_root_moves_no_local_rank(given_members: list[WorkerId], order: list[s
     plain = {one.worker: one.slot.local_rank for one in assign_ranks(given_members, host_order=order, root=None)}
     rooted = {one.worker: one.slot.local_rank for one in assign_ranks(given_members, host_order=order, root=root)}
     assert plain == rooted
-
-
-@settings(max_examples=100, deadline=None)
-@given(members, orders, st.data())
-def test_the_groups_of_a_member_are_those_its_numbers_say(
-    given_members: list[WorkerId], order: list[str], data: st.DataObject
-) -> None:
-    placed = assign_ranks(given_members, host_order=order, root=data.draw(st.sampled_from(given_members)))
-    by_host, by_local_rank = members_by_host(placed), members_by_local_rank(placed)
-    for one in placed:
-        local, cross = by_host[one.worker.hostname], by_local_rank[one.slot.local_rank]
-        assert (len(local), local[one.slot.local_rank]) == (one.slot.local_size, one.slot.rank)
-        assert (len(cross), cross[one.slot.cross_rank]) == (one.slot.cross_size, one.slot.rank)
-        assert all(placed[rank].worker.hostname == one.worker.hostname for rank in local)
-        assert all(placed[rank].slot.local_rank == one.slot.local_rank for rank in cross)
 
 
 @settings(max_examples=200, deadline=None)

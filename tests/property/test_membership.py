@@ -24,9 +24,12 @@ from elastic_driver.core.events import (
     StopRequested,
     WorkerDying,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkerSpared,
 )
 from elastic_driver.core.state import WorkerPhase
 from elastic_driver.hosts import Host, WorkerId
@@ -56,6 +59,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 5))),
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
+        "drain_timeout_s": 10.0,
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
         "num_standby": draw(st.integers(0, 2)),
@@ -153,9 +157,25 @@ class Membership(RuleBasedStateMachine):
         self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), draw=draws)
-    def dying(self, data: st.DataObject, draw: float) -> None:
-        self.job.feed(WorkerDying(self.a_worker(data), "killed by SIGKILL", draw))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)
+    def dying(self, data: st.DataObject, returncode: int | None, draw: float) -> None:
+        self.job.feed(WorkerDying(self.a_worker(data), returncode, "ends", draw))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data(), silent=st.booleans())
+    def hung(self, data: st.DataObject, *, silent: bool) -> None:
+        self.job.feed(WorkerHung(self.a_worker(data), "no news", silent))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data())
+    def exiting(self, data: st.DataObject) -> None:
+        self.job.feed(WorkerExiting(self.a_worker(data)))
+
+    @precondition(lambda self: any(record.killed for record in self.job.state.workers))
+    @rule(data=st.data())
+    def spared(self, data: st.DataObject) -> None:
+        killed = [record.worker for record in self.job.state.workers if record.killed]
+        self.job.feed(WorkerSpared(data.draw(st.sampled_from(killed))))
 
     @rule()
     def those_told_to_go_are_gone(self) -> None:

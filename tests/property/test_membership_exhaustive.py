@@ -100,7 +100,7 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.MEMBER:
                 yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)
-                yield WorkerDying(worker, "killed by SIGKILL", 0.5)
+                yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
                 if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:

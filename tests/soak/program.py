@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from history import digest  # noqa: E402
 
 import elastic_driver.torch as hvd  # noqa: E402
-from elastic_driver.worker.rounds.runtime import runtime  # noqa: E402
+from elastic_driver.worker.rounds.current import current  # noqa: E402
 
 SAMPLES, PER_STEP = 480, 12
 COMMIT_EVERY = 3
@@ -78,7 +78,7 @@ def main() -> None:
                     "pid": os.getpid(),
                     "job": JOB,
                     "worker": WORKER,
-                    "round": runtime().context.assignment.round_id,
+                    "round": current().assignment.round_id,
                     "rank": hvd.rank(),
                     "size": hvd.size(),
                     "step": state.step,

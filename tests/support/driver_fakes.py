@@ -18,6 +18,7 @@ from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, RunningReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
@@ -35,6 +36,8 @@ class FakeProcess:
         self.dying: asyncio.Future[str] = loop.create_future()
         self.last_lines: Sequence[str] = ()
         self.is_stubborn = False
+        self.runs_script = False
+        self.printed = 0
         self.stop_error: Exception | None = None
 
     def end(self, returncode: int) -> None:
@@ -43,7 +46,13 @@ class FakeProcess:
             self.exited.set_result(ExitStatus(returncode))
 
     def watch_threads(self, pid: int, thread: int) -> None:
-        """It has none."""
+        self.runs_script = True
+
+    async def print_stacks(self, limit_s: float) -> None:
+        self.printed += 1
+        if not self.is_stubborn:
+            self.end(-6)
+        await asyncio.wait([self.exited], timeout=limit_s)
 
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.exited)
@@ -70,6 +79,12 @@ class FakeLauncher:
         self.start_error: BaseException | None = None
         self.close_error: Exception | None = None
         self.on_start: Callable[[FakeProcess], None] = lambda process: None
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Any will do."""
+
+    def cores(self, hostname: str) -> int:
+        return 2
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -164,7 +179,7 @@ class Job:
             Settings(**values),
             discovery=self.discovery,
             launcher=self.launcher,
-            chronicle=Chronicle(self.console, self.log),  # type: ignore[arg-type]
+            chronicle=Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
             environ={},
             job_id="fake",
             clock=clock,
@@ -197,7 +212,7 @@ class Job:
     ) -> asyncio.Future[NextRoundReply]:
         """The worker asks for its round, as the server would pass it on."""
         request = NextRoundRequest(worker, after, commits, cause, "", (Backend.NATIVE,), 0)
-        return asyncio.ensure_future(self.driver.next_round(request))
+        return asyncio.ensure_future(self.driver.rounds.next_round(request))
 
     async def train(self, count: int) -> list[WorkerId]:
         """Has that many workers come to their first round and train."""
@@ -205,7 +220,7 @@ class Job:
         answers = [self.ready(worker) for worker in workers]
         await self.until(lambda: all(answer.done() for answer in answers), "the first round")
         for worker in workers:
-            self.driver.running(RunningReport(worker, 1, 0))
+            self.driver.rounds.running(RunningReport(worker, 1, 0))
         return workers
 
     def text(self) -> str:

@@ -186,12 +186,9 @@ class FakeJob:
             reply = RoundAssignment(
                 round_id=len(self.rounds),
                 slot=SlotInfo(rank, len(order), local_rank, len(local), cross.index(rank), len(cross)),
-                local_members=tuple(local),
-                cross_members=tuple(cross),
                 sync=self._sync,
                 commits=ready[root][0].commits,
                 backend=self.backend,
-                cause="test",
             )
             ready[worker][1].set_result(reply)
         self._wake()

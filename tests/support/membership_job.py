@@ -19,10 +19,12 @@ from elastic_driver.core.events import (
     DismissWorker,
     EndJob,
     Event,
-    Fault,
     HostsDiscovered,
+    KillWorker,
     PublishRound,
     Report,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
@@ -33,6 +35,7 @@ from elastic_driver.core.events import (
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
@@ -100,6 +103,8 @@ class Job:
         self.started: set[WorkerId] = set()
         self.alive: set[WorkerId] = set()
         self.told_to_go: set[WorkerId] = set()
+        self.killed: set[WorkerId] = set()
+        self.failed: set[WorkerId] = set()
         self.waiting: set[WorkerId] = set()
         self.left: set[WorkerId] = set()
         self.holders: set[WorkerId] = set()
@@ -201,13 +206,12 @@ class Job:
         *,
         at: float | None = None,
         draw: float = 0.0,
-        fault: Fault | None = None,
         error: str = "",
         where: str = "",
     ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, fault, error, where), at=at)
+        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, error, where), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
@@ -271,10 +275,9 @@ class Job:
     # --- the audit -------------------------------------------------------------------------------------------------
 
     def _audit(self, event: Event, commands: list[Command]) -> None:
-        assert self.ended is None or not commands, "commands after the end"
         self._note(event)
         for command in commands:
-            assert self.ended is None, "a command after EndJob"
+            assert self.ended is None or isinstance(command, ReportExit), "a command after EndJob"
             match command:
                 case StartWorker():
                     self._audit_start(command)
@@ -287,6 +290,10 @@ class Job:
                     self.told_to_go.add(command.worker)
                     self.waiting.discard(command.worker)
                     self.left.add(command.worker)
+                case KillWorker():
+                    assert command.reason
+                    assert command.worker in self.alive - self.killed, "one that does not live, or is killed already"
+                    self.killed.add(command.worker)
                 case PublishRound():
                     self._audit_round(command)
                 case SetNotice():
@@ -296,6 +303,15 @@ class Job:
                 case ReportResumed():
                     assert command.round_id == self.round_id
                     assert command.took_s >= 0
+                case ReportDying():
+                    assert command.worker in self.alive
+                    self.failed.add(command.worker)
+                case ReportExit():
+                    assert command.worker in self.exits
+                    ordered = (
+                        self.ended is not None or command.worker in self.told_to_go
+                    ) and command.worker not in self.failed
+                    assert command.expected is ordered, "a failure that is told as an order, or the other way round"
                 case EndJob():
                     assert command.message
                     if command.message.startswith("the training failed"):
@@ -348,6 +364,8 @@ class Job:
                     self.holders.add(event.worker)
                     self.commits[event.worker] = record.commits
                     self._came_to(record.commits, 0)
+            case WorkerSpared():
+                self.killed.discard(event.worker)
             case WorkersReported():
                 for report in event.reports:
                     self._note(report)
@@ -427,6 +445,8 @@ class Job:
     def _act_for(self, record: WorkerRecord) -> bool:
         name = str(record.worker)
         match record.phase:
+            case _ if record.killed is not None:
+                self.exit(name, -9)
             case WorkerPhase.LEAVING:
                 self.exit(name, -15 if record.stopped else 0)
             case WorkerPhase.BOOTING:
@@ -457,13 +477,13 @@ class Job:
             known: where that has been seen already; added to.
         """
         policy = self.policy
-        horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s) + 10
+        horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s + policy.drain_timeout_s) + 10
         while self.ended is None:
             if self._is_known(known):
                 return
-            leaving = [record for record in self.state.workers if record.phase is WorkerPhase.LEAVING]
-            if leaving:
-                self.exit(str(leaving[0].worker), -15)
+            going = [r for r in self.state.workers if r.phase is WorkerPhase.LEAVING or r.killed is not None]
+            if going:
+                self.exit(str(going[0].worker), -15)
                 continue
             deadline = next_deadline(self.state)
             if deadline is None or deadline > horizon:

@@ -300,7 +300,7 @@ def handles() -> None:
 def ordered() -> bool:
     """Whether the engine lets ranks submit in any order."""
     from elastic_driver.worker.engine.native import NativeEngine
-    from elastic_driver.worker.rounds.runtime import current
+    from elastic_driver.worker.rounds.current import current
 
     return isinstance(current().engine, NativeEngine)
 

@@ -41,9 +41,7 @@ OPERATOR = Identity(Role.OPERATOR)
 READER = f"Bearer {KEY.of(Identity(Role.READER)).hex()}"
 NONCE = "0123456789abcdef" * 2
 READY = NextRoundRequest(WORKER, 0, 0, ReadyCause.START, "", (Backend.TORCH,), 1)
-ASSIGNMENT = RoundAssignment(
-    1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), sync=True, commits=0, backend=Backend.TORCH, cause="start"
-)
+ASSIGNMENT = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), sync=True, commits=0, backend=Backend.TORCH)
 PATIENCE_S = 20.0
 
 

@@ -90,11 +90,13 @@ def numpy_collectives() -> None:
         hvd.allgather(np.zeros((1, 2 + (rank == 1))))
     hvd.barrier()
     slot = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
-    from elastic_driver.worker.rounds.runtime import current
-
-    assignment = current().assignment
+    places = hvd.allgather_object((hvd.local_rank(), hvd.cross_rank()))
+    groups = {
+        "local": tuple(each for each, (_, cross) in enumerate(places) if cross == hvd.cross_rank()),
+        "cross": tuple(each for each, (local, _) in enumerate(places) if local == hvd.local_rank()),
+    }
     members = {}
-    for name, group in (("local", assignment.local_members), ("cross", assignment.cross_members)):
+    for name, group in groups.items():
         mine: Any = None
         for ranks in sorted(set(map(tuple, hvd.allgather_object(group)))):
             if len(ranks) < size:
@@ -311,7 +313,7 @@ def gradients() -> None:
     import torch
 
     import elastic_driver.torch as thvd
-    from elastic_driver.torch.optimizer import reducer as module
+    from elastic_driver.torch.optimizer.optimizer import reducer as module
 
     module.FIRST_BUCKET_BYTES, module.BUCKET_BYTES = 400, 1000  # so that there are several buckets
     thvd.init()

@@ -30,7 +30,6 @@ from typing import Any
 import psutil
 
 from elastic_driver.errors import shortage
-from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
 from elastic_driver.launch.processes.guard_link import GuardLink
@@ -155,7 +154,6 @@ class WarmStarts:
         self._last: tuple[object, ...] = ()
         self._current: _Warmed | None = None
         self._burials: set[asyncio.Task[None]] = set()
-        self._active = False
         self._off = False
         self._failures = 0
 
@@ -170,7 +168,6 @@ class WarmStarts:
 
     def warm_up(self) -> None:
         """Starts the warmed process, if the workers' command can have one and there is none."""
-        self._active = True
         if self._off or self._current is not None or self._wanted is None:
             return
         try:
@@ -307,7 +304,7 @@ class WarmStarts:
 
     # --- in a thread -----------------------------------------------------------------------------------------------
 
-    def fork(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
+    def fork(self, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
         """Forks a worker. Blocks until it is about to run its program.
 
         Returns:

@@ -20,18 +20,17 @@ class Waiter:
     Attributes:
         round_id: the round it belongs to.
         scope: where it waits.
-        key: for this key; None when it waits for a number of keys.
-        count: for this many keys.
+        key: for this key; None in an exchange, which waits for a number of keys.
+        count: for this many keys, in an exchange.
     """
 
-    __slots__ = ("_connection", "_exchange", "_timer", "_waiters", "count", "key", "round_id", "scope")
+    __slots__ = ("_connection", "_timer", "_waiters", "count", "key", "round_id", "scope")
 
     def __init__(
-        self, connection: Connection, round_id: int, scope: str, *, key: str | None, count: int, exchange: bool
+        self, connection: Connection, round_id: int, scope: str, *, key: str | None = None, count: int = 0
     ) -> None:
         self.round_id, self.scope, self.key, self.count = round_id, scope, key, count
         self._connection = connection
-        self._exchange = exchange
         self._waiters: Waiters | None = None
         self._timer: Timer | None = None
 
@@ -49,8 +48,8 @@ class Waiter:
 
     def answer_too_late(self, store: RoundStore) -> None:
         """Ends the wait with what is missing."""
-        if not self._exchange:
-            self.answer(404, error_body(missing(self.scope, self.key, self.count)))
+        if self.key is not None:
+            self.answer(404, error_body(f"scope {self.scope!r} has no key {self.key!r}"))
             return
         there = [key for key, _ in store.entries(self.round_id, self.scope)]
         text = f"{self.count - len(there)} of {self.count} are missing in scope {self.scope!r}"
@@ -174,8 +173,3 @@ class Asked:
             self._connection.answer(self, *self._failure(error))
         else:
             self._connection.answer(self, 200, future.result().to_json(), is_json=True)
-
-
-def missing(scope: str, key: str | None, count: int) -> str:
-    """What is not there, in words."""
-    return f"scope {scope!r} has not {count} keys" if key is None else f"scope {scope!r} has no key {key!r}"

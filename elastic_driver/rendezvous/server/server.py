@@ -295,10 +295,6 @@ class RendezvousServer:
                 if not _may(connection, method, "key"):
                     return
                 self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
-            case ["rounds", round_text, "kv", scope]:
-                if _may(connection, method, "scope"):
-                    count, wait_s = _integer(query.get("count", "0"), "count"), _wait_s(query, 0.0)
-                    self._wait_for_count(connection, _integer(round_text, "round"), unquote(scope), count, wait_s)
             case ["rounds", round_text, "exchange", scope]:
                 if _may(connection, method, "exchange"):
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
@@ -343,13 +339,10 @@ class RendezvousServer:
                 if value is not None:
                     connection.reply(200, value)
                     return
-                waiter = Waiter(connection, round_id, scope, key=key, count=1, exchange=False)
+                waiter = Waiter(connection, round_id, scope, key=key)
                 self._park(connection, waiter, _wait_s(query, 0.0))
             case b"PUT":
                 self._put(round_id, scope, key, body)
-                connection.reply(204)
-            case b"DELETE":
-                self.store.delete(round_id, scope, key)
                 connection.reply(204)
             case _:
                 raise AssertionError(f"{method!r} is in the table of permissions, and not here")
@@ -357,16 +350,10 @@ class RendezvousServer:
     def _exchange(self, connection: Connection, round_id: int, scope: str, query: dict[str, str], value: bytes) -> None:
         count, wait_s = _integer(query.get("count", ""), "count"), _wait_s(query, self.limits.poll_s)
         self._put(round_id, scope, query.get("key", ""), value)
-        self._wait_for_count(connection, round_id, scope, count, wait_s, exchange=True)
-
-    def _wait_for_count(
-        self, connection: Connection, round_id: int, scope: str, count: int, wait_s: float, *, exchange: bool = False
-    ) -> None:
         if self.store.count(round_id, scope) >= count:
             connection.reply(200, self.store.packed(round_id, scope))
             return
-        waiter = Waiter(connection, round_id, scope, key=None, count=count, exchange=exchange)
-        self._park(connection, waiter, wait_s)
+        self._park(connection, Waiter(connection, round_id, scope, count=count), wait_s)
 
     def _park(self, connection: Connection, waiter: Waiter, wait_s: float) -> None:
         connection.park(waiter)

@@ -108,18 +108,6 @@ class RoundStore:
                 self._packed[scope] = body
         return body
 
-    def delete(self, round_id: int, scope: str, key: str) -> None:
-        """Removes a key; one that is not there changes nothing. Raises StaleRoundError for another round."""
-        self.check_round(round_id)
-        entries = self._scopes.get(scope, {})
-        value = entries.pop(key, None)
-        if value is not None:
-            self._keys -= 1
-            self._bytes -= len(value)
-            self._packed.pop(scope, None)
-            if not entries:
-                del self._scopes[scope]
-
 
 def _order(entry: tuple[str, bytes]) -> tuple[int, int, str]:
     key = entry[0]

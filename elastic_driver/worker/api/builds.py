@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_driver.errors import NotInitializedError
-from elastic_driver.worker.rounds.runtime import current, runtime
+from elastic_driver.worker.rounds.current import current, is_initialized
 
 
 def gloo_built() -> bool:
@@ -82,5 +82,5 @@ def stop_timeline() -> None:
 
 
 def _check_initialized() -> None:
-    if not runtime().initialized:
+    if not is_initialized():
         raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")

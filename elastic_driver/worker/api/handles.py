@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.protocol import Handle, Operation, Result
+from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.process_sets import Members
-from elastic_driver.worker.rounds.runtime import runtime
 
 
 @dataclass(slots=True)
@@ -41,12 +41,12 @@ class _Keeper:
         self.behind = False  # whether operations of another round were not done yet when they were looked at
 
     def on_round_changed(self) -> None:
-        self.let_go(runtime().context)
+        self.let_go(current())
 
     def let_go(self, context: object) -> None:
         """Frees what is kept for operations of other rounds than this context's, as far as they are done."""
         with _lock:
-            others = [number for number, one in _pending.items() if one.context is not context]
+            others = [number for number, pending in _pending.items() if pending.context is not context]
             over = [number for number in others if _pending[number].handle.done()]
             freed = [_pending.pop(number) for number in over]
             _lost.update(over)
@@ -84,7 +84,7 @@ def begin(
     """
     members.context.check()
     handle = (submit or members.context.engine.submit)(operation)
-    runtime().listen(_keeper)  # a forked child's runtime has no listeners
+    current_round().listen(_keeper)  # in a forked child nobody listens yet
     if _keeper.behind:
         _keeper.let_go(members.context)
     with _lock:

@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine.byte_messages import broadcast, gather
+from elastic_driver.worker.engine.byte_collectives import broadcast, gather
 from elastic_driver.worker.engine.collectives import as_bytes
 from elastic_driver.worker.engine.seal import SEAL_BYTES, Place
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -58,8 +58,8 @@ def broadcast_among(members: Members, obj: Any, root_rank: int, name: str | None
     """See broadcast_object."""
     context = members.context
     label = f"broadcast_object.{name or 'object'}"
-    seal, calls = context.seal, context.calls_of(members.number, label)
-    place = Place(members.number, root_rank, calls.count)
+    seal = context.seal
+    place = Place(members.number, root_rank, context.calls_of(members.number, label))
     length, mark = np.zeros(1, np.int64), np.zeros(SEAL_BYTES, np.uint8)
     is_root = context.slot.rank == root_rank
     payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8).copy() if is_root else np.empty(0, np.uint8)
@@ -73,7 +73,7 @@ def broadcast_among(members: Members, obj: Any, root_rank: int, name: str | None
     if is_root:
         mark[:] = np.frombuffer(own, np.uint8)
     broadcast(context.engine, mark, root_rank, f"{label}.seal", members.number)
-    calls.count += 1
+    context.note_call(members.number, label)
     if is_root:
         return obj
     seal.check(mark.data, own, label, place)
@@ -102,15 +102,15 @@ def allgather_among(members: Members, obj: Any, name: str | None) -> list[Any]:
     label = f"allgather_object.{name or 'object'}"
     calls = context.calls_of(members.number, label)
     pickled = cloudpickle.dumps(obj)
-    mark = context.seal.mark(pickled, label, Place(members.number, context.slot.rank, calls.count))
+    mark = context.seal.mark(pickled, label, Place(members.number, context.slot.rank, calls))
     sent = np.frombuffer(_RANK.pack(context.slot.rank) + mark + pickled, np.uint8).copy()
     parts = gather(context.engine, sent, label, members.number)
     senders = [_RANK.unpack_from(part.data)[0] if part.nbytes >= _HEAD_BYTES else -1 for part in parts]
     if senders != list(members.ranks):
         raise HorovodInternalError(f"cannot use what came as {label}: it says to be from ranks {senders}")
     for rank, part in zip(senders, parts, strict=True):
-        place = Place(members.number, rank, calls.count)
+        place = Place(members.number, rank, calls)
         own = context.seal.mark(part[_HEAD_BYTES:].data, label, place)
         context.seal.check(part[_RANK.size : _HEAD_BYTES].data, own, label, place)
-    calls.count += 1
+    context.note_call(members.number, label)
     return [cloudpickle.loads(part[_HEAD_BYTES:].data) for part in parts]

@@ -9,33 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import Marks, commit_files, prune, write_file
-from elastic_driver.worker.durable.restore import View, find_and_load
-from elastic_driver.worker.rounds import on_disc
-
-if TYPE_CHECKING:
-    from elastic_driver.worker.rounds.runtime import Runtime
-    from elastic_driver.worker.state import State
-
-ENV_DIR = "ELASTIC_DRIVER_DURABLE_DIR"
-ENV_EVERY = "ELASTIC_DRIVER_DURABLE_EVERY"
-ENV_INTERVAL = "ELASTIC_DRIVER_DURABLE_INTERVAL"
-ENV_KEEP = "ELASTIC_DRIVER_DURABLE_KEEP"
+from elastic_driver.worker.durable.restore import DurableState, View, find_and_load
+from elastic_driver.worker.rounds.current import current_round
+from elastic_driver.worker.rounds.runtime import runtime
+from elastic_driver.worker.settings import WorkerSettings, worker_settings
 
 # A commit that is on its way for longer is told of: the disc hangs, or is too slow for the state.
 SLOW_S = 30.0
@@ -74,7 +62,7 @@ class Durable:
         self._marks = Marks(folder, job_id)
         self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
         self._entered = False  # whether a round was, with the state that it went on from
-        self._owner: weakref.ref[State] | None = None
+        self._owner: weakref.ref[DurableState] | None = None
         self._checked = False
         self._last_commits: int | None = None
         self._last_at = 0.0
@@ -87,34 +75,26 @@ class Durable:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Durable | None:
-        """As the driver asked for; None when it did not.
-
-        Raises:
-            SettingsError: a variable is no number above 0.
-        """
-        folder = environ.get(ENV_DIR)
-        if not folder:
+    def of(cls, settings: WorkerSettings) -> Durable | None:
+        """As the driver asked for; None when it did not."""
+        if settings.durable_dir is None:
             return None
-        try:
-            every = int(environ[ENV_EVERY]) if environ.get(ENV_EVERY) else None
-            interval_s = float(environ[ENV_INTERVAL]) if environ.get(ENV_INTERVAL) else None
-            keep = int(environ.get(ENV_KEEP) or 2)
-        except ValueError as error:
-            raise SettingsError(f"cannot read {ENV_EVERY}, {ENV_INTERVAL} or {ENV_KEEP}: {error}") from error
-        if min(every or 1, keep) < 1 or not 0 < (interval_s or 1.0) < 1e9:
-            raise SettingsError(f"{ENV_EVERY}, {ENV_INTERVAL} and {ENV_KEEP} must be above 0")
-        if every is None and interval_s is None:
-            every = 1
-        job_id, host = environ.get(ENV_JOB, ""), environ.get("HOROVOD_HOSTNAME", "")
-        return cls(Path(folder), every=every, interval_s=interval_s, keep=keep, job_id=job_id, host=host)
+        every, interval_s = settings.durable_every, settings.durable_interval_s
+        return cls(
+            settings.durable_dir,
+            every=1 if every is None and interval_s is None else every,
+            interval_s=interval_s,
+            keep=settings.durable_keep,
+            job_id=settings.job,
+            host=settings.hostname,
+        )
 
     @property
     def busy(self) -> bool:
         """Whether a commit is being written."""
         return self._work is not None
 
-    def owns(self, state: State) -> bool:
+    def owns(self, state: DurableState) -> bool:
         """Whether it is this state that goes to disc: the first one that was run or committed."""
         if self._owner is None:
             self._owner = weakref.ref(state)
@@ -124,7 +104,7 @@ class Durable:
         """Whether this process writes commits: the lowest rank of those that see the same folder."""
         return rank == 0 if self._writes is None else self._writes
 
-    def offer(self, state: State, *, rank: int) -> None:
+    def offer(self, state: DurableState, *, rank: int) -> None:
         """Has a commit written if it is due, this rank is its folder's writer, and the commit before is done.
 
         Raises:
@@ -163,7 +143,7 @@ class Durable:
             return True
         return self._interval_s is not None and time.monotonic() - self._last_at >= self._interval_s
 
-    def _hand_over(self, state: State) -> None:
+    def _hand_over(self, state: DurableState) -> None:
         encoded = durable_format.encode(
             state._durable_values(lend=True), commits=state._commits, state=type(state).__name__, job=self._job_id
         )
@@ -217,7 +197,7 @@ class Durable:
             say(f"the last commit did not reach {self.folder} within {timeout_s:g} s")
         return done
 
-    def finish(self, state: State, *, rank: int) -> None:
+    def finish(self, state: DurableState, *, rank: int) -> None:
         """At the end of training: puts the last commit on disc, due or not."""
         if not self.is_writer(rank) or not self.owns(state) or not state._commits or not self.wait():
             return
@@ -226,7 +206,7 @@ class Durable:
             self._hand_over(state)
             self.wait()
 
-    def enter(self, state: State, process: Runtime) -> None:
+    def enter(self, state: DurableState) -> None:
         """At the start of a round: agrees on who writes, and goes back to a commit on disc if nobody has a state.
 
         Called on all ranks. Blocks for one gathering, and for the reading of the commit.
@@ -237,26 +217,27 @@ class Durable:
         """
         if not self.owns(state):
             return
-        context = process.context
-        views: list[View] = allgather_object(self._look(state, process, listing=False), name="durable.folders")
+        context = current_round().context
+        views: list[View] = allgather_object(self._look(state, listing=False), name="durable.folders")
         folders = [view.folder for view in views]
         rank = context.slot.rank
         self._writes = folders.index(folders[rank]) == rank
         shared = len(set(folders)) == 1
         self._folder_id, self._where = folders[rank], str(self.folder) if shared else views[rank].where
         if context.assignment.sync and not context.assignment.commits and not views[0].state_commits:
-            find_and_load(state, context, lambda: self._look(state, process, listing=True), say)
+            find_and_load(state, context, lambda: self._look(state, listing=True), say)
         self._entered = True
 
-    def _look(self, state: State, process: Runtime, *, listing: bool) -> View:
+    def _look(self, state: DurableState, *, listing: bool) -> View:
+        current = current_round()
         view = View(
             # Of a folder that cannot be read, one rank of the host complains.
             folder=f"none on {self._host}",
             path=str(self.folder),
-            host=self._host if process.context.slot.size > 1 else "",
+            host=self._host if current.context.slot.size > 1 else "",
             state_commits=state._commits,
-            was_member=self._entered or process.first_round == 1 < process.context.assignment.round_id,
-            reached=process.commits_seen,
+            was_member=self._entered or current.first_round == 1 < current.context.assignment.round_id,
+            reached=current.commits_seen,
         )
         try:
             view = replace(view, folder=self._marks.open(anew=listing))
@@ -276,7 +257,7 @@ def durable() -> Durable | None:
     """The process's durable commits, as its environment has them; None without."""
     global _durable, _read
     if not _read:
-        _durable, _read = Durable.from_environ(os.environ), True
-        if _durable is not None:
-            on_disc.tell(_durable.report)
+        _durable, _read = Durable.of(worker_settings()), True
+    if _durable is not None:
+        runtime().report_disc(_durable.report)
     return _durable

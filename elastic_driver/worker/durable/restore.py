@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,17 +17,28 @@ from elastic_driver.errors import DurableError, HorovodInternalError
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import commit_path
-from elastic_driver.worker.engine.byte_messages import broadcast
+from elastic_driver.worker.engine.byte_collectives import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_driver.worker.rounds.context import Context
-    from elastic_driver.worker.state import State
 
 _CHUNK_BYTES = 64 << 20
 # How often the folders are listed anew because files vanished before they were read.
 _LISTINGS = 3
+
+
+class DurableState(Protocol):
+    """What durable commits need of a state. Its names leave all others to the attributes of the training."""
+
+    _commits: int
+
+    def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+        """The restore point, by attribute; ``lend``: later saves leave it as it is, until the next is lent."""
+
+    def _load_durable(self, values: dict[str, Any], commits: int) -> None:
+        """Makes the state, and the restore point, what ``_durable_values`` was at that commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ def why_not_anew(views: Sequence[View], round_id: int) -> str:
     return lost
 
 
-def find_and_load(state: State, context: Context, look: Callable[[], View], say: Callable[[str], None]) -> None:
+def find_and_load(state: DurableState, context: Context, look: Callable[[], View], say: Callable[[str], None]) -> None:
     """Makes rank 0's state the newest whole commit that any rank has. Called on all ranks. Blocks.
 
     Args:
@@ -165,7 +176,7 @@ def _newest(views: Sequence[View], bad: set[tuple[str, int]], unread: set[tuple[
     return commits, -negative
 
 
-def _load_from(state: State, context: Context, commits: int, rank: int, folder: Path) -> _Outcome:
+def _load_from(state: DurableState, context: Context, commits: int, rank: int, folder: Path) -> _Outcome:
     """Has one rank read its commit, and rank 0 take it."""
     path = commit_path(folder, commits)
     content, outcome = bytearray(), _Outcome()
@@ -202,7 +213,7 @@ def _send(context: Context, content: bytearray, size: int, root: int) -> bytearr
     return content
 
 
-def _take(state: State, content: bytearray, commits: int, path: Path) -> _Outcome:
+def _take(state: DurableState, content: bytearray, commits: int, path: Path) -> _Outcome:
     try:
         facts, values = durable_format.decode(content, path)
         if facts.get("commits") != commits:

@@ -1,4 +1,4 @@
-"""What a backend offers: four collectives on flat buffers of three groups, and their end by force.
+"""What a backend offers: three collectives on flat buffers of one group, and their end by force.
 
 Owns the words (operations, dtypes, groups), the protocol that backends fulfil, and the backend of a job of one
 process. Knows nothing of rounds, threads or the driver.
@@ -6,7 +6,7 @@ process. Knows nothing of rounds, threads or the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-GLOBAL, LOCAL, CROSS = "global", "local", "cross"
 CONTEXT_SCOPE = "contexts"  # where members exchange their addresses
 
 # Element types that every backend carries. Others are converted, or refused, by the layer above.
@@ -48,7 +47,7 @@ class Group:
     """Some members of the round, in an order that all of them agree on.
 
     Attributes:
-        name: "global", "local" or "cross".
+        name: of its keys, where its members meet; the same on all of them.
         members: global ranks.
         index: this process's place among them.
     """
@@ -72,7 +71,7 @@ class Meeting(Exchange, Protocol):
 
 
 class Collectives(Protocol):
-    """One round's collectives of one process.
+    """One group's collectives of one process.
 
     One thread calls the collectives, one at a time, in the same order on all members. ``abort`` may come from any
     other thread at any time and ends the call that blocks. Every failure is a ``HorovodInternalError``.
@@ -82,17 +81,14 @@ class Collectives(Protocol):
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
         """Connects to the peers. Blocks until all are there or the time is up."""
 
-    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         """Combines ``data``, in place, over the group; elements are of the named dtype."""
 
-    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+    def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
         """Overwrites ``data`` with that of the member with this index in the group."""
 
-    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         """Fills ``output`` with the members' data, end to end; counts are their bytes."""
-
-    def barrier(self, group: str, *, timeout_s: float) -> None:
-        """Blocks until all members of the group are here."""
 
     def abort(self, reason: str) -> None:
         """Makes this and every later call fail. Never blocks long."""
@@ -110,18 +106,15 @@ class SoloCollectives:
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
         """Nobody to connect to."""
 
-    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         """Leaves data as it is."""
 
-    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+    def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
         """Leaves data as it is."""
 
-    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         """Copies data."""
         output[:] = data
-
-    def barrier(self, group: str, *, timeout_s: float) -> None:
-        """Returns at once."""
 
     def abort(self, reason: str) -> None:
         """Nothing blocks."""
@@ -156,16 +149,6 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
 
 
-def scale_inplace(array: npt.NDArray[Any], factor: float) -> None:
-    """Multiplies by a factor. Integers are rounded toward zero, as a C cast does."""
-    if factor == 1.0:
-        return
-    if array.dtype.kind == "f":
-        array *= array.dtype.type(factor)
-    else:
-        array[...] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
-
-
 def divide_inplace(array: npt.NDArray[Any], divisor: int) -> None:
     """Divides by a number of ranks. Integers are divided exactly (int64 beyond 2**53 too) and rounded toward zero."""
     if divisor == 1:
@@ -176,6 +159,3 @@ def divide_inplace(array: npt.NDArray[Any], divisor: int) -> None:
     quotient = array // divisor
     quotient += (array < 0) & (quotient * divisor != array)
     array[...] = quotient
-
-
-Task: TypeAlias = Callable[[Collectives], Any]

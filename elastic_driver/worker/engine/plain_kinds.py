@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_driver.worker.engine.collectives import GLOBAL, Bytes, Collectives, ReduceOp, as_bytes, divide_inplace
+from elastic_driver.worker.engine.collectives import Bytes, Collectives, ReduceOp, as_bytes, divide_inplace
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec, region
 
 
@@ -43,7 +43,7 @@ class Link:
         """The members' bytes, end to end."""
         output = np.empty(sum(counts), np.uint8)
         if output.nbytes:
-            self.collectives.allgather(GLOBAL, data, output, counts, timeout_s=self.limit_s)
+            self.collectives.allgather(data, output, counts, timeout_s=self.limit_s)
         return output
 
     def gather_rows(self, row: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -141,7 +141,7 @@ def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
         data[:] = gathered[0]
     else:
         wire = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-        link.collectives.allreduce(GLOBAL, data, dtype, wire, timeout_s=link.limit_s)
+        link.collectives.allreduce(data, dtype, wire, timeout_s=link.limit_s)
         if op is ReduceOp.AVERAGE:
             divide(data, dtype, link.size)
     scale(data, dtype, operation.postscale)
@@ -174,7 +174,7 @@ def _broadcast(link: Link, operation: Operation) -> Result:
         packed = np.concatenate([region(spec.address, spec.nbytes) for spec in specs])
     else:
         packed = np.empty(sum(spec.nbytes for spec in specs), np.uint8)
-    link.collectives.broadcast(GLOBAL, packed, root, timeout_s=link.limit_s)
+    link.collectives.broadcast(packed, root, timeout_s=link.limit_s)
     if len(specs) > 1:
         offset = 0
         for spec in specs:

@@ -53,8 +53,7 @@ class ExchangeStore(c10d.Store):
 
     def __init__(self, group: Group, exchange: Exchange, port: int) -> None:
         super().__init__()
-        # Local groups of two hosts have one name; their first members differ.
-        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}.{group.members[0]}"
+        self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}"
         self._index, self._count = group.index, len(group.members)
         self._exchange, self._port = exchange, port
         self._own = b""
@@ -122,11 +121,10 @@ def _is_listening(candidate: socket.socket) -> bool:
 class TorchCollectives:
     """Collectives over ProcessGroupGloo."""
 
-    def __init__(self, groups: Sequence[Group], address: str) -> None:
-        self._plan = tuple(groups)
+    def __init__(self, group: Group, address: str) -> None:
+        self._group = group
         self._address = address
-        self._groups: dict[str, Any] = {}
-        self._sizes = {group.name: len(group.members) for group in groups}
+        self._process_group: Any = None
         self._lock = threading.Lock()  # guards _own and _aborted
         self._own: list[socket.socket] = []
         self._aborted = ""
@@ -141,17 +139,18 @@ class TorchCollectives:
         options._devices = [device]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1  # one collective at a time
-        for group in self._plan:
-            store = ExchangeStore(group, exchange, port)
-            with self._failures("connect to its peers", store):
-                self._groups[group.name] = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
-            ends = self._adopt_connections(before, port, store.peer_ports)
-            told = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
-            _check_ends(group, [_unpack(each) for each in told])
+        group = self._group
+        store = ExchangeStore(group, exchange, port)
+        with self._failures("connect to its peers", store):
+            self._process_group = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
+        ends = self._adopt_connections(before, port, store.peer_ports)
+        packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
+        _check_ends(group, [_unpack(member_ends) for member_ends in packed])
 
-    def process_group(self, name: str) -> Any:
-        """The process group of that name, once connected."""
-        return self._groups[name]
+    @property
+    def process_group(self) -> Any:
+        """torch's process group, once connected."""
+        return self._process_group
 
     def _make_device(self) -> Any:
         # The device's loop thread inherits the scheduling class of the thread that makes it. As SCHED_BATCH it does
@@ -226,24 +225,24 @@ class TorchCollectives:
             reason = self._aborted or _essence(str(cause))
             raise HorovodInternalError(f"cannot {what}: {reason}") from cause
 
-    def allreduce(self, group: str, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         """See Collectives."""
         options = c10d.AllreduceOptions()
         options.reduceOp = _OPS[op]  # type: ignore[assignment]
         options.timeout = timedelta(seconds=timeout_s)
         tensor = torch.from_numpy(data).view(getattr(torch, dtype))
         with self._failures("finish an allreduce"):
-            self._groups[group].allreduce([tensor], options).wait()
+            self._process_group.allreduce([tensor], options).wait()
 
-    def broadcast(self, group: str, data: Bytes, root: int, *, timeout_s: float) -> None:
+    def broadcast(self, data: Bytes, root: int, *, timeout_s: float) -> None:
         """See Collectives."""
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = timedelta(seconds=timeout_s)
         with self._failures("finish a broadcast"):
-            self._groups[group].broadcast([torch.from_numpy(data)], options).wait()
+            self._process_group.broadcast([torch.from_numpy(data)], options).wait()
 
-    def allgather(self, group: str, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
         """See Collectives. Gloo wants equal parts here, so that shorter ones are padded."""
         most = max(counts)
         options = c10d.AllgatherOptions()
@@ -252,37 +251,33 @@ class TorchCollectives:
         mine[: data.nbytes] = data
         parts = [torch.empty(most, dtype=torch.uint8) for _ in counts]
         with self._failures("finish an allgather"):
-            self._groups[group].allgather([parts], [torch.from_numpy(mine)], options).wait()
+            self._process_group.allgather([parts], [torch.from_numpy(mine)], options).wait()
         offset = 0
         for part, count in zip(parts, counts, strict=True):
             output[offset : offset + count] = part.numpy()[:count]
             offset += count
-
-    def barrier(self, group: str, *, timeout_s: float) -> None:
-        """See Collectives."""
-        self.allreduce(group, np.zeros(1, np.uint8), "uint8", ReduceOp.SUM, timeout_s=timeout_s)
 
     def abort(self, reason: str) -> None:
         """See Collectives."""
         with self._lock:
             self._aborted = self._aborted or reason
             own = list(self._own)
-        for each in own:
-            _shut(each)
+        for connection in own:
+            _shut(connection)
 
     def close(self) -> None:
         """See Collectives."""
         with self._lock:
             own, self._own = self._own, []
             self._aborted = self._aborted or "closed"
-        for each in own:
-            _shut(each)
-            each.close()
-        self._groups.clear()
+        for connection in own:
+            _shut(connection)
+            connection.close()
+        self._process_group = None
 
     def abandon(self) -> None:
         """See Collectives. A process group's destructor would join threads that are only in the parent."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._groups))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._process_group))
 
 
 def _text(name: tuple[Any, ...]) -> str:
@@ -297,7 +292,7 @@ def _unpack(value: bytes) -> list[Ends]:
     return [(own, far) for own, far in json.loads(value)]
 
 
-def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
+def _check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
     """Sees to it that the connections of this member are those of the others to it, one with each and no more.
 
     torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
@@ -305,11 +300,11 @@ def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
     Raises:
         HorovodInternalError: it is not so.
     """
-    owners = {(far, own): index for index, ends in enumerate(told) for own, far in ends}
-    found = [owners.get(each, -1) for each in told[group.index]]
+    owners = {(far, own): index for index, ends in enumerate(ends_of) for own, far in ends}
+    found = [owners.get(end, -1) for end in ends_of[group.index]]
     others = [index for index in range(len(group.members)) if index != group.index]
     if -1 in found:
-        stranger = told[group.index][found.index(-1)][1]
+        stranger = ends_of[group.index][found.index(-1)][1]
         raise HorovodInternalError(
             f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
             "and belongs to no rank of this job; the native extension would have sent it away"

@@ -1,6 +1,6 @@
 """A Chrome trace of what this rank's operations did when, for chrome://tracing and Perfetto.
 
-For ``PlainEngine``; the native engine writes its own (native/timeline.h). Names are Horovod's in both.
+For ``PlainEngine``; the native engine writes its own (native/engine/timeline.h). Names are Horovod's in both.
 """
 
 from __future__ import annotations

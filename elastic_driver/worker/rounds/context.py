@@ -1,7 +1,8 @@
 """One round as this process sees it: its place, its engine, and the thread that watches the driver.
 
-Owns the engine's life: which one it is, its connecting, its end by force and its teardown. Does not know how a round is
-joined (runtime.py), nor what operations are for.
+Owns the engine's life: which one it is, its connecting, its end by force and its teardown; and what is counted and
+known of the round while it lasts. Nobody else assigns its attributes. Does not know how a round is joined (runtime.py),
+nor what operations are for.
 
 Time limits: HOROVOD_GLOO_TIMEOUT_SECONDS bounds the building of contexts only. A collective's clock starts when this
 rank calls it, so the same limit there would end healthy jobs whose peers compute longer than that; and a dead peer
@@ -15,40 +16,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from elastic_driver.errors import HorovodInternalError, RendezvousError, RendezvousTimeoutError
+from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.messages import RoundAssignment
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
 from elastic_driver.worker.engine.plain_plan import LEAVING
 from elastic_driver.worker.engine.protocol import Engine, Kind, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
-from elastic_driver.worker.rounds.watch import Watch, WatchClient
+from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
+from elastic_driver.worker.rounds.watch import Watch
+from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
-
-on_updates: list[Callable[[], None]] = []
-"""Called by the watch thread when members are to leave the round at their next commit."""
-
-
-class RoundClient(WatchClient, Protocol):
-    """What a context needs of a rendezvous client; two threads use it at once."""
-
-    def exchange(
-        self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
-    ) -> list[bytes]:
-        """Puts a value, waits for all, returns all in order of their keys."""
-
-    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
-        """Sets a key."""
-
-    def get(self, round_id: int, scope: str, key: str, *, wait_s: float) -> bytes | None:
-        """The value of a key, waited for; None when it is not there in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,40 +43,18 @@ class TimelineSettings:
     path: str = ""
     mark_cycles: bool = False
 
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> TimelineSettings:
-        """Reads them. DYNAMIC is no file: it is for Horovod, where only this lets ``start_timeline`` be called."""
-        path = environ.get("HOROVOD_TIMELINE", "")
-        mark_cycles = environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "") not in ("", "0", "false")
-        return cls("" if path.upper() == "DYNAMIC" else path, mark_cycles)
 
+@dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """What a member says of itself when it enters a round.
 
-class _RoundMeeting:
-    """See Meeting: over the driver's key-value store."""
+    Attributes:
+        local_size: members on its host.
+        devices: of its devices, by the name that their lane is registered with (devices.py).
+    """
 
-    def __init__(self, client: RoundClient | None, round_id: int, timeout_s: float) -> None:
-        self._client, self._round_id, self._timeout_s = client, round_id, timeout_s
-
-    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
-        assert self._client is not None
-        return self._client.exchange(self._round_id, scope, key, count, value, timeout_s=self._timeout_s)
-
-    def share(self, scope: str, value: bytes | None) -> bytes:
-        assert self._client is not None
-        if value is not None:
-            self._client.put(self._round_id, scope, "0", value)
-            return value
-        found = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
-        if found is None:
-            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
-        return found
-
-
-@dataclass(slots=True)
-class Calls:
-    """Calls of one name that have succeeded in a round."""
-
-    count: int = 0
+    local_size: int
+    devices: dict[str, Any]
 
 
 class Context:
@@ -110,15 +73,18 @@ class Context:
         limits: Limits,
         client: RoundClient | None,
         timeline: TimelineSettings = TimelineSettings(),
+        disc: Callable[[], DiscReport | None] = lambda: None,
+        leave_listeners: Collection[Callable[[], None]] = (),
     ) -> None:
         self.assignment = assignment
         self.slot = assignment.slot
         self.limits = limits
-        self.homogeneous = True  # whether all hosts have as many members; known once the round is entered
-        self.devices: list[Any] = []  # what each member says of its devices; likewise
-        self.joins = 0  # how often all ranks have joined
-        self.seal = Seal.from_environ(os.environ, assignment.round_id)
-        self._calls: dict[tuple[int, str], Calls] = {}
+        self._disc = disc
+        self._members: Sequence[MemberFacts] = ()
+        self._joins = 0
+        self._finished_before: int | None = None  # operations before the restore point; None: no training
+        self.seal = Seal(worker_settings().ranks_key, assignment.round_id)
+        self._calls: dict[tuple[int, str], int] = {}
         self._address = address
         self._client = client
         self._timeline = timeline
@@ -127,7 +93,8 @@ class Context:
         self._engine: ConnectableEngine | None = None
         self._closing = False
         self._hosts_updated = False
-        self.update_reason = ""
+        self._update_reason = ""
+        self._leave_listeners = leave_listeners
         self._ready: Future[None] = Future()
         self._watch = Watch(client, worker, assignment.round_id, self) if client is not None and worker else None
         # Daemons for the watch thread's reason. The first ends when the engine stands or cannot; the second frees it.
@@ -175,14 +142,46 @@ class Context:
         return engine
 
     @property
-    def broken(self) -> str:
-        """Why no collective can succeed any more in this round, as far as is known without trying; "" when they can."""
-        return self._broken
-
-    @property
     def hosts_updated(self) -> bool:
         """The driver's notice as this process knows it: members are to leave at the next commit."""
         return self._hosts_updated
+
+    @property
+    def update_reason(self) -> str:
+        """Why members are to leave, or no longer are: as the last notice says it."""
+        return self._update_reason
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all hosts have as many members; known once the round is entered."""
+        return len({member.local_size for member in self._members}) <= 1
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """What each member says of its devices, by rank; empty before the round is entered."""
+        return [member.devices for member in self._members]
+
+    def note_members(self, members: Sequence[MemberFacts]) -> None:
+        """Takes what the members have told each other when they entered the round, by rank."""
+        self._members = tuple(members)
+
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined (``hvd.join``)."""
+        return self._joins
+
+    def note_join(self) -> None:
+        """All ranks have joined."""
+        self._joins += 1
+
+    @property
+    def steps(self) -> int:
+        """Operations finished since the restore point: what is lost when the round breaks. 0 before there is one."""
+        return 0 if self._finished_before is None else max(0, self.progress()[0] - self._finished_before)
+
+    def note_restore_point(self) -> None:
+        """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
+        self._finished_before = self.progress()[0]
 
     def check(self) -> None:
         """Raises HorovodInternalError when the round is broken."""
@@ -205,20 +204,28 @@ class Context:
         self.check()
         return wait(self.engine.submit(operation), keep)
 
-    def calls_of(self, process_set: int, label: str) -> Calls:
-        """How often something was done, as all members count it: while one has joined it is refused to all."""
-        return self._calls.setdefault((process_set, label), Calls())
+    def calls_of(self, process_set: int, label: str) -> int:
+        """How often something succeeded, as all members count it: while one has joined it is refused to all."""
+        return self._calls.get((process_set, label), 0)
+
+    def note_call(self, process_set: int, label: str) -> None:
+        """It has succeeded once more."""
+        self._calls[process_set, label] = self.calls_of(process_set, label) + 1
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """Watch thread: the notice's level changed."""
-        self.update_reason = reason
+        self._update_reason = reason
         self._hosts_updated = leave
         if leave:
-            for notified in list(on_updates):
+            for listener in list(self._leave_listeners):
                 try:
-                    notified()
+                    listener()
                 except Exception:
                     _log.exception("round %d: a listener to host updates failed", self.assignment.round_id)
+
+    def disc(self) -> DiscReport | None:
+        """Watch thread: what the driver is to know of commits on disc."""
+        return self._disc()
 
     def progress(self) -> tuple[int, bool]:
         """Watch thread: operations finished so far, and whether one waits for other members; connecting is waiting."""
@@ -312,7 +319,7 @@ class Context:
                 broken = self._broken
             if broken:
                 engine.abort(broken)
-            meeting = _RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
+            meeting = RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
             engine.connect(meeting, timeout_s=self.limits.build_s)
         except (HorovodInternalError, RendezvousError, OSError) as error:
             self.abort(f"cannot connect to the peers: {error}")

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_driver.errors import MismatchError
-from elastic_driver.worker.engine.byte_messages import as_data, gather
+from elastic_driver.worker.engine.byte_collectives import as_data, gather
 from elastic_driver.worker.engine.protocol import GLOBAL_SET
-
-if TYPE_CHECKING:
-    from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds import devices
+from elastic_driver.worker.rounds.context import Context, MemberFacts
+from elastic_driver.worker.rounds.current import current, current_round
 
 
 class ProcessSet:
@@ -60,25 +60,19 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        mine = _own_rank()
+        mine = current_round().slot.rank
         if mine not in self.ranks:
             raise ValueError(f"cannot say a rank in {self}: this process, rank {mine}, is not part of it")
         return self.ranks.index(mine)
 
     def included(self) -> bool:
         """Whether this process is a member. Raises NotInitializedError before ``init()``."""
-        return _own_rank() in self.ranks
+        return current_round().slot.rank in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     __repr__ = __str__
-
-
-def _own_rank() -> int:
-    from elastic_driver.worker.rounds.runtime import runtime  # which imports this module
-
-    return runtime().slot.rank
 
 
 global_process_set = ProcessSet([])
@@ -90,9 +84,6 @@ _added: set[tuple[int, ...]] = set()  # by this process, in this round
 _fresh: list[tuple[int, ...]] = []  # given to init(), with no round entered since
 _objects: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
 _last_number = 0
-
-describe_devices: Callable[[], object] | None = None
-"""What this process tells the others of its devices at the beginning of a round; set by who runs operations on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +116,6 @@ def members_of(process_set: ProcessSet) -> Members:
         TypeError: this is no process set.
         ValueError: the round does not have it, or this process is no member.
     """
-    from elastic_driver.worker.rounds.runtime import current
-
     context = current()
     slot = context.slot
     if process_set is global_process_set:
@@ -145,7 +134,7 @@ def members_of(process_set: ProcessSet) -> Members:
 def expect(process_sets: Iterable[ProcessSet]) -> None:
     """Notes the sets of ``init()``, for the next round. Raises ValueError when one is given twice, or is empty."""
     chosen = list(process_sets)
-    keys = [tuple(one.ranks) for one in chosen]
+    keys = [tuple(process_set.ranks) for process_set in chosen]
     for key in keys:
         if keys.count(key) > 1 or not key:
             raise ValueError(f"cannot init with the process set {list(key)}: it is {'given twice' if key else 'empty'}")
@@ -159,15 +148,14 @@ def enter_round(context: Context) -> None:
     """Makes the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
     global _last_number
     slot = context.slot
-    devices = describe_devices() if describe_devices is not None else None
-    told: list[Any] = [{"local_size": slot.local_size, "sets": _known, "devices": devices}]
+    members: list[Any] = [{"local_size": slot.local_size, "sets": _known, "devices": devices.describe()}]
     if slot.size > 1:
-        told = [json.loads(bytes(each)) for each in gather(context.engine, as_data(json.dumps(told[0])), "round")]
-    context.devices = [one["devices"] for one in told]
-    context.homogeneous = len({one["local_size"] for one in told}) == 1
+        sent = as_data(json.dumps(members[0]))
+        members = [json.loads(bytes(received)) for received in gather(context.engine, sent, "round")]
+    context.note_members([MemberFacts(member["local_size"], member["devices"]) for member in members])
     union: dict[tuple[int, ...], None] = {}
-    for one in told:
-        union.update(dict.fromkeys(tuple(ranks) for ranks in one["sets"]))
+    for member in members:
+        union.update(dict.fromkeys(tuple(ranks) for ranks in member["sets"]))
     _known[:] = list(union)
     _numbers.clear()
     _added.clear()
@@ -207,8 +195,6 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: it has no ranks, or some that the job does not have, or was added before.
     """
     global _last_number
-    from elastic_driver.worker.rounds.runtime import current
-
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     context = current()
     key = tuple(chosen.ranks)
@@ -234,11 +220,11 @@ def _compare(context: Context, key: tuple[int, ...]) -> None:
     """Raises MismatchError, on all ranks, when they do not add the same."""
     if context.slot.size == 1:
         return
-    told = [bytes(each).decode() for each in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
-    for rank, other in enumerate(told):
-        if other != told[0]:
+    keys = [bytes(sent).decode() for sent in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
+    for rank, other in enumerate(keys):
+        if other != keys[0]:
             raise MismatchError(
-                f"cannot add a process set: rank 0 has ranks {told[0]}, rank {rank} has ranks {other}; all ranks must "
+                f"cannot add a process set: rank 0 has ranks {keys[0]}, rank {rank} has ranks {other}; all ranks must "
                 "add the same sets in the same order"
             )
 
@@ -253,8 +239,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         HorovodInternalError: a peer is gone.
         NotInitializedError: init() was not called.
     """
-    from elastic_driver.worker.rounds.runtime import current
-
     context = current()
     number = process_set.process_set_id
     if number is None or number == GLOBAL_SET:

@@ -1,8 +1,8 @@
-"""This process's place in the job: joining rounds, leaving them, and who am I.
+"""Joining rounds and leaving them.
 
-Owns the one ``Runtime`` of the process, its rendezvous client and its present context, and what happens to them at
-fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its environment) is a
-job of one: rank 0 of size 1, no network.
+Owns the one ``Runtime`` of the process, its rendezvous client, and what happens to it and to the present round
+(current.py) at fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its
+environment) is a job of one: rank 0 of size 1, no network.
 
 A process that is started while a round runs joins it late: ``init()`` returns at once, with the place that the driver
 has planned for it, and the round is joined when the first collective is called or ``elastic.run`` entered. So the
@@ -17,13 +17,11 @@ import faulthandler
 import logging
 import os
 import sys
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from elastic_driver.errors import (
     HorovodInternalError,
-    NotInitializedError,
     RendezvousClosedError,
     RendezvousError,
     SettingsError,
@@ -31,8 +29,8 @@ from elastic_driver.errors import (
 )
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential
-from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM
 from elastic_driver.rendezvous.messages import (
+    DiscReport,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -45,10 +43,13 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.system.tether import tie_this_process
 from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits, usable_backends
-from elastic_driver.worker.rounds import canary, leaving, on_disc
+from elastic_driver.worker.rounds import canary, leaving
 from elastic_driver.worker.rounds import process_sets as sets
-from elastic_driver.worker.rounds.context import Context, RoundClient, TimelineSettings
+from elastic_driver.worker.rounds.context import Context, TimelineSettings
+from elastic_driver.worker.rounds.current import CurrentRound, current_round
+from elastic_driver.worker.rounds.meeting import RoundClient
 from elastic_driver.worker.rounds.watch import poll_s
+from elastic_driver.worker.settings import read_worker_settings, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -78,76 +79,31 @@ class DriverClient(RoundClient, Protocol):
         """The job, as the driver sees it."""
 
 
-class Resettable(Protocol):
-    """What wants to know that the process is in another round."""
-
-    def on_round_changed(self) -> None:
-        """The old round's collectives are dead; ranks and size may be others."""
-
-
 def _connect(url: str, credential: Credential) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
-    from elastic_driver.worker.rounds.owner import owner, patience_s
+    from elastic_driver.worker.rounds.owner import owner
 
-    return RendezvousClient(url, credential, patience_s=patience_s(os.environ), owner=owner())
+    return RendezvousClient(url, credential, patience_s=worker_settings().patience_s, owner=owner())
 
 
-make_client: Callable[[str, Credential], DriverClient] = _connect  # tests put their own here
+def _no_disc() -> None:
+    """What there is to tell of commits on disc where there are none."""
 
 
 class Runtime:
     """The process as a member of the job. All methods but ask_to_leave() are called by the thread that trains."""
 
-    def __init__(self) -> None:
-        self._context: Context | None = None
+    def __init__(self, current: CurrentRound) -> None:
+        self._current = current
         self._client: DriverClient | None = None
         self._worker: WorkerId | None = None
         self._backends: tuple[Backend, ...] = ()
         self._after_round = 0
-        self.first_round = 0  # that this process was given a place in; 0 for none
-        self.commits_seen = 0  # the most that a round it had a place in went on from
-        self._planned: SlotInfo | None = None
         self._retired: list[Context] = []
-        self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._left_by_exception = False
         self._begins_another = False  # a training has ended, and of none after it was told
-        self._finished_before: int | None = None  # operations of the round before the restore point; None: no training
-        self._environ = os.environ
+        self._disc: Callable[[], DiscReport | None] = _no_disc
         self._timeline = TimelineSettings()
-
-    @property
-    def context(self) -> Context:
-        """The present round. Blocks until there is one, in a process that joins late.
-
-        Raises:
-            NotInitializedError: init() was not called, or shutdown() was.
-            RuntimeError: this process joins late, and the members are in elastic.run, which it has not entered.
-        """
-        if self._context is None:
-            if self._planned is not None:
-                self._refuse_outside_of_run()
-            self.join_late()
-        if self._context is None:
-            raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
-        return self._context
-
-    @property
-    def slot(self) -> SlotInfo:
-        """This process's place: in the present round, or, before a late join, the planned one.
-
-        Raises:
-            NotInitializedError: init() was not called, or shutdown() was.
-        """
-        return self._planned or self.context.slot
-
-    @property
-    def initialized(self) -> bool:
-        """Whether init() was called and shutdown() was not."""
-        return self._context is not None or self._planned is not None
-
-    def listen(self, listener: Resettable) -> None:
-        """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
-        self._listeners.add(listener)
 
     def note_exception(self, *, raised: bool) -> None:
         """Whether the training function was left by an exception: then nobody waits for peers at exit."""
@@ -155,22 +111,23 @@ class Runtime:
 
     def init(self) -> None:
         """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
-        if self.initialized:
+        if self._current.initialized:
             return
-        if self._environ.get(ENV_WARM):
+        # Now, not when a round is joined: programs set variables for this call only.
+        settings = read_worker_settings()
+        if settings.warm:
             # It has no place in the job: it would begin a training of its own, and write over the job's files.
             raise SettingsError(
                 "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
                 "so; use --no-preload"
             )
-        # Now, not when a round is joined: programs set the variables for this call only.
-        self._timeline = TimelineSettings.from_environ(self._environ)
+        self._timeline = TimelineSettings(settings.timeline, settings.timeline_mark_cycles)
         _install_exit()
-        if self._environ.get(ENV_RENDEZVOUS):
+        if settings.rendezvous:
             tie_this_process()
             leaving.install(self.ask_to_leave)
-        if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
-            self._planned = _planned_slot(self._environ)
+        if not self._after_round and settings.planned is not None:
+            self._current.plan(settings.planned, self._join_outside_of_run)
             return
         cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
         self._join_round(cause, commits=0, detail="")
@@ -181,11 +138,15 @@ class Runtime:
         Returns:
             Whether this process has another place than init() said it would have.
         """
-        planned, self._planned = self._planned, None
+        planned = self._current.drop_plan()
         if planned is None:
             return False
         self._join_round(ReadyCause.START, commits=0, detail="")
-        return self.context.slot != planned
+        return self._current.context.slot != planned
+
+    def _join_outside_of_run(self) -> None:
+        self._refuse_outside_of_run()
+        self.join_late()
 
     def _refuse_outside_of_run(self) -> None:
         """Before it joins, where its end disturbs nobody: as members the others would wait for it in their sync."""
@@ -210,7 +171,7 @@ class Runtime:
             False when the process is to end at once instead: it has left the job, there was no round yet, or the
             driver is stopping it.
         """
-        if self._context is None and self._planned is None and self._client is None:
+        if not self._current.initialized and self._client is None:
             return False
         worker = self._worker or self._own_id()
         client = self._new_client()
@@ -224,14 +185,14 @@ class Runtime:
 
     def shutdown(self, *, exiting: bool = False) -> None:
         """Leaves the round and frees all it held. ``init()`` may follow, unless the process ends now."""
-        self._planned = None
+        self._current.drop_plan()
         sets.forget_all()
-        context = self._context
+        context = self._current.joined
         if context is None:
             return
         if not self._left_by_exception:
             context.linger(LINGER_S)
-        self._context = None
+        self._current.leave()
         self._retire(context)
         for retired in self._retired:
             if not retired.join(_JOIN_S):
@@ -242,22 +203,12 @@ class Runtime:
                 # The process may go on for hours without the library, and exit handlers of others take their time,
                 # too: it must not be taken for a frozen one.
                 round_id = context.assignment.round_id
-                disc = on_disc.report()
+                disc = self._disc()
                 goodbye = WatchRequest(self._worker, round_id, 0, leaving=not exiting, exiting=exiting, disc=disc)
                 with contextlib.suppress(RendezvousError):
                     self._client.say_goodbye(goodbye)
             self._client.close()
             self._client = None
-
-    def note_restore_point(self) -> None:
-        """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
-        self._finished_before = self._context.progress()[0] if self._context is not None else None
-
-    def _steps(self) -> int:
-        """Operations finished since the restore point."""
-        if self._context is None or self._finished_before is None:
-            return 0
-        return max(0, self._context.progress()[0] - self._finished_before)
 
     def reset(self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False) -> None:
         """Leaves the present round and joins the next.
@@ -271,7 +222,7 @@ class Runtime:
         Raises:
             SystemExit: the driver has no place for this process any more, or the job is over.
         """
-        old = self.context
+        old = self._current.context
         if cause is ReadyCause.INTERNAL_ERROR:
             old.abort(detail)
         self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
@@ -286,22 +237,27 @@ class Runtime:
         Raises:
             HorovodInternalError: the round has passed.
         """
-        self.note_restore_point()
+        context = self._current.context
+        context.note_restore_point()
         if self._client is None or self._worker is None:
             return
-        round_id = self.context.assignment.round_id
+        round_id = context.assignment.round_id
         try:
             self._client.running(RunningReport(self._worker, round_id, commits, self._begins_another))
             self._begins_another = False
         except StaleRoundError as error:
             raise HorovodInternalError(f"the driver went on without this worker: {error}") from error
 
+    def report_disc(self, report: Callable[[], DiscReport | None]) -> None:
+        """Has the driver told what this gives of commits on disc, in whichever thread it is asked for."""
+        self._disc = report
+
     def abandon(self) -> None:
         """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
-        for context in (self._context, *self._retired):
-            if context is not None:
-                context.abandon()
-        self.__init__()  # type: ignore[misc]
+        for context in self._retired:
+            context.abandon()
+        self._current.abandon()
+        self.__init__(self._current)  # type: ignore[misc]
 
     def _retire(self, context: Context) -> None:
         context.close()
@@ -310,11 +266,10 @@ class Runtime:
     def _join_round(
         self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False
     ) -> None:
-        limits = Limits.from_environ(self._environ)
+        limits = Limits.of(worker_settings())
         while True:
             assignment = self._ask(cause, commits=commits, detail=detail, where=where, raised=raised)
-            self._finished_before = None
-            old, self._context = self._context, None
+            old = self._current.leave()
             if old is not None:
                 # Only now: all members have left it (the driver has answered), so that closing connections cannot
                 # hit a peer in its last collective. The old communication thread does the work meanwhile.
@@ -322,9 +277,7 @@ class Runtime:
             self._retired = [retired for retired in self._retired if not retired.join(0)]
             context = self._open(assignment, limits)
             self._after_round = assignment.round_id
-            self.first_round = self.first_round or assignment.round_id
-            self.commits_seen = max(self.commits_seen, assignment.commits)
-            self._context = context
+            self._current.enter(context)
             try:
                 context.open()
                 sets.enter_round(context)
@@ -334,53 +287,54 @@ class Runtime:
                 cause, detail, where, raised = ReadyCause.INTERNAL_ERROR, str(error), "", False
                 context.abort(detail)
             except BaseException:
-                self._context = None
+                self._current.leave()
                 self._retire(context)
                 raise
-        for listener in list(self._listeners):
-            listener.on_round_changed()
+        self._current.tell_of_change()
 
     def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
         # A client of its own: closing it ends what the round's threads wait for, and nothing else.
         client = None if self._worker is None else self._new_client()
-        address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
         return Context(
             assignment,
             worker=self._worker,
-            address=address,
+            address=worker_settings().address,
             limits=limits,
             client=client,
             timeline=self._timeline,
+            disc=lambda: self._disc(),  # may be given later
+            leave_listeners=self._current.leave_listeners,
         )
 
     def _say(self, text: str) -> None:
         print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
 
     def _own_id(self) -> WorkerId:
-        worker = Credential.of_worker(self._environ).identity.worker
-        assert worker is not None
-        return worker
+        credential = worker_settings().credential
+        assert credential is not None
+        assert credential.identity.worker is not None
+        return credential.identity.worker
 
     def _new_client(self) -> DriverClient:
-        return make_client(self._environ[ENV_RENDEZVOUS], Credential.of_worker(self._environ))
+        settings = worker_settings()
+        assert settings.credential is not None  # who has a driver has one
+        return _connect(settings.rendezvous, settings.credential)
 
     def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
-        if not self._environ.get(ENV_RENDEZVOUS):
+        if not worker_settings().rendezvous:
             return RoundAssignment(
                 round_id=self._after_round + 1,
                 slot=SlotInfo(0, 1, 0, 1, 0, 1),
-                local_members=(0,),
-                cross_members=(0,),
                 sync=True,
                 commits=commits,
                 backend=Backend.NATIVE,
-                cause="not started by elasticrun",
             )
         if self._worker is None:
             self._worker = self._own_id()
         if self._client is None:
             self._client = self._new_client()
             self._backends = usable_backends()
+        old = self._current.joined
         request = NextRoundRequest(
             worker=self._worker,
             after_round=self._after_round,
@@ -390,12 +344,12 @@ class Runtime:
             backends=self._backends,
             pid=os.getpid(),
             thread=canary.thread_id(),
-            steps=self._steps(),
+            steps=old.steps if old is not None else 0,
             where=where[:2000],
             raised=raised,
         )
         try:
-            reply = self._client.next_round(request, poll_s=poll_s(self._environ))
+            reply = self._client.next_round(request, poll_s=poll_s())
         except RendezvousClosedError as error:
             self._say(f"ends: {error}")
             reply = JobOver(str(error))
@@ -411,33 +365,13 @@ class Runtime:
         raise SystemExit(0)
 
 
-def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
-    """The place that the driver planned when it started this process.
-
-    Raises:
-        SettingsError: the variables are not there, or no numbers.
-    """
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    try:
-        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
-    except (KeyError, ValueError) as error:
-        raise SettingsError(
-            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
-        ) from error
-
-
-_runtime = Runtime()
+_runtime = Runtime(current_round())
 _exit_pid = 0
 
 
 def runtime() -> Runtime:
     """The process's one Runtime."""
     return _runtime
-
-
-def current() -> Context:
-    """The present round. Raises NotInitializedError when there is none."""
-    return _runtime.context
 
 
 def _install_exit() -> None:
@@ -479,7 +413,7 @@ def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | No
         raise SettingsError("cannot init with comm: the job is all processes that elasticrun started")
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise ValueError(f'cannot init with process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic"')
-    if not _runtime.initialized:
+    if not current_round().initialized:
         sets.expect([] if process_sets is None or isinstance(process_sets, str) else process_sets)
     _runtime.init()
 
@@ -487,43 +421,3 @@ def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | No
 def shutdown() -> None:
     """Leaves the job and frees what the library holds. Does nothing before ``init()``."""
     _runtime.shutdown()
-
-
-def is_initialized() -> bool:
-    """Whether ``init()`` was called and ``shutdown()`` was not."""
-    return _runtime.initialized
-
-
-def rank() -> int:
-    """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.rank
-
-
-def size() -> int:
-    """Processes in the job. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.size
-
-
-def local_rank() -> int:
-    """This process's number on its host. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.local_rank
-
-
-def local_size() -> int:
-    """The job's processes on this host. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.local_size
-
-
-def cross_rank() -> int:
-    """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.cross_rank
-
-
-def cross_size() -> int:
-    """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
-    return _runtime.slot.cross_size
-
-
-def is_homogeneous() -> bool:
-    """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
-    return _runtime.context.homogeneous

@@ -7,17 +7,14 @@ the process lives and how far it is. It owns no state of the round.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Mapping
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
-from elastic_driver.rendezvous.messages import Notice, WatchRequest
+from elastic_driver.rendezvous.messages import DiscReport, Notice, WatchRequest
 from elastic_driver.words import NoticeKind
-from elastic_driver.worker.rounds import on_disc
+from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -28,13 +25,10 @@ _RETRY_S = 1.0
 _LONG_POLL_S = 30.0
 
 
-def poll_s(environ: Mapping[str, str]) -> float:
+def poll_s() -> float:
     """How long one request may wait for its answer, seconds, so that the driver hears from this process in time."""
-    try:
-        value = float(environ.get(ENV_HEARTBEAT, ""))
-    except ValueError:
-        return _LONG_POLL_S
-    return value if 0 < value < _LONG_POLL_S else _LONG_POLL_S
+    heartbeat_s = worker_settings().heartbeat_s
+    return heartbeat_s if 0 < heartbeat_s < _LONG_POLL_S else _LONG_POLL_S
 
 
 class WatchClient(Protocol):
@@ -48,13 +42,16 @@ class WatchClient(Protocol):
 
 
 class Listener(Protocol):
-    """Who is told. All calls come from the watch thread and return quickly."""
+    """The round that is watched. All calls come from the watch thread and return quickly."""
 
     def on_hosts_updated(self, *, leave: bool, reason: str) -> None:
         """The level of the notice: whether members are to leave at the next commit."""
 
     def on_abort(self, reason: str) -> None:
         """The round is broken or over: end blocked collectives now."""
+
+    def disc(self) -> DiscReport | None:
+        """What the driver is to know of commits on disc; None for nothing."""
 
     def progress(self) -> tuple[int, bool]:
         """A number that grows with each operation finished, and whether one waits for other members."""
@@ -68,7 +65,7 @@ class Watch:
         self._worker = worker
         self._round_id = round_id
         self._listener = listener
-        self._poll_s = poll_s(os.environ)
+        self._poll_s = poll_s()
         self._stopped = threading.Event()
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # stopped. The driver's answers and stop() wake it; stop() and the end of the round end it.
@@ -94,7 +91,7 @@ class Watch:
         while not self._stopped.is_set():
             try:
                 progress, waiting = self._listener.progress()
-                disc = on_disc.report()
+                disc = self._listener.disc()
                 request = WatchRequest(self._worker, self._round_id, version, progress, waiting, disc=disc)
                 notice = self._client.watch(request, wait_s=self._poll_s)
             except StaleRoundError as error:

@@ -481,8 +481,8 @@ def test_nothing_is_left_of_a_job_that_was_refused_late(tmp_path: Path) -> None:
 # As root there is no limit, and another user may not be able to read this Python: so it is loaded before.
 NO_ROOM = """
 import os, resource, sys
-from elastic_driver import job
-from elastic_driver.cli import main
+from elastic_driver.driver import job
+from elastic_driver.cli.main import main
 os.chdir("/")
 resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
 os.setgid(65534)

@@ -16,7 +16,8 @@ from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import Limits
-from elastic_driver.worker.rounds.context import Context, on_updates
+from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.current import current_round
 
 pytestmark = pytest.mark.integration
 SCRIPTS = Path(__file__).parents[2] / "horovod_scripts"
@@ -131,8 +132,16 @@ def test_listeners_are_told_of_host_updates() -> None:
     for manager, listener in zip(managers, listeners, strict=True):
         manager.init()
         manager.register_listener(listener)
-    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), (0,), (0,), True, 0, Backend.NATIVE, "")
-    context = Context(assignment, worker=None, address="127.0.0.1", limits=Limits(), client=None)
+    assignment = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), True, 0, Backend.NATIVE)
+    leave_listeners = current_round().leave_listeners
+    context = Context(
+        assignment,
+        worker=None,
+        address="127.0.0.1",
+        limits=Limits(),
+        client=None,
+        leave_listeners=leave_listeners,
+    )
     try:
         context.on_hosts_updated(leave=False, reason="")
         assert told == []
@@ -142,7 +151,7 @@ def test_listeners_are_told_of_host_updates() -> None:
         context.on_hosts_updated(leave=True, reason="host c added")
         assert told[2:] == [("bad", 3)]
     finally:
-        on_updates.clear()
+        leave_listeners.clear()
 
 
 @pytest.mark.parametrize("module", ["horovod.tensorflow", "horovod.tensorflow.keras", "horovod.mxnet", "horovod.nope"])

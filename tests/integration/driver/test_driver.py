@@ -13,6 +13,7 @@ import uvloop
 from driver_fakes import FakeProcess, Job
 from virtual_loop import VirtualLoop, run_virtually
 
+from elastic_driver.core.events import WorkerHung
 from elastic_driver.driver import loop as driver_module
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host
@@ -114,9 +115,7 @@ def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-@pytest.mark.parametrize(
-    "where", ["timer", "callback", "task", "watch_over", "supervision", "explain", "tick", "story"]
-)
+@pytest.mark.parametrize("where", ["timer", "callback", "task", "watch_over", "kill", "explain", "tick", "story"])
 def test_a_bug_anywhere_on_the_loop_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
@@ -133,13 +132,13 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
             case "callback":
                 loop.call_soon(fail)
             case "task":
-                job.driver._spawn(asyncio.sleep(0, fail))  # that it is no error itself
-                job.driver._spawn(asyncio.to_thread(fail))
+                job.driver._tasks.start(asyncio.sleep(0, fail))  # that it is no error itself
+                job.driver._tasks.start(asyncio.to_thread(fail))
             case "watch_over":
                 job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
-            case "supervision":
-                worker = job.launcher.asked[0]
-                job.driver._supervisor.end_unless_gone(worker, 0.001, "does not end", while_=fail)
+            case "kill":
+                job.driver._workers.kill = fail  # type: ignore[method-assign]
+                job.driver._stepper.report(WorkerHung(job.launcher.asked[0], "no heartbeat", True))
             case "explain" | "tick":
                 monkeypatch.setattr(driver_module, "explain", fail)
                 if where == "explain":
@@ -283,7 +282,7 @@ def test_a_reset_outlives_a_driver_that_is_stopped(tmp_path: Path) -> None:
         await job.until(answer.done, "the second round")
         assert isinstance(answer.result(), RoundAssignment)
         assert [event["size"] for event in job.logged("round_formed")] == [2, 1]
-        assert "localhost" not in str(job.driver.status()["blacklisted"])
+        assert "localhost" not in str(job.driver.rounds.status()["blacklisted"])
         job.launcher.started[first].end(0)
         assert await job.end() == 0
 
@@ -296,7 +295,7 @@ def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) ->
 
         def heartbeat() -> None:
             for worker in workers:
-                job.driver.watch(WatchRequest(worker, 1, 99))
+                job.driver.rounds.watch(WatchRequest(worker, 1, 99))
 
         for _ in range(4):
             heartbeat()
@@ -318,7 +317,7 @@ def test_workers_that_were_not_heard_meanwhile_are_not_frozen(tmp_path: Path) ->
 def test_a_drained_worker_has_its_time(tmp_path: Path) -> None:
     async def main(job: Job, loop: VirtualLoop) -> None:
         first, second = await job.train(2)
-        job.driver.leave(LeaveRequest(second, "SIGTERM"))
+        job.driver.rounds.leave(LeaveRequest(second, "SIGTERM"))
         await asyncio.sleep(50)
         loop.stand_still(1000)
         await asyncio.sleep(40)
@@ -349,12 +348,12 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
     async def main(job: Job, loop: VirtualLoop) -> None:
         workers = await job.train(2)
         for host in (A, B):
-            job.driver.drain(DrainHostRequest(host.name, undo=False))
+            job.driver.rounds.drain(DrainHostRequest(host.name, undo=False))
         answers = [job.ready(worker, after=1, commits=1, cause=ReadyCause.HOSTS_UPDATED) for worker in workers]
         await asyncio.sleep(300)
         assert job.launcher.living(), "it waits for slots, longer than the drain's limit"
         assert "--drain-timeout" not in job.text()
-        job.driver.drain(DrainHostRequest(B.name, undo=True))
+        job.driver.rounds.drain(DrainHostRequest(B.name, undo=True))
         await job.until(lambda: any(answer.done() for answer in answers), "the round after the undo")
         job.driver._interrupted(15)
         assert await job.end() == 143
@@ -365,7 +364,7 @@ def test_who_is_drained_and_ready_waits_for_slots_and_is_not_late(tmp_path: Path
 def test_a_signal_that_leaves_too_few_slots_is_told_with_the_way_back(tmp_path: Path) -> None:
     async def main(job: Job, loop: VirtualLoop) -> None:
         _, second = await job.train(2)
-        job.driver.leave(LeaveRequest(second, "SIGTERM"))
+        job.driver.rounds.leave(LeaveRequest(second, "SIGTERM"))
         assert "of the 2 that the job needs (--min-np)" in job.text()
         assert f"elasticrun drain --undo {second.hostname} gives its place back" in job.text()
         job.driver._interrupted(15)

@@ -23,6 +23,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.settings import Settings
 from elastic_driver.words import Backend, ReadyCause
 
@@ -50,6 +51,12 @@ class World:
     def remark(self) -> str:
         return ""
 
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Any will do."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
+
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> FakeProcess:
@@ -71,9 +78,10 @@ class World:
 def sizes(driver: ElasticDriver, chronicle: Chronicle) -> dict[str, int]:
     """Of everything that the driver's side keeps in a collection. What is bounded or told at the end is left out."""
     supervisor = driver._supervisor
+    owners = (driver, driver._stepper, driver._workers, driver.rounds, supervisor, supervisor._heartbeats, chronicle)
     return {
         f"{type(owner).__name__}.{name}": len(value)
-        for owner in (driver, supervisor, supervisor._heartbeats, chronicle)
+        for owner in owners
         for name, value in vars(owner).items()
         if isinstance(value, dict | list | set) and name != "_rounds"
     }
@@ -88,36 +96,40 @@ async def lead_a_life(driver: ElasticDriver, world: World, chronicle: Chronicle)
             if found():
                 return
             await asyncio.sleep(0.001)
-        raise AssertionError(f"{what}: not seen; {driver.status()['explain']}")
+        raise AssertionError(f"{what}: not seen; {driver.rounds.status()['explain']}")
 
     def ask(host: str, cause: ReadyCause) -> asyncio.Future[NextRoundReply]:
         process = world.processes[host]
-        after = next(r.round_id for r in driver._state.workers if r.worker == process.worker)
+        after = next(r.round_id for r in driver._stepper.state.workers if r.worker == process.worker)
         request = NextRoundRequest(process.worker, after, 0, cause, "", (Backend.NATIVE,), process.pid)
-        return asyncio.ensure_future(driver.next_round(request))
+        return asyncio.ensure_future(driver.rounds.next_round(request))
 
     async def trains(host: str, reply: asyncio.Future[NextRoundReply]) -> None:
         assignment = await reply
         assert isinstance(assignment, RoundAssignment)
-        driver.running(RunningReport(world.processes[host].worker, assignment.round_id, assignment.round_id))
+        driver.rounds.running(RunningReport(world.processes[host].worker, assignment.round_id, assignment.round_id))
 
     await until("the first worker", lambda: STAYS in world.processes)
-    await until("its process", lambda: driver._processes)
+    await until("its process", lambda: driver._workers.living)
     await trains(STAYS, ask(STAYS, ReadyCause.START))
     for number in range(PODS):
         pod = f"pod-{number}"
         world.hosts = (Host(STAYS, 1), Host(pod, 1))
-        await until("the pod", lambda pod=pod: pod in world.processes or driver._state.blacklist.is_blacklisted(pod))
-        driver.drain(DrainHostRequest(pod, undo=False))
-        driver.drain(DrainHostRequest(pod, undo=True))
-        driver.drain(DrainHostRequest(pod, undo=False))
-        driver.drain(DrainHostRequest(pod, undo=bool(number % 2)))
+
+        def is_out(pod: str = pod) -> bool:
+            return driver._stepper.state.blacklist.is_blacklisted(pod)
+
+        await until("the pod", lambda pod=pod, is_out=is_out: pod in world.processes or is_out())
+        driver.rounds.drain(DrainHostRequest(pod, undo=False))
+        driver.rounds.drain(DrainHostRequest(pod, undo=True))
+        driver.rounds.drain(DrainHostRequest(pod, undo=False))
+        driver.rounds.drain(DrainHostRequest(pod, undo=bool(number % 2)))
         if pod in world.processes:
             world.processes[pod].end((1, -9)[number % 2])
         world.hosts = (Host(STAYS, 1),)
         seen = world.asked
-        await until("its end", lambda seen=seen: world.asked > seen + 1 and len(driver._state.workers) == 1)
-        assert len(in_phase(driver._state, WorkerPhase.MEMBER)) == 1
+        await until("its end", lambda seen=seen: world.asked > seen + 1 and len(driver._stepper.state.workers) == 1)
+        assert len(in_phase(driver._stepper.state, WorkerPhase.MEMBER)) == 1
     grown = {name: size for name, size in sizes(driver, chronicle).items() if size > 4}
     assert grown.pop("Chronicle._last_words", 0) <= PODS  # bounded by a number; cleared by each round
     assert not grown
@@ -139,8 +151,8 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def main() -> int:
         world = World()
-        with Console(settings) as console, EventLog(None) as log:
-            chronicle = Chronicle(console, log)
+        with Console(log_level=settings.log_level) as console, EventLog(None) as log:
+            chronicle = Chronicle(log, Narrator(console))
             driver = ElasticDriver(
                 settings, discovery=world, launcher=world, chronicle=chronicle, environ={}, job_id="growth"
             )

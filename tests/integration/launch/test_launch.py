@@ -22,7 +22,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.launch.local import launcher as local
 from elastic_driver.launch.processes import guard
-from elastic_driver.rendezvous import messages
+from elastic_driver.rendezvous import environment
 from elastic_driver.system import file_writer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -45,7 +45,7 @@ def test_exit_status_in_words() -> None:
 
 
 def test_the_guard_looks_for_the_names_that_workers_carry() -> None:
-    assert (guard.ENV_JOB, guard.ENV_WORKER) == (messages.ENV_JOB, messages.ENV_WORKER)
+    assert (guard.ENV_JOB, guard.ENV_WORKER) == (environment.ENV_JOB, environment.ENV_WORKER)
 
 
 def test_output_and_exit_code(loop: str) -> None:
@@ -103,7 +103,7 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
             process = await one.start([sys.executable, "-c", source], env={"A": "1", "PYTHONCOERCECLOCALE": "0"})
             assert (await process.wait()).ok
             names, session, given, cwd, descriptors = (line.split(":", 1)[1] for line in one.sink.lines())
-            wanted = ["A", "PYTHONCOERCECLOCALE", messages.ENV_JOB, messages.ENV_WORKER]
+            wanted = ["A", "PYTHONCOERCECLOCALE", environment.ENV_JOB, environment.ENV_WORKER]
             assert names == repr(sorted(wanted)).replace('"', "'")
             assert (session, given, cwd) == ("True", "''", os.getcwd())
             # Three streams, the listing itself, and what ends it when the driver dies: nothing else is inherited.

@@ -17,7 +17,6 @@ import pytest
 from rendezvous_service import (
     ASSIGNMENT,
     OPERATOR,
-    PATIENCE_S,
     READY,
     WORKER,
     Calls,
@@ -36,6 +35,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import JobOver, Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server.server import ServerLimits
@@ -77,22 +77,15 @@ def test_key_value(client: RendezvousClient) -> None:
     assert client.get(1, "a/b", "k y") == b"\0\xff"
     client.put(1, "a/b", "ü", b"")
     assert client.get(1, "a/b", "ü") == b""
-    assert client.entries(1, "a/b", count=2) == [("k y", b"\0\xff"), ("ü", b"")]
-    assert client.entries(1, "a/b", count=3) is None
-    client.delete(1, "a/b", "ü")
-    client.delete(1, "a/b", "ü")
-    assert client.entries(1, "a/b", count=0) == [("k y", b"\0\xff")]
 
 
 def test_waiting_for_keys(service: Service, client: RendezvousClient, calls: Calls) -> None:
     calls.start(lambda: client.get(1, "s", "0", wait_s=PATIENCE_S))
-    calls.start(lambda: client.entries(1, "s", count=2, wait_s=PATIENCE_S))
-    service.until_parked(2)
-    client.put(1, "s", "0", b"0")
+    service.until_parked(1)
     client.put(1, "s", "1", b"1")
-    assert calls.join() == [b"0", [("0", b"0"), ("1", b"1")]]
+    client.put(1, "s", "0", b"0")
+    assert calls.join() == [b"0"]
     assert client.get(1, "s", "2", wait_s=0.01) is None
-    assert client.entries(1, "s", count=9, wait_s=0.01) is None
 
 
 def test_exchange(client: RendezvousClient, calls: Calls) -> None:
@@ -131,8 +124,6 @@ def test_a_round_that_passes_while_a_call_is_blocked(service: Service, client: R
     for operation in (
         lambda: client.put(1, "s", "k", b""),
         lambda: client.get(1, "s", "k"),
-        lambda: client.entries(1, "s", count=0),
-        lambda: client.delete(1, "s", "k"),
     ):
         with pytest.raises(StaleRoundError):
             operation()
@@ -155,8 +146,6 @@ def test_next_round_asks_on_until_there_is_one(calls: Calls) -> None:
         service.until(lambda: len(service.handler.next_rounds) >= 3, "the third poll")
         service.until(lambda: decide(service), "a poll to answer")
         assert calls.join() == [ASSIGNMENT]
-        with pytest.raises(RendezvousTimeoutError, match=r"no round was formed for worker a\[0\] within 0.05 s"):
-            client.next_round(READY, timeout_s=0.05)
         client.close()
 
 

@@ -18,7 +18,6 @@ from rendezvous_service import (
     IDENTITY,
     KEY,
     NONCE,
-    PATIENCE_S,
     READER,
     READY,
     WORKER,
@@ -36,7 +35,7 @@ from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleR
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     JobOver,
@@ -143,7 +142,6 @@ def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service
 
 TARGETS = {
     "key": "rounds/1/kv/s/k",
-    "scope": "rounds/1/kv/s",
     "exchange": "rounds/1/exchange/s?key=0&count=1",
     "hello": "hello",
 }

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 # The driver's answers come through a pipe, in the order of the questions; the training repeats what it reads.
 PROGRAM = """
 import os, signal, sys
-from elastic_driver.worker import leaving
+from elastic_driver.worker.rounds import leaving
 
 def ask(name):
     print("asked", name, flush=True)

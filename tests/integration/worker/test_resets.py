@@ -95,14 +95,14 @@ def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatc
         def run(self, operation: Any, *, keep: Any) -> None:
             ran.append((operation, keep))
 
-    class Process:
-        initialized = True
-        context = Context()
-
         def note_restore_point(self) -> None:
             pass
 
-    monkeypatch.setattr(state_module, "runtime", Process)
+    class Current:
+        initialized = True
+        context = joined = Context()
+
+    monkeypatch.setattr(state_module, "current_round", Current)
     state = ObjectState(weights=np.zeros(1 << 20), names={"of": "many"})
     state.commit()
     ((operation, memory),) = ran

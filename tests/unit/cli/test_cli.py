@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from elastic_driver import __version__
-from elastic_driver.cli.main import build_parser, main, settings_from
+from elastic_driver.cli.flags import build_parser, parse
+from elastic_driver.cli.main import main
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.settings import FLAGS, Settings
 from elastic_driver.words import ExitCode
 
 pytestmark = [pytest.mark.unit]
 
 
 def settings(*words: str, env: Mapping[str, str] | None = None) -> Settings:
-    return settings_from(build_parser().parse_args(words), env or {})
+    return settings_from(parse(words), env or {})
 
 
 def test_defaults() -> None:
@@ -261,3 +263,12 @@ def test_the_help_tells_every_exit_code() -> None:
     text = " ".join(build_parser().format_help().split()).rpartition("Exit codes:")[2]
     codes = {int(word.strip(",.")) for word in text.split() if word.strip(",.").isdigit()}
     assert codes >= {int(code) for code in ExitCode}, "a code that is not documented"
+
+
+def test_each_setting_has_the_flag_that_messages_name() -> None:
+    known = {flag: action.dest for action in build_parser()._actions for flag in action.option_strings}
+    assert {name: known[flag] for name, flag in FLAGS.items()} == {name: name for name in FLAGS}
+
+
+def test_nothing_is_given_where_nothing_was_said() -> None:
+    assert parse(["true"]) == {"command": ("true",), "network_interfaces": ""}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_job import naive_slots, worker_id
 
-from elastic_driver.core.assignment import Placed, assign_ranks, members_by_host, members_by_local_rank, order_hosts
+from elastic_driver.core.assignment import Placed, assign_ranks, order_hosts
 from elastic_driver.hosts import Host, SlotInfo
 
 pytestmark = pytest.mark.unit
@@ -64,13 +64,6 @@ def test_the_root_has_rank_0_and_its_host_comes_first() -> None:
 def test_the_root_keeps_its_local_rank() -> None:
     given = placed("a[0]", "a[1]", order=["a"], root="a[1]")
     assert [(str(one.worker), one.slot.rank, one.slot.local_rank) for one in given] == [("a[1]", 0, 1), ("a[0]", 1, 0)]
-
-
-def test_the_groups_of_a_member() -> None:
-    given = placed("a[0]", "a[1]", "b[0]", "b[1]", order=["a", "b"], root="a[1]")
-    assert ranks(given) == ["a[1]", "a[0]", "b[0]", "b[1]"]
-    assert members_by_host(given) == {"a": (1, 0), "b": (2, 3)}
-    assert members_by_local_rank(given) == {1: (0, 3), 0: (1, 2)}
 
 
 def test_one_worker_and_none() -> None:

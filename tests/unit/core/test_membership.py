@@ -16,9 +16,9 @@ from elastic_driver.core.events import (
     DismissWorker,
     DrainRequested,
     EndJob,
-    Fault,
     HostsDiscovered,
     PublishRound,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
@@ -130,8 +130,8 @@ def test_a_crash_stops_the_siblings_aborts_the_round_and_counts_once() -> None:
     job = Job(num_proc=3, cooldown_range_s=(10.0, 100.0))
     job.train("a:1", "b:2")
     commands = job.exit("b[0]", 1)
-    assert kinds(commands) == ["StopWorker", "SetNotice"]
-    assert job.exit("b[1]", -9) == [], "the sibling's end is no news"
+    assert kinds(commands) == ["ReportExit", "StopWorker", "SetNotice"]
+    assert job.exit("b[1]", -9) == [ReportExit(worker_id("b[1]"), expected=True)], "the sibling's end is no news"
     (entry,) = job.state.blacklist.entries
     assert (entry.hostname, entry.failures) == ("b", 1)
     job.ready("a[0]", commits=1)
@@ -168,7 +168,7 @@ def test_the_silent_are_voted_out_at_the_deadline_and_their_hosts_stay() -> None
     assert [str(c.worker) for c in commands if isinstance(c, StopWorker)] == ["b[0]"]
     assert job.ranks() == ["a[0]"]
     assert not job.state.blacklist.is_blacklisted("b")
-    assert kinds(job.exit("b[0]", -9)) == ["StartWorker"]
+    assert kinds(job.exit("b[0]", -9)) == ["ReportExit", "StartWorker"]
 
 
 def test_the_hung_before_their_first_round_are_replaced_and_their_hosts_stay() -> None:
@@ -177,7 +177,7 @@ def test_the_hung_before_their_first_round_are_replaced_and_their_hosts_stay() -
     job.hosts("a:1", "b:1", at=5.0)
     assert kinds(job.timer()) == ["StopWorker"]
     assert (job.now, job.state.blacklist.entries) == (35.0, ())
-    assert kinds(job.exit("b[0]", -9)) == ["StartWorker"]
+    assert kinds(job.exit("b[0]", -9)) == ["ReportExit", "StartWorker"]
     assert job.state.phase is JobPhase.RUNNING
 
 
@@ -564,7 +564,8 @@ def test_after_the_end_only_the_dead_are_taken_off_the_list() -> None:
     job = Job(num_proc=2)
     job.train("a:2")
     job.feed(StopRequested(15, "SIGTERM"))
-    assert job.feed(WorkerExited(worker_id("a[0]"), -15, "killed by SIGTERM", 0.0)) == []
+    worker = worker_id("a[0]")
+    assert job.feed(WorkerExited(worker, -15, "killed by SIGTERM", 0.0)) == [ReportExit(worker, expected=True)]
     assert [str(record.worker) for record in job.state.workers] == ["a[1]"]
 
 
@@ -701,7 +702,7 @@ def test_the_end_says_what_the_first_failure_was_and_where() -> None:
     job = Job(num_proc=1, min_num_proc=1)
     job.train("a:1")
     worker = job.members[0]
-    job.feed(WorkerExited(worker, 1, "exited with code 1", 0.5, Fault.OWN, "ValueError: 7 rows", "train.py:40"))
+    job.feed(WorkerExited(worker, 1, "exited with code 1", 0.5, "ValueError: 7 rows", "train.py:40"))
     end = job.last(EndJob)
     assert isinstance(end, EndJob)
     assert "worker a[0] (rank 0) exited with code 1: ValueError: 7 rows (at train.py:40)" in end.message

@@ -42,9 +42,7 @@ READY = NextRoundRequest(
     "train.py:7",
     True,
 )
-ASSIGNMENT = RoundAssignment(
-    8, SlotInfo(1, 4, 1, 2, 0, 2), (0, 1), (1, 3), sync=True, commits=120, backend=Backend.TORCH, cause="host b lost"
-)
+ASSIGNMENT = RoundAssignment(8, SlotInfo(1, 4, 1, 2, 0, 2), sync=True, commits=120, backend=Backend.TORCH)
 REQUESTS: list[tuple[Any, Any]] = [
     (NextRoundRequest.from_json, READY),
     (WatchRequest.from_json, WatchRequest(WORKER, 8, 3)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.events import PublishRound, ReportResumed, StopWorker
 from elastic_driver.core.state import Failure
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
-from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.settings.settings import Settings
+from elastic_driver.report.happenings import Happening, RoundFormed
+from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
 pytestmark = [pytest.mark.unit]
@@ -35,19 +36,17 @@ class Process:
     label: str
     last_lines: list[str] = field(default_factory=list)
     pid: int = 7
-    dying: Future[str] = field(default_factory=Future)
 
 
 class Story:
     """A chronicle that writes into a file, and what stands there."""
 
     def __init__(self, folder: Path) -> None:
-        settings = Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
         self._path = folder / "stderr"
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT)
-        self.console = Console(settings, stdout=self._descriptor, stderr=self._descriptor)
-        self._log = EventLog(folder / "events")
-        self.chronicle = Chronicle(self.console, self._log)
+        self.console = Console(stdout=self._descriptor, stderr=self._descriptor)
+        self.log = EventLog(folder / "events")
+        self.chronicle = Chronicle(self.log, Narrator(self.console))
         self._events = folder / "events"
 
     def round(self, round_id: int, cause: str, *, old_size: int = 2, reinit: bool = False) -> None:
@@ -58,8 +57,7 @@ class Story:
 
     def fail(self, slot: int, lines: list[str], *, code: int = 1) -> None:
         process: Any = Process(WorkerId("a", slot, 0), str(slot), lines)
-        taken: WorkerProcess = process
-        self.chronicle.worker_exited(process.worker, taken, ExitStatus(code), expected=False)
+        self.chronicle.worker_exited(process.worker, process, ExitStatus(code), expected=False)
 
     def said(self) -> list[str]:
         self.console.__exit__(None, None, None)
@@ -67,13 +65,13 @@ class Story:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """At the end of a test: the log is closed."""
-        self._log.close()
+        self.log.close()
         lines = [json.loads(line) for line in self._events.read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
 
     def close(self) -> None:
         self.console.__exit__(None, None, None)
-        self._log.close()
+        self.log.close()
         os.close(self._descriptor)
 
 
@@ -266,6 +264,63 @@ def test_time_in_which_the_driver_stood_still_is_told_of_in_the_end(story: Story
     story.chronicle.stood_still(10)
     story.chronicle.ended(0, "")
     assert "elasticrun: the driver stood still for 90 s in all, which is not counted above" in story.said()
+
+
+class Metrics:
+    """A listener that nothing else knows of: counts what it is told."""
+
+    live = False
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.size = 0
+
+    def hear(self, happening: Happening) -> None:
+        self.counts[type(happening).__name__] += 1
+        match happening:
+            case RoundFormed(members=members):
+                self.size = len(members)
+
+
+def test_another_listener_hears_all_that_the_others_hear(story: Story) -> None:
+    metrics = Metrics()
+    story.chronicle = Chronicle(story.log, Narrator(story.console), metrics)
+    story.chronicle.started("http://a:1", "j")
+    story.round(1, "start", old_size=0)
+    story.fail(0, ["no more"])
+    story.round(2, "worker a[0] exited with code 1")
+    story.chronicle.round_resumed(ReportResumed(2, 7, 0.5))
+    story.chronicle.warning("a word")
+    story.chronicle.ended(0, "done")
+    assert metrics.size == 2
+    assert metrics.counts == {
+        "JobStarted": 1,
+        "RoundFormed": 2,
+        "ProcessEnded": 1,
+        "RoundResumed": 1,
+        "Told": 1,
+        "JobEnded": 1,
+    }
+    assert len(story.events("round_formed")) == metrics.counts["RoundFormed"]
+
+
+def test_a_listener_that_shows_the_status_keeps_waits_from_being_told(story: Story) -> None:
+    listener = Metrics()
+    chronicle = Chronicle(listener)
+    chronicle.waits(0, "slots")
+    assert (chronicle.live, chronicle.look(100)) == (False, True)
+    listener.live = True
+    assert (chronicle.live, chronicle.look(100)) == (True, False)
+    chronicle.status("waiting")
+    assert listener.counts == {"MomentPassed": 2, "Status": 1}
+
+
+def test_a_process_whose_death_was_foretold_is_told_of_once(story: Story) -> None:
+    process: Any = Process(WorkerId("a", 0, 0), "0", ["last words"])
+    story.chronicle.worker_dying(process.worker, process, "killed by SIGKILL")
+    story.chronicle.worker_exited(process.worker, process, ExitStatus(-9), expected=False)
+    assert story.said() == ["elasticrun: warning: worker a[0] (pid 7) killed by SIGKILL"]
+    assert [event["pid"] for kind in ("worker_dying", "worker_exited") for event in story.events(kind)] == [7, 7]
 
 
 def test_many_folders_are_cut(story: Story) -> None:

@@ -15,19 +15,14 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.hosts import Host
 from elastic_driver.report import console as console_module
-from elastic_driver.report.console import Console, RoundSummary, Summary
+from elastic_driver.report.console import Console
+from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.tracebacks import Tracebacks
-from elastic_driver.settings.settings import Settings
 
 pytestmark = [pytest.mark.unit]
 
 ERASE = "\r\x1b[2K"
-
-
-def settings(**values: Any) -> Settings:
-    return Settings(command=("true",), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),), **values)
 
 
 class Reader:
@@ -65,7 +60,7 @@ class Screen:
         self._err = Reader(err)
         self._out = self._err if both else Reader(out)
         self._both = both
-        self.console = Console(settings(**values), stdout=self._stderr if both else self._stdout, stderr=self._stderr)
+        self.console = Console(stdout=self._stderr if both else self._stdout, stderr=self._stderr, **values)
 
     def end(self) -> tuple[str, str]:
         """Everything written to stdout and to stderr."""
@@ -317,7 +312,7 @@ def test_a_reader_that_has_gone_is_said_once_and_borne() -> None:
     err_read, err_write = os.pipe()
     os.close(out_read)
     reader = Reader(err_read)
-    with Console(settings(), stdout=out_write, stderr=err_write) as console:
+    with Console(stdout=out_write, stderr=err_write) as console:
         console.write("stdout", b"lost\n")
         console.write("stdout", b"lost\n")
         console.line("still here")
@@ -332,7 +327,7 @@ def test_both_readers_gone() -> None:
     ends = [os.pipe(), os.pipe()]
     for read, _ in ends:
         os.close(read)
-    with Console(settings(), stdout=ends[0][1], stderr=ends[1][1]) as console:
+    with Console(stdout=ends[0][1], stderr=ends[1][1]) as console:
         console.write("stdout", b"lost\n")
         console.line("lost")
     for _, write in ends:
@@ -342,7 +337,7 @@ def test_both_readers_gone() -> None:
 def test_a_stopped_reader_stops_nobody_and_loses_nothing() -> None:
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    console = Console(settings(), stdout=out_write, stderr=err_write)
+    console = Console(stdout=out_write, stderr=err_write)
     lines = [b"%06d %s\n" % (number, b"x" * 1000) for number in range(1000)]
     for line in lines:
         console.write("stdout", line)  # far more than a pipe holds: would block for ever
@@ -358,7 +353,7 @@ def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(console_module, "_BACKLOG_BYTES", 200_000)
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    console = Console(settings(), stdout=out_write, stderr=err_write)
+    console = Console(stdout=out_write, stderr=err_write)
     for _ in range(1000):
         console.write("stdout", b"x" * 999 + b"\n")
     err = Reader(err_read)
@@ -379,7 +374,7 @@ def test_what_a_stopped_reader_leaves_unread_is_bounded(monkeypatch: pytest.Monk
 def test_a_descriptor_that_someone_made_non_blocking() -> None:
     out_read, out_write = os.pipe()
     os.set_blocking(out_write, False)
-    console = Console(settings(), stdout=out_write, stderr=2)
+    console = Console(stdout=out_write, stderr=2)
     for _ in range(500):
         console.write("stdout", b"y" * 999 + b"\n")
     reader = Reader(out_read)

@@ -17,6 +17,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device import lane as device
 from elastic_driver.torch.device.groups import Store, shared_devices
+from elastic_driver.worker import settings as worker_settings_module
 from elastic_driver.worker.engine.native import NativeEngine
 
 
@@ -141,20 +142,22 @@ def native() -> Any:
     ],
 )
 def test_all_ranks_choose_the_same_way(told: list[Any], expected: tuple[str, str]) -> None:
-    context: Any = SimpleNamespace(devices=told, engine=native())
+    context: Any = SimpleNamespace(devices=[{"torch": own} if own else {} for own in told], engine=native())
     assert device._resolve(context) == expected
 
 
 def test_without_the_native_engine_tensors_are_copied() -> None:
-    context: Any = SimpleNamespace(devices=[entry(), entry()], engine=object())
+    context: Any = SimpleNamespace(devices=[{"torch": entry()}] * 2, engine=object())
     assert device._resolve(context) == ("", "the native engine is not in use")
 
 
 def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_settings_module, "_settings", None)
     for value, mode in (("", "auto"), ("off", "off"), ("cuda", "cuda"), ("cpu", "cpu")):
         monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", value)
+        worker_settings_module.read_worker_settings()
         assert device.mode() == mode
-        assert device._describe()["mode"] == mode
+        assert device.describe()["mode"] == mode
     monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", "gpu")
-    with pytest.raises(SettingsError, match="it is one of auto, cuda, off, cpu"):
-        device.mode()
+    with pytest.raises(SettingsError, match="it must be one of auto, cuda, off, cpu"):
+        worker_settings_module.read_worker_settings()

@@ -15,13 +15,6 @@ from elastic_driver.torch.sampler import ElasticSampler  # noqa: E402
 pytestmark = pytest.mark.unit
 
 
-class _Place:
-    initialized = True
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-
 class Job:
     """Samplers of all ranks, as each would be in its own process."""
 
@@ -30,8 +23,7 @@ class Job:
         self.samplers = [self.on(rank, size, lambda: ElasticSampler(range(count), **options)) for rank in range(size)]
 
     def on(self, rank, size, what):
-        place = _Place(rank, size)
-        self.patch.setattr(module, "runtime", lambda: place)
+        self.patch.setattr(module, "is_initialized", lambda: True)
         self.patch.setattr(module, "rank", lambda: rank)
         self.patch.setattr(module, "size", lambda: size)
         return what()

@@ -26,7 +26,6 @@ from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.commits import Durable
 from elastic_driver.worker.durable.folder import Marks, commit_files, open_folder, prune, write_file
 from elastic_driver.worker.durable.restore import View, why_not_anew
-from elastic_driver.worker.rounds.runtime import runtime
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +51,7 @@ def on_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None) -
 
 
 def again(folder: Path, state: Any) -> None:
-    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state, runtime())
+    Durable(folder, every=1, interval_s=None, keep=2, job_id="").enter(state)
 
 
 VALUES: dict[str, Any] = {
@@ -240,7 +239,7 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
 
     state = ObjectState(step=0)
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         for _ in range(3):
             state.commit()
             assert on_disc.wait()
@@ -278,7 +277,8 @@ def test_due_by_number_and_by_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_job(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "folder"
+    folder = tmp_path / "folder"
+    folder.mkdir()
     lock = FolderLock.take(folder, "one")
     with pytest.raises(SettingsError, match="another job uses"):
         FolderLock.take(folder, "two")
@@ -310,6 +310,7 @@ def test_a_machine_where_another_driver_once_ran_is_written_to(tmp_path: Path) -
 
 def test_a_folder_that_was_removed_is_made_anew_and_refused_once_another_job_has_it(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
+    folder.mkdir()
     lock = FolderLock.take(folder, "one")
     marks = Marks(folder, "one")
     known = marks.open(anew=False)

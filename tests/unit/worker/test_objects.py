@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,7 +15,6 @@ from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.api.objects import allgather_among, broadcast_among
 from elastic_driver.worker.engine.protocol import Kind, Operation, Result, region
 from elastic_driver.worker.engine.seal import Place, Seal
-from elastic_driver.worker.rounds.context import Calls
 from elastic_driver.worker.rounds.process_sets import Members
 
 pytestmark = pytest.mark.unit
@@ -63,10 +63,13 @@ class Rank:
     def __init__(self, rank: int, *, key: bytes = KEY, round_id: int = 1) -> None:
         self.seal, self.engine = Seal(key, round_id), Wire()
         self.slot = SimpleNamespace(rank=rank)
-        self._calls: dict[tuple[int, str], Calls] = {}
+        self._calls: Counter[tuple[int, str]] = Counter()
 
-    def calls_of(self, process_set: int, label: str) -> Calls:
-        return self._calls.setdefault((process_set, label), Calls())
+    def calls_of(self, process_set: int, label: str) -> int:
+        return self._calls[process_set, label]
+
+    def note_call(self, process_set: int, label: str) -> None:
+        self._calls[process_set, label] += 1
 
     def members(self, number: int = 0) -> Members:
         context: Any = self

@@ -1,0 +1,275 @@
+"""The flags of ``elasticrun``: their names, their help, and what was given by them.
+
+Flags, defaults and variables are those of horovodrun 0.28.1, with a few more. Owns the parser. A flag that is a setting
+has its name and its default from :mod:`elastic_driver.settings.settings`; one that is not given gives nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from elastic_driver.dialects.horovod_shim import MODES
+from elastic_driver.errors import SettingsError
+from elastic_driver.settings.assembly import integer, number, reader_of
+from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, Settings
+from elastic_driver.version import __version__
+
+_DEFAULTS = {each.name: each.default for each in fields(Settings)}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, and says which flag a misspelt one is like."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
+        return parsed
+
+
+def _read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse is to call: it takes a reason for the user from one kind of error only."""
+
+    def read_argument(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_argument
+
+
+_integer, _number = _read_by(integer), _read_by(number)
+
+
+class _Settings:
+    """Adds flags of settings to a group: each gets its name, how it is read, and its default from Settings."""
+
+    def __init__(self, group: argparse._ActionsContainer) -> None:
+        self._group = group
+
+    def add(self, name: str, *flags: str, help: str, **more: Any) -> None:
+        """Adds one.
+
+        Args:
+            name: the field.
+            flags: its flags, where it has others than the one that Settings names.
+            help: in it ``{default}`` stands for the field's default.
+            more: for argparse.
+        """
+        read = reader_of(name)
+        if read in (integer, number) and "action" not in more:
+            more.setdefault("type", _read_by(read))
+        default = _DEFAULTS[name]
+        shown = f"{default:g}" if isinstance(default, int | float) else str(default)
+        self._group.add_argument(*(flags or (FLAGS[name],)), dest=name, help=help.replace("{default}", shown), **more)
+
+
+def _flag(group: argparse._ArgumentGroup, name: str, text: str, *, off: tuple[str, str] | None = None) -> None:
+    """A switch that says nothing when it is not given; ``off`` is its negation and that one's help."""
+    destination = name.removeprefix("--").replace("-", "_")
+    group.add_argument(name, dest=destination, action="store_const", const=True, help=text)
+    if off is not None:
+        group.add_argument(off[0], dest=destination, action="store_const", const=False, help=off[1])
+
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """What the words of a command line give, by the names that ``settings_from`` knows; and ``check_build``.
+
+    Raises:
+        SettingsError: a flag is unknown, or its value cannot be read; one line for the user.
+    """
+    given = vars(build_parser().parse_args(words))
+    command = given["command"]
+    given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
+    interfaces = [*given.pop("network_interface", ()), given.pop("network_interfaces", "")]
+    return {**given, "network_interfaces": ",".join(interfaces)}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it."""
+    parser = _Parser(
+        prog="elasticrun",
+        argument_default=argparse.SUPPRESS,
+        usage="elasticrun [flags] command ...\n       elasticrun drain [--job ID] [--undo] HOST",
+        description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
+        "first word that is no flag is the command.",
+        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in time, "
+        "4 reset limit, 70 internal error, 129, 130 and 143 interrupted.",
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="version", version=f"elasticrun {__version__}", help="print the version and exit")
+    add("-cb", "--check-build", action="store_true", help="print what this installation can use, and exit")
+    text = "slots needed before the start; fixed jobs run this many workers"
+    _Settings(parser).add("num_proc", "-np", "--num-proc", metavar="N", help=text)
+    add("--config-file", metavar="YAML", help="file with values for the tuning flags; flags given here win")
+    add("--disable-cache", action="store_true", help="accepted for compatibility; nothing is cached")
+    _elastic_flags(parser)
+    _host_flags(parser)
+    _output_flags(parser)
+    _tuning_flags(parser)
+    add("command", nargs=argparse.REMAINDER, help="training command, for instance: python train.py")
+    return parser
+
+
+def _elastic_flags(parser: argparse.ArgumentParser) -> None:
+    add = _Settings(parser.add_argument_group("elastic")).add
+    add("min_num_proc", "--min-np", "--min-num-proc", metavar="N", help="fewest workers to go on with (default -np)")
+    add("max_num_proc", "--max-np", "--max-num-proc", metavar="N", help="most workers (default: no bound)")
+    add(
+        "num_standby",
+        metavar="N",
+        help="keep N more workers booted and waiting in slots beyond --max-np (default then: -np), to take the place "
+        "of a lost one at once (default {default})",
+    )
+    add(
+        "discovery_script",
+        metavar="COMMAND",
+        help="prints a line 'host' or 'host:slots' for each host there is; run each second",
+    )
+    add("slots_per_host", metavar="N", help="slots of hosts that the script lists without any")
+    add("slots_per_host", "--slots", metavar="N", help="same as --slots-per-host")
+    add("discovery_interval_s", metavar="S", help="seconds between two runs of the script (default {default})")
+    add("discovery_timeout_s", metavar="S", help="seconds one run of the script may take (default {default})")
+    add("elastic_timeout_s", metavar="S", help="seconds to wait when there are too few slots (default {default})")
+    add(
+        "start_timeout_s",
+        metavar="S",
+        help="seconds a worker may take from its start to hvd.init(), and from the break of a round to asking for the "
+        "next (default {default}; Horovod's bounds its network probe, 30)",
+    )
+    add(
+        "heartbeat_timeout_s",
+        metavar="S",
+        help="end a worker that is frozen: silent for this long while it trains (default {default}; 0 never)",
+    )
+    add(
+        "hang_timeout_s",
+        metavar="S",
+        help="end a worker that finishes no collective operation for this long and waits in none (default {default}: "
+        "never)",
+    )
+    add("reset_limit", metavar="N", help="end the job after this many unplanned resets (default: no limit)")
+    add("reset_window_s", metavar="S", help="count only resets of the last S seconds (default: all)")
+    add(
+        "drain_timeout_s",
+        metavar="S",
+        help="seconds a worker that is drained (elasticrun drain HOST, or SIGTERM or SIGUSR1 to it) may take to reach "
+        "a commit (default {default})",
+    )
+    add(
+        "cooldown_range_s",
+        type=_number,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="seconds a failed host stays out: LOW at first, doubled at each failure, at most HIGH (default: for ever)",
+    )
+    add(
+        "durable_dir",
+        metavar="DIR",
+        help="also put commits on disc there, in the background; a job started again goes on from the last one",
+    )
+    add("durable_every", metavar="N", help="not each commit, but every N (default 1)")
+    add("durable_interval_s", metavar="S", help="a commit when S seconds have passed since the last")
+    add("durable_keep", metavar="K", help="keep the last K commits on disc (default 2)")
+    add("rendezvous_port", metavar="PORT", help="port of the driver's HTTP server (default {default}: any)")
+    add(
+        "horovod_shim",
+        choices=MODES,
+        help="whether 'import horovod' gives workers this package: auto (default) unless Horovod is installed, "
+        "always, never",
+    )
+    add(
+        "preload",
+        metavar="MODULE,...",
+        help="what the process imports that later workers of a Python script are forked from (default: the heavy "
+        "modules that the script imports)",
+    )
+    add("warm_starts", action="store_const", const=False, help="start every worker afresh")
+    add("grace_s", metavar="S", help="seconds between TERM and KILL when a worker is stopped (default {default})")
+
+
+def _host_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("hosts and ssh")
+    hosts = group.add_mutually_exclusive_group().add_argument
+    hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
+    hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
+    add, setting = group.add_argument, _Settings(group).add
+    setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="for remote hosts, which are not yet supported")
+    setting(
+        "ssh_identity_file",
+        "-i",
+        "--ssh-identity-file",
+        metavar="FILE",
+        help="for remote hosts, which are not yet supported",
+    )
+    add("--network-interfaces", metavar="NAME,...", help="accepted and kept; local workers use the loopback interface")
+    add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
+    add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")
+    add("--mpi", action="store_true", help="refused: there is no MPI here")
+    add("--jsrun", action="store_true", help="refused: there is no jsrun here")
+    add("--mpi-args", metavar="TEXT", help="accepted without effect")
+    add("--binding-args", metavar="TEXT", help="accepted without effect")
+
+
+def _output_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output and logging")
+    add = _Settings(group).add
+    add("output_filename", metavar="DIR", help="also append workers' output to DIR/rank.R/stdout and stderr")
+    stamps = group.add_mutually_exclusive_group()
+    _Settings(stamps).add(
+        "prefix_timestamp",
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        help="begin each forwarded line with the time",
+    )
+    for name, value, text in (
+        ("--log-with-timestamp", True, "workers' library log lines have the time"),
+        ("--log-without-timestamp", False, "they have not"),
+        ("--no-log-hide-timestamp", True, "deprecated: --log-with-timestamp"),
+        ("--log-hide-timestamp", False, "deprecated: --log-without-timestamp"),
+    ):
+        stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, help=text)
+    add("verbose", action="store_true", help="tell more")
+    add(
+        "log_level",
+        type=str.upper,
+        choices=LOG_LEVELS,
+        help="of driver and workers' library (default: {default}, WARNING)",
+    )
+    add("event_log", metavar="FILE", help="append what happens to the job as JSON lines")
+
+
+def _tuning_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tuning (exported to the workers)")
+    add = group.add_argument
+    text = "for workers to connect to each other (default {default})"
+    _Settings(group).add("gloo_timeout_s", type=_integer, metavar="S", help=text)
+    add("--fusion-threshold-mb", type=_integer, metavar="MB", help="most bytes of tensors that are sent as one")
+    add("--cycle-time-ms", type=_number, metavar="MS", help="between two looks for tensors to send")
+    add("--cache-capacity", type=_integer, metavar="N", help="tensors whose negotiation is remembered")
+    for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
+        _flag(group, f"--{name}", f"use {name.replace('-', ' ')}", off=(f"--no-{name}", "do not"))
+    _flag(group, "--autotune", "let the library tune itself", off=("--no-autotune", "do not"))
+    add("--autotune-log-file", metavar="FILE", help="log of the tuning")
+    add("--autotune-warmup-samples", type=_integer, metavar="N", help="samples thrown away first")
+    add("--autotune-steps-per-sample", type=_integer, metavar="N", help="steps of a sample")
+    add("--autotune-bayes-opt-max-samples", type=_integer, metavar="N", help="most samples")
+    add("--autotune-gaussian-process-noise", type=_number, metavar="X", help="0 to 1")
+    add("--timeline-filename", metavar="FILE", help="Chrome trace of the collectives")
+    _flag(group, "--timeline-mark-cycles", "with its cycles", off=("--no-timeline-mark-cycles", "without"))
+    _flag(group, "--stall-check", "warn of stalled collectives (default)", off=("--no-stall-check", "do not"))
+    add("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="before the warning")
+    add("--stall-check-shutdown-time-seconds", type=_integer, metavar="S", help="before the job fails; 0 never")
+    _flag(group, "--mpi-threads-disable", "no MPI threads", off=("--no-mpi-threads-disable", "MPI threads"))
+    add("--tcp", action="store_true", help="NCCL over TCP, not InfiniBand")
+    add("--num-nccl-streams", type=_integer, metavar="N", help="NCCL streams")
+    add("--thread-affinity", type=_integer, metavar="N", help="core of the first worker's background thread")

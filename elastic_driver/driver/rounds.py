@@ -1,0 +1,280 @@
+"""The handler of rounds: what workers ask the rendezvous server, and what they are answered.
+
+Owns who waits for a round or for a notice, and what each was answered last. Knows nothing of HTTP, and of processes
+only their ids; decides nothing: what workers say becomes events of the core, and its commands become their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
+
+from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
+from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
+from elastic_driver.core.explain import explain
+from elastic_driver.core.past import why_impossible
+from elastic_driver.core.state import WorkerPhase, in_phase, record_of
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import (
+    DiscReport,
+    DrainHostRequest,
+    JobOver,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    Removed,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.words import NoticeKind
+
+
+class Processes(Protocol):
+    """What is to be known of the workers' processes."""
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Of the worker's process; None when none runs."""
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """A worker has told which of its threads live as long as it does."""
+
+
+class Heartbeats(Protocol):
+    """Is told who lives."""
+
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        """A worker lives, has finished so many operations, and waits for others or not."""
+
+    def forget(self, worker: WorkerId) -> None:
+        """From here on its silence is no news."""
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        """Likewise for all but these."""
+
+
+class Rounds:
+    """Answers the workers of one job. Implements the server's RoundHandler; used on the event loop only.
+
+    Args:
+        stepper: takes the events, and has the state.
+        processes: of the workers.
+        heartbeats: are told who was heard.
+        clock: the job's time, seconds.
+        on_disc: takes what a worker says of its commits on disc.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        processes: Processes,
+        heartbeats: Heartbeats,
+        clock: Callable[[], float],
+        on_disc: Callable[[DiscReport], None],
+    ) -> None:
+        self._stepper = stepper
+        self._processes = processes
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._on_disc = on_disc
+        self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
+        self._placed: dict[WorkerId, RoundAssignment] = {}
+        self._notice = Notice(0, 0, NoticeKind.NONE, "")
+
+    # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
+
+    def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
+        """A worker is READY: parks it until its round is formed, or answers at once what is known.
+
+        Raises:
+            RendezvousProtocolError: it speaks of a round that it cannot know.
+        """
+        future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
+        worker = request.worker
+        if self._stepper.is_over:
+            future.set_result(JobOver("the job has ended"))
+            return future
+        record = record_of(self._stepper.state, worker)
+        if record is None or record.phase is WorkerPhase.LEAVING:
+            future.set_result(Removed("it is being stopped" if record else "the job does not know it"))
+            return future
+        assignment = self._placed.get(worker)
+        if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
+            # Its answer was lost on the way: the same again.
+            future.set_result(assignment)
+            return future
+        event = WorkerReady(
+            worker,
+            request.after_round,
+            request.commits,
+            request.cause,
+            request.detail,
+            request.backends,
+            request.steps,
+            request.where,
+            request.raised,
+        )
+        self._check(event)
+        older = self._parked.get(worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._parked[worker] = future
+        self._processes.watch_threads(worker, request.pid, request.thread)
+        # It asks again as often as a member watches.
+        self._heartbeats.heard(worker)
+        self._stepper.report(event)
+        return future
+
+    def watch(self, request: WatchRequest) -> Awaitable[Notice]:
+        """A member asks for the next notice of its round.
+
+        Raises:
+            StaleRoundError: the round has passed.
+            RendezvousClosedError: the worker is none of this job any more.
+        """
+        if request.round_id != self._notice.round_id:
+            raise StaleRoundError(request.round_id, self._notice.round_id)
+        if record_of(self._stepper.state, request.worker) is None:
+            raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
+        self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting)
+        if request.disc is not None:
+            self._on_disc(request.disc)
+        future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
+        if request.leaving or request.exiting:
+            self._heartbeats.forget(request.worker)
+            if request.exiting:
+                self._stepper.report(WorkerExiting(request.worker))
+            future.set_result(self._notice)
+            return future
+        if self._notice.version > request.version:
+            future.set_result(self._notice)
+            return future
+        older = self._watching.get(request.worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._watching[request.worker] = future
+        return future
+
+    def running(self, report: RunningReport) -> None:
+        """A member trains.
+
+        Raises:
+            RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
+        """
+        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
+        self._check(event)
+        self._stepper.report(event)
+
+    def _check(self, event: WorkerReady | WorkerRunning) -> None:
+        """Refuses what the core would not take: a peer must not be able to end the job."""
+        why = "" if self._stepper.is_over else why_impossible(self._stepper.state, event)
+        if why:
+            raise RendezvousProtocolError(f"cannot take this report: {why}")
+
+    def leave(self, request: LeaveRequest) -> None:
+        """A worker was told by a signal to leave: its place is drained.
+
+        Raises:
+            RendezvousClosedError: it is being stopped, or there was no round yet: it is to end at once.
+        """
+        self._stepper.catch_up()
+        worker = request.worker
+        if ends_at_once(self._stepper.state, worker):
+            raise RendezvousClosedError(f"worker {worker} is to end at once")
+        self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
+
+    def drain(self, request: DrainHostRequest) -> str:
+        """A host's workers are to leave at their next commit; or the host may be used again."""
+        name, undo = request.hostname, request.undo
+        self._stepper.catch_up()
+        before = self._stepper.state
+        refusal = why_refused(before, name)
+        if refusal:
+            return refusal
+        why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
+        self._stepper.post(DrainRequested(name, None, why, undo))
+        return what_was_done(before, self._stepper.state, name, undo=undo)
+
+    def status(self) -> dict[str, object]:
+        """The job as JSON, for ``GET /v1/status``."""
+        self._stepper.catch_up()
+        state = self._stepper.state
+        return {
+            "explain": explain(state, self._clock()),
+            "phase": state.phase,
+            "round_id": state.round_id,
+            "commits": state.commits,
+            "resets": state.resets,
+            "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
+            "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "drained": sorted({name for name, _ in state.drained}),
+            "workers": [
+                {
+                    "worker": record.worker.key,
+                    "phase": record.phase,
+                    "rank": record.rank if record.round_id else None,
+                    "round_id": record.round_id,
+                    "running": record.running,
+                    "commits": record.commits,
+                    "pid": self._processes.pid(record.worker),
+                }
+                for record in state.workers
+            ],
+        }
+
+    # --- what they are answered ------------------------------------------------------------------------------------
+
+    def publish(self, command: PublishRound) -> None:
+        """Answers the members of a new round."""
+        # Who stands by goes on to be watched.
+        self._heartbeats.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
+        self._placed = {
+            one.worker: RoundAssignment(
+                round_id=command.round_id,
+                slot=one.slot,
+                sync=command.sync,
+                commits=command.commits,
+                backend=command.backend,
+            )
+            for one in command.placed
+        }
+        for worker, assignment in self._placed.items():
+            # From now on: who is frozen since it was READY never watches its round.
+            self._heartbeats.heard(worker)
+            self._reply(worker, assignment)
+
+    def dismiss(self, worker: WorkerId, reason: str) -> None:
+        """Answers a worker that it has no place any more."""
+        self._heartbeats.forget(worker)
+        self._reply(worker, Removed(reason))
+
+    def notify(self, notice: Notice) -> None:
+        """Answers those who watch, and from now on whoever has not seen this."""
+        self._notice = notice
+        watching, self._watching = self._watching, {}
+        for future in watching.values():
+            if not future.done():
+                future.set_result(notice)
+
+    def job_over(self, message: str) -> None:
+        """Answers all who wait that the job has ended."""
+        self.notify(Notice(self._notice.version + 1, self._stepper.state.round_id, NoticeKind.JOB_OVER, message))
+        for future in self._parked.values():
+            if not future.done():
+                future.set_result(JobOver(message))
+
+    def gone(self, worker: WorkerId) -> None:
+        """A worker has ended, and waits for nothing any more."""
+        for kept in (self._parked, self._watching, self._placed):
+            kept.pop(worker, None)
+
+    def _reply(self, worker: WorkerId, reply: NextRoundReply) -> None:
+        future = self._parked.pop(worker, None)
+        if future is not None and not future.done():
+            future.set_result(reply)

@@ -1,0 +1,173 @@
+"""The keeper of processes: starts workers, stops them, and tells when they die.
+
+Owns each worker's process, from the order to start it until it has ended. Knows nothing of rounds and of the server,
+and decides nothing: who is started and stopped, and what a death means, is the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.system.tasks import Tasks
+
+# Between the signal that makes a hung worker print its stacks and the one that ends it.
+_LAST_WORDS_S = 2.0
+
+
+class ProcessListener(Protocol):
+    """Is told what becomes of the processes. Called on the event loop."""
+
+    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+        """It runs."""
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """It could not be started. Nothing more will be heard of it."""
+
+    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+        """It is about to end, and not well; :meth:`exited` follows. See WorkerProcess."""
+
+    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+        """It has ended. Nothing more will be heard of it."""
+
+
+class Workers:
+    """The workers' processes. Used on the event loop only.
+
+    Args:
+        launch: starts a worker's process. May raise LaunchError; any other error ends the job.
+        grace_s: between SIGTERM and SIGKILL, seconds.
+        tasks: run what nobody waits for; an error of theirs ends the job.
+        listener: is told of starts and ends.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[StartWorker], Awaitable[WorkerProcess]],
+        *,
+        grace_s: float,
+        tasks: Tasks,
+        listener: ProcessListener,
+    ) -> None:
+        self._launch = launch
+        self._grace_s = grace_s
+        self._tasks = tasks
+        self._listener = listener
+        self._processes: dict[WorkerId, WorkerProcess] = {}
+        self._starting: dict[WorkerId, asyncio.Task[None]] = {}
+        self._stop_when_started: set[WorkerId] = set()
+        self._job_ends = False
+
+    @property
+    def living(self) -> Mapping[WorkerId, WorkerProcess]:
+        """The processes that run; it follows what happens."""
+        return self._processes
+
+    def start(self, command: StartWorker) -> None:
+        """Starts a worker."""
+        self._starting[command.worker] = self._tasks.start(self._start(command))
+
+    def stop(self, worker: WorkerId) -> None:
+        """SIGTERM, grace, SIGKILL; for a worker that is being started, as soon as its process is there."""
+        process = self._processes.get(worker)
+        if process is not None:
+            self._tasks.start(self._stop(process))
+        elif worker in self._starting:
+            self._stop_when_started.add(worker)
+
+    def kill(self, command: KillWorker) -> bool:
+        """SIGKILL; a worker that hangs prints first where its threads are. Returns whether it is being done.
+
+        Not for one that has ended, nor for one that exits when its script has ended. One that is being started is
+        stopped as soon as its process is there.
+        """
+        worker = command.worker
+        process = self._processes.get(worker)
+        if process is None:
+            self.stop(worker)
+            return worker in self._starting
+        if process.exited.done() or (command.exits and not process.runs_script):
+            return False
+        if command.hangs:
+            self._tasks.start(self._kill_with_last_words(process))
+        else:
+            process.kill()
+        return True
+
+    def label(self, worker: WorkerId, label: str) -> None:
+        """From now on this stands in the prefix of its output."""
+        process = self._processes.get(worker)
+        if process is not None:
+            process.label = label
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """Takes which process called init(), and one of its threads; see WorkerProcess."""
+        process = self._processes.get(worker)
+        if process is not None:
+            process.watch_threads(pid, thread)
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Its process's id; None when none runs."""
+        process = self._processes.get(worker)
+        return None if process is None else process.pid
+
+    def job_ends(self) -> None:
+        """Nobody is started any more; who is being started is stopped as soon as its process is there."""
+        self._job_ends = True
+
+    async def stop_all(self, limit_s: float) -> None:
+        """Stops all workers. Blocks until they have ended, or for ``limit_s`` seconds."""
+        self.job_ends()
+        # Who is being started is stopped by its task.
+        ending = [self._tasks.start(self._stop(process)) for process in self._processes.values()]
+        ending += self._starting.values()
+        if ending:
+            await asyncio.wait(ending, timeout=limit_s)
+
+    async def _start(self, command: StartWorker) -> None:
+        worker = command.worker
+        try:
+            if self._job_ends:
+                return
+            process = await self._launch(command)
+        except LaunchError as error:
+            self._stop_when_started.discard(worker)
+            self._listener.not_started(worker, error)
+            return
+        finally:
+            del self._starting[worker]
+        self._processes[worker] = process
+        process.exited.add_done_callback(lambda future: self._exited(worker, process, future))
+        process.dying.add_done_callback(lambda future: self._dying(worker, process, future))
+        self._listener.started(worker, process)
+        if worker in self._stop_when_started or self._job_ends:
+            self._stop_when_started.discard(worker)
+            await self._stop(process)
+
+    def _dying(self, worker: WorkerId, process: WorkerProcess, future: asyncio.Future[ExitStatus | str]) -> None:
+        if not future.cancelled() and worker in self._processes:
+            self._listener.dying(worker, process, future.result())
+
+    def _exited(self, worker: WorkerId, process: WorkerProcess, future: asyncio.Future[ExitStatus]) -> None:
+        if future.cancelled():
+            return
+        del self._processes[worker]
+        # What it has started ends after it, and is waited for.
+        self._tasks.start(self._wait_for(process))
+        self._listener.exited(worker, process, future.result())
+
+    async def _kill_with_last_words(self, process: WorkerProcess) -> None:
+        """Has a worker print where its threads are, and kills it."""
+        await process.print_stacks(_LAST_WORDS_S)
+        process.kill()
+
+    async def _wait_for(self, process: WorkerProcess) -> None:
+        await process.wait()
+
+    async def _stop(self, process: WorkerProcess) -> None:
+        await process.stop(self._grace_s)

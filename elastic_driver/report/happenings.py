@@ -1,0 +1,275 @@
+"""What can happen to a job, as those who tell of it hear it: one frozen class each, of plain values.
+
+Owns the words between the chronicle and its listeners, and the protocol of a listener. Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.words import Backend, NoticeKind
+
+
+class Listener(Protocol):
+    """Hears what happens to the job: the terminal, the event log. Called on the driver's event loop; never blocks."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a user sees each :class:`Status` here as it changes; then waits are not told of beside it."""
+
+    def hear(self, happening: Happening) -> None:
+        """Takes what has happened. What is no business of this listener it leaves alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """The rendezvous server listens."""
+
+    url: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChanged:
+    """Discovery gave another answer than before."""
+
+    hosts: Sequence[Host]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """A worker's process runs."""
+
+    worker: WorkerId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Workers can be forked from a process from now on, which took so long to get there."""
+
+    pid: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDying:
+    """A worker's process is about to end; it may take a while until the system has freed what it had."""
+
+    worker: WorkerId
+    pid: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """A worker's process has ended.
+
+    Attributes:
+        label: what stands before the lines of its output.
+        how: its exit status in words.
+        expected: it had been dismissed or stopped.
+        foretold: there was a :class:`ProcessDying` of it.
+    """
+
+    worker: WorkerId
+    pid: int
+    label: str
+    returncode: int
+    how: str
+    expected: bool
+    foretold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStopped:
+    """Workers are being stopped at a time, each for its reason."""
+
+    stops: Sequence[tuple[WorkerId, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung:
+    """A worker is frozen or hangs, and is about to be killed."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDismissed:
+    """A worker is told that it has no place any more."""
+
+    worker: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeGiven:
+    """The members of a round are told something."""
+
+    round_id: int
+    kind: NoticeKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker's place in a round; pid None where its process has ended already."""
+
+    rank: int
+    worker: WorkerId
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFormed:
+    """A round begins.
+
+    Attributes:
+        old_size: workers of the round before; 0 for none.
+        commits: of the state that it goes on from.
+        formed_in_s: from the change (or the start) until now.
+        reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
+    """
+
+    round_id: int
+    old_size: int
+    cause: str
+    commits: int
+    sync: bool
+    backend: Backend
+    formed_in_s: float
+    members: Sequence[Member]
+    reinit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResumed:
+    """All members of the round train; from the change until now it took so long."""
+
+    round_id: int
+    commits: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something the user should know, in words."""
+
+    text: str
+    warning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFailure:
+    """Why the job ends badly: the first worker that failed, and what it said last.
+
+    Attributes:
+        rank: in the last round; None when it had none.
+        how: its end in words.
+        last_lines: of its output.
+        alike: the workers whose last lines are the same.
+    """
+
+    worker: WorkerId
+    rank: int | None
+    how: str
+    last_lines: Sequence[str]
+    alike: Sequence[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class InternalError:
+    """A bug of the driver's: the traceback, and the events that led to it."""
+
+    error: str
+    events: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """A line of the summary.
+
+    Attributes:
+        round_id: the round.
+        size: its workers.
+        cause: what made it.
+        took_s: time lost, seconds; None when not all members had resumed.
+        commit: what it went on from; None for the first round.
+    """
+
+    round_id: int
+    size: int
+    cause: str
+    took_s: float | None
+    commit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the closing table tells.
+
+    Attributes:
+        first: the first rounds.
+        left_out: how many between them and the last are not in the table.
+        left_out_s: time lost in these, seconds.
+        last: the last rounds.
+        lost_s: time lost in all.
+        unknown: changes of which nobody knows what they cost.
+        notes: what else is to be said, and whether each is a warning.
+    """
+
+    first: Sequence[RoundSummary] = ()
+    left_out: int = 0
+    left_out_s: float = 0.0
+    last: Sequence[RoundSummary] = ()
+    lost_s: float = 0.0
+    unknown: int = 0
+    notes: Sequence[tuple[str, bool]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job is over and nothing of it runs."""
+
+    exit_code: int
+    message: str
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The present state of the job, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MomentPassed:
+    """Nothing: it comes about twice a second, for those who hold something back for a moment."""
+
+
+Happening: TypeAlias = (
+    JobStarted
+    | HostsChanged
+    | ProcessStarted
+    | Warmed
+    | ProcessDying
+    | ProcessEnded
+    | WorkersStopped
+    | WorkerHung
+    | WorkerDismissed
+    | NoticeGiven
+    | RoundFormed
+    | RoundResumed
+    | Told
+    | FirstFailure
+    | InternalError
+    | JobEnded
+    | Status
+    | MomentPassed
+)

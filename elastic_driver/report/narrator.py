@@ -1,0 +1,151 @@
+"""The user's lines: what happens to the job, in words, for the console.
+
+Owns the wording, and the line of a round that is told when its workers have resumed. Knows nothing of streams, colours
+and levels: those are the console's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_driver.core.explain import names
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.report.console import Console
+from elastic_driver.report.happenings import (
+    FirstFailure,
+    Happening,
+    HostsChanged,
+    InternalError,
+    JobEnded,
+    JobStarted,
+    MomentPassed,
+    NoticeGiven,
+    ProcessDying,
+    ProcessEnded,
+    ProcessStarted,
+    RoundFormed,
+    RoundResumed,
+    Status,
+    Told,
+    Warmed,
+    WorkerDismissed,
+    WorkerHung,
+    WorkersStopped,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _UntoldRound:
+    """A round whose line waits for its workers to resume."""
+
+    round_id: int
+    line: str
+
+
+class Narrator:
+    """Tells a console what happens. See Listener.
+
+    Args:
+        console: the only writer of the terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._untold: _UntoldRound | None = None
+
+    @property
+    def live(self) -> bool:
+        """See Listener."""
+        return self._console.live
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        console = self._console
+        match happening:
+            case MomentPassed():
+                console.look()
+            case Status(text):
+                console.status(text)
+            case Told(text, warning):
+                (console.warning if warning else console.line)(text)
+            case JobStarted(url, job_id):
+                console.detail(f"rendezvous at {url}, job {job_id}")
+            case HostsChanged(hosts):
+                console.detail(f"hosts: {', '.join(str(host) for host in hosts) or 'none'}")
+            case ProcessStarted(worker, pid):
+                console.detail(f"worker {worker} started (pid {pid})")
+            case Warmed(pid, took_s):
+                console.detail(f"workers are forked from process {pid} from now on, warm after {took_s:.1f} s")
+            case ProcessDying(worker, pid, how):
+                console.warning(f"worker {worker} (pid {pid}) {how}")
+            case ProcessEnded():
+                self._tell_end_of_process(happening)
+            case WorkersStopped(stops):
+                reasons: dict[str, list[WorkerId]] = {}
+                for worker, reason in stops:
+                    reasons.setdefault(reason, []).append(worker)
+                for reason, workers in reasons.items():
+                    console.line(f"stopping {names(workers)}: {reason}")
+            case WorkerHung(worker, reason):
+                console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
+            case WorkerDismissed(worker, reason):
+                console.detail(f"worker {worker} leaves: {reason}")
+            case NoticeGiven(round_id, kind, reason):
+                console.detail(f"round {round_id}: {kind} ({reason})")
+            case RoundFormed():
+                self._tell_round(happening)
+            case RoundResumed(round_id, commits, took_s):
+                if self._untold is not None and self._untold.round_id == round_id:
+                    console.line(f"{self._untold.line}, resumed from commit {commits} in {took_s:.2f} s")
+                    self._untold = None
+            case FirstFailure():
+                self._tell_first_failure(happening)
+            case InternalError(error, events):
+                console.error("internal error of the driver; please report the lines below")
+                for line in (*error.splitlines(), f"the last {len(events)} events:", *events):
+                    console.error(f"  {line}")
+            case JobEnded(exit_code, message, summary):
+                self._tell_untold(broken=exit_code != 0)
+                console.summary(summary, exit_code=exit_code, message=message)
+
+    def _tell_end_of_process(self, ended: ProcessEnded) -> None:
+        same = self._console.worker_ended(ended.label)
+        how = f"{ended.how}, with the same traceback as rank {same}" if same else ended.how
+        is_news = not ended.expected and ended.returncode and not ended.foretold
+        tell = self._console.warning if is_news else self._console.detail
+        tell(f"worker {ended.worker} (pid {ended.pid}) {how}")
+
+    def _tell_round(self, formed: RoundFormed) -> None:
+        self._tell_untold(broken=True)
+        self._console.training_began()
+        size = len(formed.members)
+        workers = f"{size} worker{'' if size == 1 else 's'}"
+        if formed.old_size:
+            line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
+            self._untold = _UntoldRound(formed.round_id, line)
+            if formed.reinit:
+                self._tell_untold(broken=False)
+            return
+        counts: dict[str, int] = {}
+        for member in formed.members:
+            counts[member.worker.hostname] = counts.get(member.worker.hostname, 0) + 1
+        places = ", ".join(str(Host(name, count)) for name, count in counts.items())
+        line = f"round {formed.round_id}: {workers} on {places}, ready after {formed.formed_in_s:.1f} s"
+        if formed.cause != "start":
+            line += f" ({formed.cause})"
+        self._console.line(line)
+
+    def _tell_untold(self, *, broken: bool) -> None:
+        """A round that never had all its members training is told without its time."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._console.line(untold.line + ("; it ended before all its workers had resumed" if broken else ""))
+
+    def _tell_first_failure(self, failure: FirstFailure) -> None:
+        # What can still be seen is not printed again.
+        if not failure.last_lines or self._console.shows(failure.last_lines):
+            return
+        also = f", and of {names(list(failure.alike))}" if failure.alike else ""
+        self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
+        for line in failure.last_lines:
+            self._console.error(f"  {line}")

@@ -1,0 +1,143 @@
+"""The one road to Settings: what was given as flags or arguments, in the config file and in variables becomes a job's.
+
+Owns which source wins (a flag or an argument over the config file, that over the environment), how texts are read as
+values, and what follows from what was given (the hosts, the least and most workers). Defaults and checks are those of
+:mod:`elastic_driver.settings.settings`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from elastic_driver.dialects.horovod_shim import ENV_SHIM
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.settings.exported import TUNING, exported
+from elastic_driver.settings.host_lists import parse_list, read_hostfile
+from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
+
+# Given, and no field: read here, or for Horovod's command line and without effect.
+_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
+_WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
+
+
+def integer(text: str) -> int:
+    """Reads an integer. Raises ValueError with a reason for the user."""
+    try:
+        return int(text)
+    except ValueError:
+        # Python reads no integer of thousands of digits.
+        why = "has too many digits" if re.fullmatch(r"[+-]?[0-9]+", text) else "is not an integer"
+        raise ValueError(f"{text[:40]!r} {why}") from None
+
+
+def number(text: str) -> float:
+    """Reads a number. Raises ValueError with a reason for the user."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is not a number") from None
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {"int": integer, "float": number, "Path": Path}
+# By the first word of a field's annotation. The rest is taken as it is given.
+_FIELDS: Mapping[str, Callable[[str], Any] | None] = {
+    each.name: _READERS.get(str(each.type).partition(" ")[0]) for each in fields(Settings)
+}
+
+
+def reader_of(name: str) -> Callable[[str], Any] | None:
+    """How a field's text is read; None for a field that is no number and no path."""
+    return _FIELDS[name]
+
+
+def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Makes Settings of what the user gave.
+
+    Args:
+        given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
+            ``hostfile``, ``mpi``, ``jsrun``. None stands for what was not given.
+        environ: the environment.
+
+    Raises:
+        SettingsError: something cannot be; one line for the user.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen.get("config_file"):
+        from elastic_driver.settings.config_file import read_config_file  # late: YAML's reader takes a while to load
+
+        chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
+    strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
+    if strangers:
+        raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
+    if chosen.get("mpi") or chosen.get("jsrun"):
+        raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
+    if "num_proc" not in chosen:
+        raise SettingsError("-np is missing: how many slots does the job need to start?")
+    if "log_level" in chosen:
+        chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
+    # What the environment has, the workers inherit: only the rest is exported.
+    values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
+    hosts = _fixed_hosts(values)
+    num_proc = values["num_proc"]
+    elastic = "discovery_script" in values or "min_num_proc" in values
+    values.setdefault("min_num_proc", num_proc)
+    if not elastic or values.get("num_standby"):
+        values.setdefault("max_num_proc", num_proc)
+    values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
+    return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
+
+
+def _typed(name: str, value: Any) -> Any:
+    """The value as its field has it. Arguments of a function may be numbers, texts or paths."""
+    read = _FIELDS.get(name)
+    try:
+        if read is Path:
+            # The driver's process may have another working directory by the time that it writes there.
+            return (Path(value).absolute() if name == "durable_dir" else Path(value)) if str(value) else None
+        if read is not None:
+            return read(str(value))
+        if name == "cooldown_range_s":
+            if len(value) != 2:
+                raise ValueError("expected 2 arguments")
+            return tuple(number(str(bound)) for bound in value)
+    except ValueError as error:
+        raise SettingsError(f"argument {FLAGS[name]}: {error}") from None
+    if name in ("preload", "network_interfaces"):
+        words = value.split(",") if isinstance(value, str) else value
+        return tuple(word.strip() for word in words if word.strip())
+    return value.lower() if name == "horovod_shim" else value
+
+
+def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, variable in VARIABLES.items():
+        text = environ.get(variable)
+        if not text or name in but:
+            continue
+        if variable == ENV_SHIM:
+            values[name] = text.lower()
+            continue
+        try:
+            values[name] = float(text)
+        except ValueError:
+            raise SettingsError(f"the variable {variable} is {text!r}, not a number of seconds") from None
+        check_seconds(f"the variable {variable}:", values[name])
+    return values
+
+
+def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
+    listed, file, slots = values.get("hosts"), values.get("hostfile"), values.get("slots_per_host") or 1
+    if listed is not None and file is not None:
+        raise SettingsError("argument -hostfile/--hostfile: not allowed with argument -H/--hosts")
+    if listed is not None:
+        return parse_list(listed, slots)
+    if file is not None:
+        return read_hostfile(Path(file), slots)
+    if "discovery_script" in values:
+        return None
+    return (Host("localhost", values["num_proc"]),) if values["num_proc"] > 0 else ()

@@ -1,0 +1,109 @@
+"""What is looked at on this machine before a job starts: can its programs run, can its folders be written to.
+
+Owns the questions to disc and PATH that settings raise. Called once, by the process that runs the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.settings.settings import Settings, script_words
+from elastic_driver.system.safe_files import make_folder, who_else_writes
+
+# A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+
+
+def preflight(settings: Settings) -> Sequence[str]:
+    """Looks whether what the settings name is there, and makes the folders for output and commits.
+
+    Returns:
+        What the user should know of the folders that he named: who else can put something there.
+
+    Raises:
+        SettingsError: a program cannot be run, or a folder not be made or written to; one line that names the flag.
+    """
+    if settings.discovery_script is not None:
+        _check_script(settings.discovery_script)
+    _check_files(settings)
+    _check_command(settings.command[0])
+    if settings.durable_dir is not None:
+        try:
+            make_folder(settings.durable_dir)
+        except OSError as error:
+            raise SettingsError(
+                f"cannot use the folder {settings.durable_dir} (--durable-dir): {error.strerror}"
+            ) from error
+    return _suspicions(settings)
+
+
+def _check_files(settings: Settings) -> None:
+    folder, log = settings.output_filename, settings.event_log
+    if folder is not None:
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise SettingsError(f"cannot make the folder {folder} (--output-filename): {error.strerror}") from error
+        if not os.access(folder, os.W_OK):
+            raise SettingsError(f"cannot write to the folder {folder} (--output-filename)")
+    if log is not None and not log.parent.is_dir():
+        raise SettingsError(f"cannot write {log} (--event-log): there is no folder {log.parent}")
+
+
+def _check_script(script: str) -> None:
+    program = script_words(script)[0]
+    if not _PLAIN_WORD.fullmatch(program):
+        return
+    if "/" in program:
+        _check_program(program, "the host discovery script", hint="chmod +x it")
+    elif shutil.which(program) is None and Path(program).is_file():
+        # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.
+        raise SettingsError(f"cannot find the host discovery script {program!r} on the PATH: write ./{program}")
+
+
+def _check_command(program: str) -> None:
+    hint = f"run it as: python {program}" if program.endswith(".py") else "chmod +x it"
+    _check_program(program, "the command", hint=hint)
+
+
+def _check_program(program: str, role: str, *, hint: str) -> None:
+    if "/" not in program:
+        if shutil.which(program) is None:
+            near = ""
+            if Path(program).is_file():
+                python = program.endswith(".py") and not os.access(program, os.X_OK)
+                near = f"; there is a file of this name here: {hint if python else f'write ./{program}'}"
+            raise SettingsError(f"cannot find {role} {program!r} on the PATH{near}")
+        return
+    path = Path(program)
+    if not path.exists():
+        raise SettingsError(f"cannot find {role} {program!r}: there is no such file")
+    if not path.is_file():
+        raise SettingsError(f"cannot run {role} {program!r}: it is not a file")
+    if not os.access(path, os.X_OK):
+        raise SettingsError(f"cannot run {role} {program!r}: it is not executable; {hint}")
+
+
+def _suspicions(settings: Settings) -> list[str]:
+    folders = (
+        # A commit that another user adds is one that the job may go on from.
+        (settings.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
+        (settings.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
+        (
+            settings.event_log and settings.event_log.parent,
+            "--event-log",
+            False,
+            "who can write to it can change the log",
+        ),
+    )
+    found = []
+    for folder, flag, only_adding, consequence in folders:
+        others = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
+        if others:
+            found.append(f"the folder {folder} ({flag}): {others}; {consequence}")
+    return found

@@ -1,0 +1,74 @@
+"""Collectives of bytes: to all members, or from all of them, for what the library itself has to say between ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_driver.worker.engine.collectives import Bytes
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Engine, Handle, Kind, Operation, Result, TensorSpec
+
+PREFIX = "elastic_driver."  # of the names of the library's own operations
+
+
+def array_spec(array: npt.NDArray[np.generic], output: npt.NDArray[np.generic] | None = None) -> TensorSpec:
+    """A C-contiguous array of a wire dtype as an operation names it."""
+    address = array.__array_interface__["data"][0] if array.nbytes else 0
+    target = 0
+    if output is not None and output.nbytes:
+        target = output.__array_interface__["data"][0]
+    return TensorSpec(address, array.nbytes, array.dtype.name, array.shape, target)
+
+
+_lock = threading.Lock()  # guards _left
+_left: list[tuple[Handle, object]] = []
+
+
+def wait(handle: Handle, keep: object) -> Result:
+    """Blocks until an operation is done, and keeps its memory alive until then even when an exception ends the wait.
+
+    Raises:
+        HorovodInternalError: a peer is gone.
+        MismatchError: the ranks did not submit the same.
+    """
+    try:
+        return handle.result()
+    finally:
+        if not handle.done():
+            with _lock:
+                _left[:] = [(left, memory) for left, memory in _left if not left.done()]
+                _left.append((handle, keep))
+
+
+def as_data(text: str) -> Bytes:
+    """A text as bytes to send."""
+    return np.frombuffer(text.encode(), np.uint8).copy()
+
+
+def gather(engine: Engine, data: Bytes, name: str, process_set: int = GLOBAL_SET) -> list[Bytes]:
+    """Each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
+    length = np.array([data.nbytes], np.int64)
+    operation = Operation(
+        Kind.ALLGATHER, (array_spec(length), array_spec(data)), PREFIX + name, process_set=process_set
+    )
+    result = wait(engine.submit(operation), (length, data))
+    lengths, joined = result.arrays[0].view(np.int64), result.arrays[1]
+    return list(_split(joined, lengths))
+
+
+def _split(joined: Bytes, lengths: npt.NDArray[np.int64]) -> Iterator[Bytes]:
+    start = 0
+    for length in lengths.tolist():
+        yield joined[start : start + length]
+        start += length
+
+
+def broadcast(engine: Engine, data: Bytes, root: int, name: str, process_set: int = GLOBAL_SET) -> None:
+    """Overwrites bytes with those of a global rank, as many on all. Blocks until done. Raises HorovodInternalError."""
+    if data.nbytes:
+        spec = array_spec(data, data)
+        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set)
+        wait(engine.submit(operation), data)

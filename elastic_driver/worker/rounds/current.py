@@ -1,0 +1,172 @@
+"""The round this process is in now, and its place there. Whoever needs the present round asks here.
+
+Owns the process's one ``CurrentRound``: the present round, the place that was planned for a process that joins late,
+and who is told when another round has begun. Knows nothing of how rounds are joined and left: runtime.py does that, and
+it alone changes what is here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from elastic_driver.errors import NotInitializedError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.worker.rounds.context import Context
+
+
+class RoundListener(Protocol):
+    """What wants to know that the process is in another round."""
+
+    def on_round_changed(self) -> None:
+        """The old round's collectives are dead; ranks and size may be others."""
+
+
+class CurrentRound:
+    """The present round of a process. Used by the thread that trains, but for ``leave_listeners``.
+
+    Attributes:
+        first_round: number of the first round that this process was given a place in; 0 for none.
+        commits_seen: the most commits that a round it had a place in went on from.
+        leave_listeners: called by the watch thread when members are to leave the round at their next commit.
+    """
+
+    def __init__(self) -> None:
+        self.leave_listeners: list[Callable[[], None]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.first_round = 0
+        self.commits_seen = 0
+        self._context: Context | None = None
+        self._planned: SlotInfo | None = None
+        self._join: Callable[[], None] | None = None
+        self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether init() was called and shutdown() was not."""
+        return self._context is not None or self._planned is not None
+
+    @property
+    def joined(self) -> Context | None:
+        """The present round; None before init(), after shutdown(), and before a late join."""
+        return self._context
+
+    @property
+    def planned(self) -> SlotInfo | None:
+        """The place of a process that has yet to join, late; None for all others."""
+        return self._planned
+
+    @property
+    def context(self) -> Context:
+        """The present round. Blocks until there is one, in a process that joins late.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+            RuntimeError: this process joins late, and the members are in elastic.run, which it has not entered.
+        """
+        if self._context is None and self._join is not None:
+            self._join()
+        if self._context is None:
+            raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
+        return self._context
+
+    @property
+    def slot(self) -> SlotInfo:
+        """This process's place: in the present round, or, before a late join, the planned one.
+
+        Raises:
+            NotInitializedError: init() was not called, or shutdown() was.
+        """
+        return self._planned or self.context.slot
+
+    def listen(self, listener: RoundListener) -> None:
+        """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
+        self._listeners.add(listener)
+
+    def plan(self, slot: SlotInfo, join: Callable[[], None]) -> None:
+        """Notes the place of a process that joins late; ``join`` is called when its round is asked for."""
+        self._planned, self._join = slot, join
+
+    def drop_plan(self) -> SlotInfo | None:
+        """Forgets the planned place, and returns it: the process joins now, or never."""
+        planned, self._planned, self._join = self._planned, None, None
+        return planned
+
+    def enter(self, context: Context) -> None:
+        """Makes this the present round."""
+        assignment = context.assignment
+        self.first_round = self.first_round or assignment.round_id
+        self.commits_seen = max(self.commits_seen, assignment.commits)
+        self._context = context
+
+    def leave(self) -> Context | None:
+        """Has no round be the present one, and returns the one that was."""
+        context, self._context = self._context, None
+        return context
+
+    def tell_of_change(self) -> None:
+        """Calls the listeners, once a new round can be used."""
+        for listener in list(self._listeners):
+            listener.on_round_changed()
+
+    def abandon(self) -> None:
+        """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
+        if self._context is not None:
+            self._context.abandon()
+        self._clear()
+
+
+_current = CurrentRound()
+
+
+def current_round() -> CurrentRound:
+    """The process's one CurrentRound."""
+    return _current
+
+
+def current() -> Context:
+    """The present round. See CurrentRound.context."""
+    return _current.context
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called and ``shutdown()`` was not."""
+    return _current.initialized
+
+
+def rank() -> int:
+    """This process's number in the job, from 0. Raises NotInitializedError before ``init()``."""
+    return _current.slot.rank
+
+
+def size() -> int:
+    """Processes in the job. Raises NotInitializedError before ``init()``."""
+    return _current.slot.size
+
+
+def local_rank() -> int:
+    """This process's number on its host. Raises NotInitializedError before ``init()``."""
+    return _current.slot.local_rank
+
+
+def local_size() -> int:
+    """The job's processes on this host. Raises NotInitializedError before ``init()``."""
+    return _current.slot.local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return _current.slot.cross_rank
+
+
+def cross_size() -> int:
+    """Hosts that have this local rank. Raises NotInitializedError before ``init()``."""
+    return _current.slot.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
+    return _current.context.homogeneous

@@ -1,0 +1,47 @@
+"""How the members of a round find each other: over the driver's key-value store.
+
+Owns what a round needs of a rendezvous client. Knows nothing of what the members tell each other.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from elastic_driver.errors import RendezvousTimeoutError
+from elastic_driver.worker.rounds.watch import WatchClient
+
+
+class RoundClient(WatchClient, Protocol):
+    """What a context needs of a rendezvous client; two threads use it at once."""
+
+    def exchange(
+        self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
+    ) -> list[bytes]:
+        """Puts a value, waits for all, returns all in order of their keys."""
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key."""
+
+    def get(self, round_id: int, scope: str, key: str, *, wait_s: float) -> bytes | None:
+        """The value of a key, waited for; None when it is not there in time."""
+
+
+class RoundMeeting:
+    """See Meeting: over the driver's key-value store."""
+
+    def __init__(self, client: RoundClient | None, round_id: int, timeout_s: float) -> None:
+        self._client, self._round_id, self._timeout_s = client, round_id, timeout_s
+
+    def __call__(self, scope: str, *, key: int, count: int, value: bytes) -> list[bytes]:
+        assert self._client is not None
+        return self._client.exchange(self._round_id, scope, key, count, value, timeout_s=self._timeout_s)
+
+    def share(self, scope: str, value: bytes | None) -> bytes:
+        assert self._client is not None
+        if value is not None:
+            self._client.put(self._round_id, scope, "0", value)
+            return value
+        found = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
+        if found is None:
+            raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
+        return found

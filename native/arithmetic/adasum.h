@@ -1,0 +1,15 @@
+// Adasum: a sum of gradients in which what they have in common counts once.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "arithmetic/reduce.h"
+
+namespace elastic {
+
+// Combines the members' arrays of `count` elements pairwise, in a tree, into the first of them. Dot products are
+// computed in float64. Only for types of floating point; throws std::invalid_argument for another.
+void adasum(const std::vector<void*>& arrays, size_t count, DType dtype);
+
+}  // namespace elastic

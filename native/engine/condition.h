@@ -1,0 +1,29 @@
+// A condition variable that a forked child may leave behind.
+//
+// The C library's destructor waits for all who wait on it. Threads of the parent never come back from that in a child.
+#pragma once
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <memory>
+
+namespace elastic {
+
+class Condition {
+ public:
+  Condition() = default;
+  ~Condition() {
+    if (getpid() != owner_) static_cast<void>(held_.release());
+  }
+  Condition(const Condition&) = delete;
+  Condition& operator=(const Condition&) = delete;
+
+  std::condition_variable* operator->() const { return held_.get(); }
+
+ private:
+  const pid_t owner_ = getpid();
+  std::unique_ptr<std::condition_variable> held_ = std::make_unique<std::condition_variable>();
+};
+
+}  // namespace elastic

@@ -1,0 +1,192 @@
+#include "engine/control_link.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "errors.h"
+#include "net/sockets.h"
+#include "net/wire.h"
+
+namespace elastic {
+namespace {
+
+constexpr size_t kMostBytes = size_t{256} << 20;
+constexpr int kSliceMs = 5;
+
+std::string reason() { return std::strerror(errno); }
+
+}  // namespace
+
+ControlLink::ControlLink(Identity self, int size)
+    : self_(std::move(self)),
+      rank_(self_.rank),
+      size_(size),
+      event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      by_rank_(static_cast<size_t>(size), SIZE_MAX) {
+  if (!event_.open() || !epoll_.open()) throw CollectiveError("cannot make the engine's descriptors: " + reason());
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = UINT64_MAX;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, event_.get(), &event);
+}
+
+void ControlLink::close() {
+  peers_.clear();
+  listener_ = Descriptor();
+  epoll_ = Descriptor();
+}
+
+std::string ControlLink::listen(const std::string& host) {
+  if (rank_ != 0 || size_ == 1) return "";
+  require_descriptors(static_cast<size_t>(size_), "connections to " + std::to_string(size_ - 1) + " other workers");
+  auto [listener, port] = listen_on(host);
+  listener_ = std::move(listener);
+  Writer writer;
+  writer.text(host);
+  writer.number(port);
+  return writer.take();
+}
+
+void ControlLink::connect(const std::string& where, Clock::time_point deadline, const Check& check) {
+  if (size_ == 1) return;
+  std::vector<Wanted> wanted;
+  if (rank_ == 0) {
+    for (int other = 1; other < size_; ++other) wanted.push_back({other, "", false, {}});
+  } else {
+    Reader reader(where);
+    const std::string host(reader.text());
+    wanted.push_back({0, "", true, {host, static_cast<uint16_t>(reader.number())}});
+  }
+  std::vector<Descriptor> sockets = shake_hands(self_, listener_.get(), wanted, deadline, check);
+  listener_ = Descriptor();
+  for (size_t i = 0; i < wanted.size(); ++i) add(wanted[i].rank, std::move(sockets[i]));
+}
+
+void ControlLink::add(int rank, Descriptor socket) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = peers_.size();
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
+    throw CollectiveError("cannot watch a connection: " + reason());
+  }
+  by_rank_[static_cast<size_t>(rank)] = peers_.size();
+  peers_.push_back({rank, std::move(socket), {}});
+}
+
+void ControlLink::lost(int rank) const {
+  throw CollectiveError("rank " + std::to_string(rank) + " has closed its connection");
+}
+
+void ControlLink::send(int rank, std::string_view bytes, const Check& check) {
+  const Peer& peer = peers_[by_rank_[static_cast<size_t>(rank)]];
+  const auto size = static_cast<uint32_t>(bytes.size());
+  std::string frame(reinterpret_cast<const char*>(&size), sizeof(size));
+  frame.append(bytes);
+  size_t sent = 0;
+  while (sent < frame.size()) {
+    const ssize_t now = ::send(peer.socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    if (now > 0) {
+      sent += static_cast<size_t>(now);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) lost(rank);
+    check();
+    pollfd polled{peer.socket.get(), POLLOUT, 0};
+    poll(&polled, 1, kSliceMs);
+  }
+}
+
+std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
+  std::vector<Frame> frames;
+  epoll_event events[64];
+  const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == UINT64_MAX) {
+      uint64_t ignored;
+      [[maybe_unused]] const ssize_t got = read(event_.get(), &ignored, sizeof(ignored));
+      continue;
+    }
+    Peer& peer = peers_[events[i].data.u64];
+    char bytes[65536];
+    while (true) {
+      const ssize_t got = recv(peer.socket.get(), bytes, sizeof(bytes), 0);
+      if (got > 0) {
+        peer.received.append(bytes, static_cast<size_t>(got));
+        if (static_cast<size_t>(got) == sizeof(bytes)) continue;
+        break;
+      }
+      if (got < 0 && errno == EINTR) continue;
+      if (got == 0 || errno != EAGAIN) peer.gone = true;
+      break;
+    }
+    size_t at = 0;
+    uint32_t size;
+    while (peer.received.size() - at >= sizeof(size)) {
+      std::memcpy(&size, peer.received.data() + at, sizeof(size));
+      if (size > kMostBytes) throw CollectiveError("rank " + std::to_string(peer.rank) + " sends rubbish");
+      if (peer.received.size() - at - sizeof(size) < size) break;
+      frames.push_back({peer.rank, peer.received.substr(at + sizeof(size), size)});
+      at += sizeof(size) + size;
+    }
+    peer.received.erase(0, at);
+  }
+  // What came before the end is used first.
+  if (frames.empty()) {
+    for (const Peer& peer : peers_) {
+      if (peer.gone) lost(peer.rank);
+    }
+  }
+  return frames;
+}
+
+std::map<int, std::string> ControlLink::receive_all(Clock::time_point deadline, const Check& check) {
+  std::map<int, std::string> received;
+  while (received.size() < peers_.size()) {
+    check();
+    if (Clock::now() >= deadline) {
+      std::vector<int> missing;
+      for (const Peer& peer : peers_) {
+        if (received.count(peer.rank) == 0) missing.push_back(peer.rank);
+      }
+      std::sort(missing.begin(), missing.end());
+      throw CollectiveTimeout("nothing came in time from " + named(missing));
+    }
+    for (Frame& frame : receive(kSliceMs)) {
+      if (!received.emplace(frame.rank, std::move(frame.bytes)).second) {
+        throw CollectiveError("rank " + std::to_string(frame.rank) + " sends rubbish");
+      }
+    }
+  }
+  return received;
+}
+
+void ControlLink::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(event_.get(), &one, sizeof(one));
+}
+
+void ControlLink::disconnect() {
+  listener_ = Descriptor();  // who was not let in yet sees it too
+  for (const Peer& peer : peers_) shutdown(peer.socket.get(), SHUT_RDWR);
+}
+
+void ControlLink::check_peers() {
+  std::vector<pollfd> polled;
+  for (const Peer& peer : peers_) polled.push_back({peer.socket.get(), POLLRDHUP, 0});
+  if (poll(polled.data(), polled.size(), 0) <= 0) return;
+  for (size_t i = 0; i < polled.size(); ++i) {
+    if ((polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) lost(peers_[i].rank);
+  }
+}
+
+}  // namespace elastic

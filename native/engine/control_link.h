@@ -1,0 +1,74 @@
+// Connections between rank 0, which coordinates, and the other ranks, for the engine's small messages.
+//
+// One thread sends and receives; wake() may come from any other.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "net/handshake.h"
+
+namespace elastic {
+
+class ControlLink {
+ public:
+  struct Frame {
+    int rank;
+    std::string bytes;
+  };
+
+  // `self`: of this rank; see net/handshake.h. Both ends of each connection have proven themselves when connect() is
+  // done.
+  ControlLink(Identity self, int size);
+  ~ControlLink() = default;
+  ControlLink(const ControlLink&) = delete;
+  ControlLink& operator=(const ControlLink&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Rank 0: listens, and returns how the others find it. The others: "".
+  std::string listen(const std::string& host);
+  // Connects to rank 0, or awaits all others; `where` is what rank 0's listen() returned. Throws CollectiveTimeout,
+  // naming who is missing, and CollectiveError.
+  void connect(const std::string& where, Clock::time_point deadline, const Check& check);
+
+  // To rank 0, or from rank 0. Blocks while the peer's buffers are full. Throws CollectiveError when it is gone.
+  void send(int rank, std::string_view bytes, const Check& check);
+  // What has come, after a message, a wake() or the timeout. Throws CollectiveError when a peer is gone.
+  std::vector<Frame> receive(int timeout_ms);
+  void wake();
+  // On rank 0, one message of each other rank, by rank; on the others, one of rank 0. Throws CollectiveTimeout, naming
+  // who is missing, and CollectiveError.
+  std::map<int, std::string> receive_all(Clock::time_point deadline, const Check& check);
+  // Closes all connections; wake() may still be called.
+  void close();
+  // Lets the peers see the end of their connections.
+  void disconnect();
+  // Throws CollectiveError when a peer has closed its connection.
+  void check_peers();
+
+ private:
+  struct Peer {
+    int rank;
+    Descriptor socket;
+    std::string received;
+    bool gone = false;
+  };
+
+  void add(int rank, Descriptor socket);
+  [[noreturn]] void lost(int rank) const;
+
+  const Identity self_;
+  const int rank_;
+  const int size_;
+  Descriptor listener_;
+  Descriptor event_;
+  Descriptor epoll_;
+  std::vector<Peer> peers_;      // connected
+  std::vector<size_t> by_rank_;  // place in peers_
+};
+
+}  // namespace elastic

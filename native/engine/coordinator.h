@@ -1,0 +1,170 @@
+// Rank 0's part of the negotiation: which operations have all their members, in what order and together with which
+// others they run, and what is wrong with those that do not fit together.
+//
+// Ranks send batches of what they submit. Names and plans are sent in full once and by number then, and a batch that
+// was sent before goes as one number: a training step that is like the one before costs each rank a few bytes. Replies
+// are the same bytes for all ranks and work in the same way.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/plan.h"
+#include "net/wire.h"
+
+namespace elastic {
+
+// Pairs the ranks' submissions: a name, or the number of an unnamed operation, in a process set.
+std::string named_key(int process_set, std::string_view name);
+std::string unnamed_key(int process_set, Kind kind, uint64_t number);
+// For errors and timelines: "allreduce.noname.3" for an unnamed one.
+std::string key_name(std::string_view key);
+
+// Texts that are sent in full once and by number then; and whole bodies of messages likewise. When they come to much,
+// because names or shapes change all the time, both sides forget all of them and begin anew.
+class Sender {
+ public:
+  // The number of a text that the receiver knows, or will by the next message.
+  uint64_t number(const std::string& text);
+  // A message with the texts that are new, and this body.
+  std::string message(const std::string& body);
+
+ private:
+  std::unordered_map<std::string, uint64_t> numbers_;
+  std::vector<std::string> fresh_;
+  std::unordered_map<std::string, uint64_t> bodies_;
+  size_t held_ = 0;      // bytes of both, about
+  bool forget_ = false;  // the next message says so
+};
+
+class Receiver {
+ public:
+  // The body of a message, whose new texts are known from then on. Throws CollectiveError for rubbish.
+  std::string open(std::string_view message);
+  const std::string& text(uint64_t number) const;
+  // How often all texts were forgotten: numbers mean others from then on.
+  uint64_t generation() const { return generation_; }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<std::string> bodies_;
+  uint64_t generation_ = 0;
+};
+
+// One entry of a reply: an operation that all members run now.
+struct Entry {
+  std::string key;
+  std::shared_ptr<const Plan> plan;
+  std::vector<int64_t> sizes;  // of all members, in their order; for a join: who joined last
+};
+
+struct Reply {
+  enum class Type : uint8_t { kRun, kMismatch, kAbort };
+  Type type;
+  std::vector<Entry> entries;  // run together; for a mismatch only their keys count
+  std::string text;            // what is wrong
+};
+
+// The other side of a Coordinator's replies.
+class ReplyReader {
+ public:
+  std::vector<Reply> read(std::string_view message);
+
+ private:
+  Receiver receiver_;
+  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  uint64_t generation_ = 0;  // that the plans' numbers are of
+};
+
+// The other side of a Coordinator's requests: what one rank submits.
+class RequestWriter {
+ public:
+  // `name` is "" for an unnamed operation.
+  void add(const std::string& name, const Plan& plan, const std::vector<int64_t>& sizes);
+  std::string message();
+
+ private:
+  Sender sender_;
+  Writer body_;
+};
+
+struct Patience {
+  double warn_s = 60;  // 0: never
+  double fail_s = 0;   // 0: never
+};
+
+class Coordinator {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Coordinator(int size, size_t fusion_bytes, Patience patience);
+
+  void add_process_set(int number, const std::vector<int>& ranks);
+  // What is under way in it fails, where it was submitted.
+  void remove_process_set(int number);
+
+  // Takes what a rank has submitted. Throws CollectiveError for rubbish.
+  void receive(int rank, std::string_view message, Clock::time_point now);
+  // A message for all ranks; "" when nothing is ready.
+  std::string flush();
+  // What to tell the user about operations that have waited long. Costs nothing while none has.
+  // something.
+  std::vector<std::string> look(Clock::time_point now);
+
+ private:
+  struct Template {
+    std::string name;
+    std::shared_ptr<const Plan> plan;
+    std::string encoded;
+  };
+  struct Rank {
+    Receiver receiver;
+    std::unordered_map<uint64_t, Template> templates;
+    uint64_t generation = 0;  // that the templates' numbers are of
+    std::map<std::pair<int, Kind>, uint64_t> unnamed;
+    bool joined = false;
+  };
+  struct Arrival {
+    std::shared_ptr<const Plan> plan;  // none: not there yet
+    std::string encoded;
+    std::vector<int64_t> sizes;
+  };
+  struct Pending {
+    int process_set = 0;
+    std::vector<Arrival> arrivals;  // by place in the set
+    size_t arrived = 0;
+    Clock::time_point since;
+    Clock::time_point warned;
+  };
+
+  void arrive(int rank, const std::string& key, const Template& what, std::vector<int64_t> sizes,
+              Clock::time_point now);
+  void join(int rank);
+  void refuse_removed(const std::string& key, const Plan& plan);
+  bool complete(const Pending& pending) const;
+  void make_ready(const std::string& key, Pending& pending);
+  std::string objection(const Pending& pending) const;
+  void write(Writer& body, const std::vector<Entry>& entries);
+
+  const size_t fusion_bytes_;
+  const Patience patience_;
+  std::map<int, std::vector<int>> sets_;
+  std::set<int> removed_;
+  std::vector<Rank> ranks_;
+  int last_joined_ = -1;
+  std::unordered_map<std::string, Pending> pending_;
+  std::vector<Reply> ready_;
+  Sender sender_;
+  Clock::time_point next_look_ = Clock::time_point::max();
+};
+
+}  // namespace elastic

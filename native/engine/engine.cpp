@@ -1,0 +1,435 @@
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "errors.h"
+
+namespace elastic {
+namespace {
+
+// The thread looks up from its sleep now and then, for peers that have waited long.
+constexpr int kSleepMs = 1000;
+
+}  // namespace
+
+Engine::Engine(int rank, int size, EngineOptions options)
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      owner_(getpid()),
+      link_({rank, options_.key, options_.purpose}, size) {
+  if (rank < 0 || rank >= size) throw std::invalid_argument("the rank is not below the size");
+  if (options_.shared_memory) memory_ = shared_memory(options_.machine, options_.direct_reads);
+  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, options_.fusion_bytes, options_.patience);
+}
+
+Engine::~Engine() {
+  if (getpid() != owner_) {
+    // In a forked child the thread does not exist, and its mutex may be locked for ever.
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  close();
+}
+
+std::string Engine::prepare(const std::string& host) { return link_.listen(host); }
+
+// Who fails lets the others see the end of its connections, so that nobody waits for a time limit.
+template <typename Talk>
+void Engine::meet(Seconds timeout, Talk talk) {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  const auto check = [this] { throw_if_aborted(); };
+  try {
+    throw_if_aborted();
+    talk(deadline, check);
+  } catch (...) {
+    link_.disconnect();
+    throw;
+  }
+}
+
+void Engine::connect(const std::string& where, Seconds timeout) {
+  meet(timeout, [&](Clock::time_point deadline, const Check& check) {
+    link_.connect(where, deadline, check);
+    Acquaintance known = Meeting(link_, deadline, check).introduce(memory_);
+    machines_ = std::move(known.machines);
+    unshared_ = std::move(known.unshared);
+    std::unique_ptr<LocalPlane> plane;
+    if (!known.neighbours.empty()) {
+      plane = std::make_unique<LocalPlane>(memory_.segment, std::move(known.neighbours), known.direct_reads,
+                                           [this] { look(); });
+    }
+    const auto segment = plane ? memory_.segment : nullptr;
+    executor_ = std::make_unique<Executor>(rank_, options_.collective_timeout, timeline_, std::move(plane), segment);
+  });
+}
+
+std::vector<std::string> Engine::gather(const std::string& given, size_t own, Seconds timeout) {
+  std::vector<std::string> all;
+  meet(timeout, [&](Clock::time_point deadline, const Check& check) {
+    all = Meeting(link_, deadline, check).gather(given, own);
+  });
+  return all;
+}
+
+void Engine::start() {
+  throw_if_aborted();
+  if (!executor_) throw CollectiveError("connect() was not called");
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts) {
+  auto set = std::make_shared<const ProcessSet>(std::move(ranks), std::move(contexts), rank_, machines_);
+  if (coordinator_) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coordinator_->add_process_set(number, set->ranks);
+  }
+  sets_.put(number, std::move(set));
+}
+
+std::shared_ptr<Operation> Engine::remove_process_set(int number) {
+  auto operation = std::make_shared<Operation>();
+  operation->name = "elastic_driver.process_set." + std::to_string(number) + ".removal";
+  operation->plan.kind = Kind::kBarrier;
+  operation->removes = number;
+  return enter(std::move(operation));
+}
+
+std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, std::vector<Memory> memory,
+                                          std::vector<int64_t> sizes) {
+  auto operation = std::make_shared<Operation>();
+  operation->name = name;
+  operation->plan = std::move(plan);
+  operation->memory = std::move(memory);
+  operation->sizes = std::move(sizes);
+  return enter(std::move(operation));
+}
+
+std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
+  operation->submitted = Clock::now();
+  const Plan& plan = operation->plan;
+  const std::string& name = operation->name;
+  if (getpid() != owner_) throw AbortedError("the engine belongs to the process that forked this one");
+  throw_if_aborted();
+  const std::shared_ptr<const ProcessSet> set = sets_.find(plan.process_set);
+  if (!set) throw std::invalid_argument("there is no process set number " + std::to_string(plan.process_set));
+  if (set->place < 0) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " is not in process set " +
+                                std::to_string(plan.process_set));
+  }
+  if (plan.kind == Kind::kBroadcast && std::find(set->ranks.begin(), set->ranks.end(), plan.root) == set->ranks.end()) {
+    throw std::invalid_argument("root rank " + std::to_string(plan.root) + " is not in process set " +
+                                std::to_string(plan.process_set));
+  }
+  if (plan.kind == Kind::kAlltoall && operation->sizes.size() != plan.tensors.size() * set->ranks.size()) {
+    throw std::invalid_argument("the splits must be one for each of the " + std::to_string(set->ranks.size()) +
+                                " members of the process set");
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!broken_.empty()) throw AbortedError(broken_);
+    if (plan.kind == Kind::kJoin) {
+      operation->key = named_key(0, "join");
+    } else if (name.empty()) {
+      operation->key = unnamed_key(plan.process_set, plan.kind, unnamed_[{plan.process_set, plan.kind}]++);
+    } else {
+      operation->key = named_key(plan.process_set, name);
+    }
+    if (!inflight_.emplace(operation->key, operation).second) {
+      throw DuplicateNameError("cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(operation->key) +
+                               "': an operation of this name is under way");
+    }
+    queue_.push_back(operation);
+  }
+  if (asleep_) link_.wake();
+  return operation;
+}
+
+bool Engine::wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_->wait_for(lock, limit, [&] { return operation->state != Operation::State::kPending; });
+}
+
+void Engine::check(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  switch (operation->state) {
+    case Operation::State::kDone:
+      return;
+    case Operation::State::kMismatch:
+      throw MismatchError(operation->error);
+    case Operation::State::kFailed:
+      throw AbortedError(operation->error);
+    case Operation::State::kPending:
+      throw CollectiveError("the operation is still under way");
+  }
+}
+
+void* Engine::allocate(size_t bytes, std::shared_ptr<SharedSegment>& keeper) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!memory_.segment || machines_.size() == static_cast<size_t>(size_)) return nullptr;
+    keeper = memory_.segment;
+  }
+  return keeper->allocate(bytes);
+}
+
+std::pair<uint64_t, bool> Engine::progress() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {finished_, !inflight_.empty() || !turns_.empty()};
+}
+
+std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_->wait_for(lock, limit, [&] { return !turns_.empty() || !broken_.empty(); });
+  if (!broken_.empty()) throw AbortedError(broken_);
+  if (turns_.empty()) return std::nullopt;
+  Turn turn = std::move(turns_.front());
+  turns_.pop_front();
+  turn.taken = Clock::now();
+  return turn;
+}
+
+void Engine::conclude(const Turn& turn, const std::string& error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++finished_;
+  }
+  if (turn.operation) {
+    if (timeline_.on()) {
+      trace(timeline_, *turn.operation, turn.answered, turn.taken, Clock::now(), {});
+    }
+    finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
+  }
+  if (!error.empty()) abort(error);
+}
+
+void Engine::abort(const std::string& reason) {
+  if (getpid() != owner_) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.empty()) broken_ = reason.empty() ? "aborted" : reason;
+    changed_->notify_all();
+  }
+  aborted_ = true;
+  sets_.abort(reason);
+  link_.wake();
+}
+
+void Engine::close() {
+  if (getpid() != owner_) return;
+  const std::lock_guard<std::mutex> closing(close_mutex_);
+  // The thread may be in a collective between machines, which nothing but an abort ends before its time limit.
+  abort("the engine is closed");
+  if (thread_.joinable()) thread_.join();
+  timeline_.stop();
+  executor_.reset();
+  link_.close();
+  // Memory that allocate() gave out keeps it.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  memory_.segment.reset();
+}
+
+void Engine::throw_if_aborted() const {
+  if (!aborted_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throw AbortedError(broken_);
+}
+
+void Engine::look() {
+  throw_if_aborted();
+  link_.check_peers();
+}
+
+// --- the engine's thread ------------------------------------------------------------------------------------------
+
+void Engine::run() {
+  pthread_setname_np(pthread_self(), "elastic-engine");
+  std::string reason;
+  try {
+    while (true) {
+      throw_if_aborted();
+      timeline_.cycle();
+      tell();
+      answer();
+      asleep_ = true;
+      bool idle;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        idle = queue_.empty() && !aborted_;
+      }
+      const std::vector<ControlLink::Frame> frames = link_.receive(idle ? kSleepMs : 0);
+      asleep_ = false;
+      for (const auto& frame : frames) {
+        if (coordinator_) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          coordinator_->receive(frame.rank, frame.bytes, Clock::now());
+        } else {
+          take(replies_.read(frame.bytes));
+        }
+      }
+    }
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  if (memory_.segment) memory_.segment->words().gave_up = 1;
+  abort(reason);
+  link_.disconnect();
+  std::vector<std::shared_ptr<Operation>> left;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.clear();
+    for (auto& [key, operation] : inflight_) left.push_back(operation);
+    inflight_.clear();
+    for (Turn& turn : turns_) {
+      if (turn.operation) left.push_back(std::move(turn.operation));
+    }
+    turns_.clear();
+    reason = broken_;
+  }
+  for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
+}
+
+// Tells rank 0 what was submitted here.
+void Engine::tell() {
+  std::deque<std::shared_ptr<Operation>> fresh;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fresh.swap(queue_);
+  }
+  if (fresh.empty()) return;
+  for (const auto& operation : fresh) requests_.add(operation->name, operation->plan, operation->sizes);
+  const std::string message = requests_.message();
+  if (coordinator_) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coordinator_->receive(0, message, Clock::now());
+  } else {
+    link_.send(0, message, [this] { throw_if_aborted(); });
+  }
+}
+
+// On rank 0: tells all what runs, and runs it.
+void Engine::answer() {
+  if (!coordinator_) return;
+  std::string message;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::string& warning : coordinator_->look(Clock::now())) {
+      const std::string line = "elastic_driver: " + warning + "\n";
+      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    }
+    message = coordinator_->flush();
+  }
+  if (message.empty()) return;
+  for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });
+  take(replies_.read(message));
+}
+
+void Engine::take(const std::vector<Reply>& replies) {
+  answered_ = Clock::now();
+  for (const Reply& reply : replies) {
+    executor_->begin_reply();
+    switch (reply.type) {
+      case Reply::Type::kRun:
+        run_entries(reply.entries);
+        break;
+      case Reply::Type::kMismatch:
+        for (const Entry& entry : reply.entries) {
+          const auto operation = take_inflight(entry.key);
+          if (operation) finish(operation, Operation::State::kMismatch, reply.text);
+        }
+        break;
+      case Reply::Type::kAbort:
+        throw CollectiveError(reply.text);
+    }
+  }
+}
+
+std::shared_ptr<Operation> Engine::take_inflight(const std::string& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = inflight_.find(key);
+  if (found == inflight_.end()) return nullptr;
+  auto operation = std::move(found->second);
+  inflight_.erase(found);
+  return operation;
+}
+
+void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    operation->state = state;
+    operation->error = error;
+  }
+  changed_->notify_all();
+}
+
+void Engine::drop_set(int number) {
+  if (coordinator_) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coordinator_->remove_process_set(number);
+  }
+  sets_.remove(number);
+}
+
+void Engine::run_entries(const std::vector<Entry>& entries) {
+  const Plan& plan = *entries[0].plan;
+  const std::shared_ptr<const ProcessSet> set = sets_.find(plan.process_set);
+  if (!set) {
+    // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
+    for (const Entry& entry : entries) {
+      const auto operation = take_inflight(entry.key);
+      if (!operation) continue;
+      finish(operation, Operation::State::kMismatch,
+             "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(entry.key) +
+                 "': its process set was removed before it could run");
+    }
+    return;
+  }
+  if (set->place < 0) return;
+  // None for an operation that others run while this rank has joined.
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
+  if (plan.device != 0 && plan.kind != Kind::kJoin) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < entries.size(); ++i) {
+      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes, answered_, {}});
+    }
+    changed_->notify_all();
+    return;
+  }
+  const auto begin = Clock::now();
+  std::vector<Span> spans;
+  try {
+    spans = executor_->run(*set, entries, operations);
+    if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
+  } catch (...) {
+    // They are failed with all others; but their memory is in use no more only after this.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& operation : operations) {
+      if (operation) inflight_.emplace(operation->key, std::move(operation));
+    }
+    throw;
+  }
+  const auto end = Clock::now();
+  // Before anybody knows that they are done: who then stops the timeline is to find them in it.
+  if (timeline_.on()) {
+    for (const auto& operation : operations) {
+      if (operation) trace(timeline_, *operation, answered_, begin, end, spans);
+    }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // Ranks have submitted different numbers of unnamed ones by now; all begin anew, as the coordinator does.
+    if (plan.kind == Kind::kJoin) unnamed_.clear();
+    for (const auto& operation : operations) {
+      if (operation) operation->state = Operation::State::kDone;
+    }
+    ++finished_;
+  }
+  changed_->notify_all();
+}
+
+}  // namespace elastic

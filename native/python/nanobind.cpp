@@ -1,0 +1,3 @@
+// nanobind's own code, compiled with ours: it comes as source. Found among the system's headers, its warnings are its
+// own.
+#include <nb_combined.cpp>

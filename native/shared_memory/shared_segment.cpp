@@ -1,0 +1,165 @@
+#include "shared_memory/shared_segment.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+#include "errors.h"
+
+namespace elastic {
+namespace {
+
+std::string reason() { return std::strerror(errno); }
+
+char* map_segment(int descriptor) {
+  void* const base =
+      mmap(nullptr, SharedSegment::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (base == MAP_FAILED) throw CollectiveError("cannot map shared memory: " + reason());
+  // A core dump of it would be as large as all workers together.
+  madvise(base, SharedSegment::kBytes, MADV_DONTDUMP);
+  return static_cast<char*>(base);
+}
+
+std::string namespace_of(const char* which) {
+  char target[64];
+  const ssize_t length = readlink((std::string("/proc/self/ns/") + which).c_str(), target, sizeof(target));
+  return length > 0 ? std::string(target, static_cast<size_t>(length)) : "";
+}
+
+size_t rounded(size_t bytes) { return (bytes + 4095) & ~size_t{4095}; }
+
+}  // namespace
+
+std::string this_machine() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::string pids = namespace_of("pid"), net = namespace_of("net");
+  if (boot.empty() || pids.empty() || net.empty()) return "";
+  return boot + " " + pids + " " + net + " " + std::to_string(geteuid());
+}
+
+SharedSegment::SharedSegment() : owner_(getpid()) {
+  descriptor_ = memfd_create("elastic_driver", MFD_CLOEXEC);
+  if (descriptor_ < 0) throw CollectiveError("cannot make shared memory: " + reason());
+  try {
+    if (ftruncate(descriptor_, static_cast<off_t>(kBytes)) != 0) {
+      throw CollectiveError("cannot make shared memory: " + reason());
+    }
+    base_ = map_segment(descriptor_);
+    Words* const words = new (base_) Words{};
+    if (getrandom(&words->nonce, sizeof(words->nonce), 0) != sizeof(words->nonce)) {
+      throw CollectiveError("cannot get random bytes: " + reason());
+    }
+    // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
+    if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kHeapOffset)) != 0) {
+      throw CollectiveError("cannot make shared memory: " + reason());
+    }
+  } catch (...) {
+    if (base_ != nullptr) munmap(base_, kBytes);
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+SharedSegment::~SharedSegment() {
+  // A forked child has the mapping and the descriptor too, and its own copies to give back.
+  munmap(base_, kBytes);
+  if (getpid() == owner_) ::close(descriptor_);
+}
+
+SegmentName SharedSegment::name() const {
+  const auto* const words = reinterpret_cast<const Words*>(base_);
+  return {this_machine(), owner_, descriptor_, words->nonce, reinterpret_cast<uint64_t>(words)};
+}
+
+void* SharedSegment::allocate(size_t bytes) {
+  const size_t size = rounded(bytes == 0 ? 1 : bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t at = kHeapOffset;
+  for (const auto& [offset, used] : used_) {
+    if (offset - at >= size) break;
+    at = offset + used;
+  }
+  if (at > kBytes || kBytes - at < size) return nullptr;
+  if (fallocate(descriptor_, 0, static_cast<off_t>(at), static_cast<off_t>(size)) != 0) return nullptr;
+  used_[at] = size;
+  return base_ + at;
+}
+
+void SharedSegment::release(void* memory) {
+  // A forked child has nothing to give back, and there the mutex may be locked for ever.
+  if (getpid() != owner_) return;
+  const auto at = static_cast<size_t>(static_cast<char*>(memory) - base_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = used_.find(at);
+  if (found == used_.end()) return;
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+            static_cast<off_t>(found->second));
+  used_.erase(found);
+}
+
+PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_(name) {
+  const std::string path = "/proc/" + std::to_string(name.pid) + "/fd/" + std::to_string(name.descriptor);
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) {
+    throw CollectiveError("cannot open the shared memory of rank " + std::to_string(rank) + ": " + reason());
+  }
+  struct stat status{};
+  const bool whole = fstat(descriptor, &status) == 0 && static_cast<size_t>(status.st_size) == SharedSegment::kBytes;
+  try {
+    if (whole) base_ = map_segment(descriptor);
+  } catch (...) {
+    ::close(descriptor);
+    throw;
+  }
+  ::close(descriptor);
+  if (!whole || words().nonce != name.nonce) {
+    if (base_ != nullptr) munmap(base_, SharedSegment::kBytes);
+    throw CollectiveError("the shared memory of rank " + std::to_string(rank) + " is another's by now");
+  }
+}
+
+PeerSegment::~PeerSegment() { munmap(base_, SharedSegment::kBytes); }
+
+bool PeerSegment::can_read_private() const {
+  uint64_t nonce = 0;
+  try {
+    read({name_.words_address, false}, offsetof(Words, nonce), &nonce, sizeof(nonce));
+  } catch (const CollectiveError&) {
+    return false;
+  }
+  return nonce == name_.nonce;
+}
+
+void PeerSegment::read(Address address, size_t offset, void* to, size_t bytes) const {
+  if (address.shared) {
+    std::memcpy(to, base_ + address.value + offset, bytes);
+    return;
+  }
+  auto* into = static_cast<char*>(to);
+  uint64_t from = address.value + offset;
+  while (bytes > 0) {
+    iovec local{into, bytes};
+    iovec remote{reinterpret_cast<void*>(from), bytes};
+    const ssize_t got = process_vm_readv(name_.pid, &local, 1, &remote, 1, 0);
+    if (got <= 0) {
+      if (got < 0 && errno == EINTR) continue;
+      throw CollectiveError("cannot read the memory of rank " + std::to_string(rank_) + ": " +
+                            (got < 0 ? reason() : "it is gone"));
+    }
+    into += got;
+    from += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace elastic

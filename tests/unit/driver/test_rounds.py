@@ -1,0 +1,401 @@
+"""The handler of rounds with the real core and nothing else: who is answered what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.core.events import (
+    Command,
+    DismissWorker,
+    EndJob,
+    HostsDiscovered,
+    KillWorker,
+    PublishRound,
+    Report,
+    SetNotice,
+    StopRequested,
+    WorkerExited,
+    WorkerNotStarted,
+)
+from elastic_driver.core.membership import Policy
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.errors import RendezvousClosedError, StaleRoundError
+from elastic_driver.hosts import WorkerId, parse_host
+from elastic_driver.rendezvous.messages import (
+    DiscReport,
+    DrainHostRequest,
+    JobOver,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    Removed,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.unit
+
+A, B, C = WorkerId("a", 0, 0), WorkerId("b", 0, 0), WorkerId("c", 0, 0)
+
+
+class Known:
+    """See Processes and Heartbeats: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.threads: list[tuple[WorkerId, int, int]] = []
+        self.watched: set[WorkerId] = set()
+
+    def pid(self, worker: WorkerId) -> int | None:
+        return {A: 11, B: 12}.get(worker)
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        self.threads.append((worker, pid, thread))
+
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        self.watched.add(worker)
+
+    def forget(self, worker: WorkerId) -> None:
+        self.watched.discard(worker)
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        self.watched &= set(but)
+
+
+class World:
+    """A job whose workers the test plays; no process, no server."""
+
+    def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
+        self.known = Known()
+        self.disc: list[DiscReport] = []
+        self.commands: list[Command] = []
+        self.errors: list[Exception] = []
+        policy = Policy(**({"num_proc": 2, "min_num_proc": 1} | limits))
+        self.stepper = Stepper(policy, clock=loop.time, carry_out=self._carry_out, on_error=self.errors.append)
+        self.rounds = make_rounds(self, loop)
+
+    def _carry_out(self, commands: Sequence[Command], now: float) -> None:
+        self.commands += commands
+        for command in commands:
+            match command:
+                case PublishRound():
+                    self.rounds.publish(command)
+                case DismissWorker():
+                    self.rounds.dismiss(command.worker, command.reason)
+                case SetNotice():
+                    self.rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))
+                case EndJob():
+                    self.rounds.job_over(command.message)
+
+    def hosts(self, *names: str) -> None:
+        self.stepper.post(HostsDiscovered(tuple(parse_host(name, default_slots=1) for name in names)))
+
+    def ask(self, worker: WorkerId, after: int = 0, cause: ReadyCause = ReadyCause.START) -> Awaitable[NextRoundReply]:
+        return self.rounds.next_round(NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), 5, 6))
+
+    async def train(self, *workers: WorkerId) -> None:
+        """The first round runs with these."""
+        self.hosts(*(worker.hostname for worker in workers))
+        answers = [self.ask(worker) for worker in workers]
+        for worker, answer in zip(workers, answers, strict=True):
+            assert isinstance(await answer, RoundAssignment)
+            self.rounds.running(RunningReport(worker, 1, 0))
+        self.stepper.catch_up()
+
+    def exits(self, worker: WorkerId, returncode: int) -> None:
+        self.rounds.gone(worker)
+        self.stepper.post(WorkerExited(worker, returncode, f"exited with code {returncode}", 0.0))
+
+
+def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
+    return Rounds(
+        world.stepper,
+        processes=world.known,
+        heartbeats=world.known,
+        clock=loop.time,
+        on_disc=world.disc.append,
+    )
+
+
+def play(test: Callable[[World], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, **limits)
+        await test(world)
+        world.stepper.close()
+        assert world.errors == []
+
+    run_virtually(main)
+
+
+def is_open(answer: Awaitable[object]) -> bool:
+    assert isinstance(answer, asyncio.Future)
+    return not answer.done()
+
+
+# --- asking for a round --------------------------------------------------------------------------------------------
+
+
+def test_workers_are_parked_until_their_round_is_formed() -> None:
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        first = world.ask(A)
+        await asyncio.sleep(1)
+        assert is_open(first)
+        second = world.ask(B)
+        answers = [await first, await second]
+        assert [(one.round_id, one.slot.rank) for one in answers] == [(1, 0), (1, 1)]  # type: ignore[union-attr]
+        assert world.known.threads == [(A, 5, 6), (B, 5, 6)]
+        assert world.known.watched == {A, B}
+
+    play(test)
+
+
+def test_who_asks_again_takes_its_older_request_with_it() -> None:
+    """Its long poll ran out, or its connection was cut: the round forms once, and the last request is answered."""
+
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        older = world.ask(A)
+        newer = world.ask(A)
+        with pytest.raises(asyncio.CancelledError):
+            await older
+        world.ask(B)
+        assert isinstance(await newer, RoundAssignment)
+        assert sum(isinstance(command, PublishRound) for command in world.commands) == 1
+
+    play(test)
+
+
+def test_an_answer_that_was_lost_is_given_again() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        again = await world.ask(A)
+        assert isinstance(again, RoundAssignment)
+        assert (again.round_id, again.slot.rank) == (1, 0)
+        assert world.stepper.state.phase == "running", "it is no report"
+
+    play(test)
+
+
+def test_a_request_whose_peer_has_gone_is_not_answered() -> None:
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        gone = world.ask(A)
+        assert isinstance(gone, asyncio.Future)
+        gone.cancel()
+        assert isinstance(await world.ask(B), RoundAssignment)
+
+    play(test)
+
+
+def test_whom_nobody_knows_and_who_is_being_stopped_is_removed() -> None:
+    async def test(world: World) -> None:
+        assert await world.ask(C) == Removed("the job does not know it")
+        await world.train(A, B)
+        world.hosts("a", "b", "c")
+        world.hosts("a", "b")  # c is being stopped before it has asked
+        assert await world.ask(C) == Removed("it is being stopped")
+
+    play(test)
+
+
+def test_a_worker_that_died_while_it_was_parked_is_forgotten() -> None:
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        dead = world.ask(A)
+        world.stepper.catch_up()
+        world.exits(A, 1)
+        await world.ask(B)
+        await asyncio.sleep(1)
+        assert is_open(dead), "the server cancels it with its connection"
+
+    play(test)
+
+
+def test_a_worker_that_could_not_be_started_is_not_waited_for() -> None:
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        answer = world.ask(A)
+        world.stepper.post(WorkerNotStarted(B, "no room", 0.0, bad_command=False))
+        assert isinstance(await answer, RoundAssignment)
+
+    play(test)
+
+
+def test_a_member_whose_place_is_gone_is_dismissed_at_the_next_round() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.hosts("a")
+        staying = world.ask(A, 1, ReadyCause.HOSTS_UPDATED)
+        leaving = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
+        assert isinstance(await staying, RoundAssignment)
+        assert await leaving == Removed("host b is not listed any more")
+        assert world.known.watched == {A}
+
+    play(test)
+
+
+# --- watching ------------------------------------------------------------------------------------------------------
+
+
+def test_watchers_are_told_of_the_next_notice_and_late_ones_at_once() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        waits = world.rounds.watch(WatchRequest(A, 1, 1))
+        assert is_open(waits)
+        world.exits(B, -9)
+        notice = await waits
+        assert (notice.kind, notice.round_id) == (NoticeKind.ABORT, 1)
+        assert await world.rounds.watch(WatchRequest(A, 1, 1)) == notice
+        assert is_open(world.rounds.watch(WatchRequest(A, 1, notice.version)))
+
+    play(test)
+
+
+def test_a_second_watch_takes_the_first_with_it() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        older = world.rounds.watch(WatchRequest(A, 1, 1))
+        newer = world.rounds.watch(WatchRequest(A, 1, 1))
+        world.hosts("a")
+        assert (await newer).kind is NoticeKind.HOSTS_UPDATED
+        with pytest.raises(asyncio.CancelledError):
+            await older
+
+    play(test)
+
+
+def test_watching_a_round_that_has_passed_or_as_nobody() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        with pytest.raises(StaleRoundError):
+            world.rounds.watch(WatchRequest(A, 0, 0))
+        with pytest.raises(RendezvousClosedError):
+            world.rounds.watch(WatchRequest(C, 1, 0))
+
+    play(test)
+
+
+def test_what_a_watch_says_of_the_disc_is_passed_on() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        report = DiscReport("f", "/f", 3, 4, "", drivers=True)
+        world.rounds.watch(WatchRequest(A, 1, 1, disc=report))
+        assert world.disc == [report]
+
+    play(test)
+
+
+def test_who_leaves_its_round_is_answered_at_once_and_not_listened_for() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        assert (await world.rounds.watch(WatchRequest(A, 1, 1, leaving=True))).kind is NoticeKind.NONE
+        assert world.known.watched == {B}
+
+    play(test)
+
+
+def test_who_says_that_it_exits_has_a_limit() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        await world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        await asyncio.sleep(6)
+        world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        await asyncio.sleep(5)
+        kills = [command for command in world.commands if isinstance(command, KillWorker)]
+        assert [(kill.worker, kill.reason) for kill in kills] == [
+            (A, "did not end within 10 s of its exit (--start-timeout)")
+        ]
+
+    play(test, start_timeout_s=10.0)
+
+
+# --- the end, and who asks from outside ----------------------------------------------------------------------------
+
+
+def test_at_the_end_all_who_wait_are_answered() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        watching = world.rounds.watch(WatchRequest(A, 1, 1))
+        parked = world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
+        world.stepper.post(StopRequested(15, "SIGTERM"))
+        assert (await watching).kind is NoticeKind.JOB_OVER
+        assert await parked == JobOver("interrupted by SIGTERM")
+        assert await world.ask(A, 1) == JobOver("the job has ended")
+
+    play(test)
+
+
+def test_a_leave_before_the_first_round_or_of_nobody_is_refused() -> None:
+    async def test(world: World) -> None:
+        world.hosts("a", "b")
+        for worker in (A, C):
+            with pytest.raises(RendezvousClosedError, match="is to end at once"):
+                world.rounds.leave(LeaveRequest(worker, "SIGTERM"))
+
+    play(test)
+
+
+def test_a_leave_drains_the_place_of_who_leaves() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.rounds.leave(LeaveRequest(B, "SIGTERM"))
+        world.rounds.leave(LeaveRequest(B, "SIGTERM"))
+        assert world.stepper.state.drained == {("b", 0)}
+        texts = [command.text for command in world.commands if isinstance(command, Report)]
+        assert texts == ["worker b[0] leaves at the next commit: it was sent SIGTERM"]
+
+    play(test)
+
+
+def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+
+        def drain(host: str, *, undo: bool = False) -> str:
+            return world.rounds.drain(DrainHostRequest(host, undo=undo))
+
+        assert drain("b") == "host b is drained: its workers leave at their next commit"
+        assert drain("b") == "host b is already drained: its workers leave at their next commit"
+        short = (
+            "that leaves 0 slots of the 1 that the job needs (--min-np): it waits for others, and ends after 600 s "
+            "(--elastic-timeout)"
+        )
+        assert drain("a") == f"host a is drained: its workers leave at their next commit; {short}"
+        assert drain("a", undo=True) == "host a may be used again"
+        assert drain("a", undo=True) == "host a was not drained"
+
+    play(test)
+
+
+def test_a_drain_of_a_host_that_is_not_there() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        said = world.rounds.drain(DrainHostRequest("c", undo=False))
+        assert said == "there is no host c in the job; its hosts: a, b"
+
+    play(test)
+
+
+def test_the_status_is_of_now() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.ask(B, 1, ReadyCause.HOSTS_UPDATED)
+        status = world.rounds.status()
+        assert (status["phase"], status["round_id"]) == ("resetting", 1)
+        workers = status["workers"]
+        assert isinstance(workers, list)
+        assert [(one["worker"], one["phase"], one["pid"]) for one in workers] == [
+            ("a[0]#0", "member", 11),
+            ("b[0]#0", "ready", 12),
+        ]
+
+    play(test)

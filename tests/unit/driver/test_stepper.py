@@ -1,0 +1,177 @@
+"""Events in, commands out, on a loop whose time is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.core.events import (
+    Command,
+    EndJob,
+    HostsDiscovered,
+    PublishRound,
+    StartWorker,
+    TimerExpired,
+    WorkerReady,
+    WorkersReported,
+)
+from elastic_driver.core.membership import Policy
+from elastic_driver.driver import stepper
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.words import Backend, ReadyCause
+
+pytestmark = pytest.mark.unit
+
+A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
+HOSTS = HostsDiscovered((Host("a", 1), Host("b", 1)))
+
+
+def ready(worker: WorkerId) -> WorkerReady:
+    return WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,))
+
+
+class World:
+    """A stepper of a job of two, and what came of it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.commands: list[Command] = []
+        self.errors: list[Exception] = []
+        self.fails_at: type | None = None
+        self.stepper = Stepper(
+            Policy(num_proc=2, min_num_proc=1, start_timeout_s=60.0),
+            clock=loop.time,
+            carry_out=self._carry_out,
+            on_error=self.errors.append,
+        )
+
+    def _carry_out(self, commands: Sequence[Command], now: float) -> None:
+        for command in commands:
+            self.commands.append(command)
+            if self.fails_at is not None and isinstance(command, self.fails_at):
+                raise ZeroDivisionError("a bug")
+
+    def of(self, kind: type) -> list[Command]:
+        return [command for command in self.commands if isinstance(command, kind)]
+
+
+def play(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        await test(world)
+        world.stepper.close()
+
+    run_virtually(main)
+
+
+def test_reports_that_come_together_are_one_step() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        assert [command.worker for command in world.of(StartWorker)] == [A, B]  # type: ignore[attr-defined]
+        world.stepper.report(ready(A))
+        world.stepper.report(ready(B))
+        assert world.of(PublishRound) == [], "not before the loop has come round"
+        await asyncio.sleep(10)
+        assert len(world.of(PublishRound)) == 1
+        assert world.stepper.history[-1][1] == WorkersReported((ready(A), ready(B)))
+
+    play(test)
+
+
+def test_an_event_comes_after_the_reports_before_it() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.report(ready(A))
+        world.stepper.post(TimerExpired())
+        assert [event for _, event in world.stepper.history] == [HOSTS, ready(A), TimerExpired()]
+        await asyncio.sleep(10)
+        assert len(world.stepper.history) == 3, "it was fed once"
+
+    play(test)
+
+
+def test_catching_up_with_nothing_is_no_step() -> None:
+    async def test(world: World) -> None:
+        world.stepper.catch_up()
+        assert not world.stepper.history
+
+    play(test)
+
+
+def test_the_timer_fires_at_the_next_deadline() -> None:
+    async def test(world: World) -> None:
+        world.stepper.set_timer()
+        began = world.loop.time()
+        world.stepper.post(HOSTS)
+        await asyncio.sleep(59)
+        assert not world.stepper.is_over
+        await asyncio.sleep(2)
+        assert [type(event) for _, event in world.stepper.history] == [HostsDiscovered, TimerExpired]
+        assert world.stepper.history[-1][0] == pytest.approx(began + 60)
+        assert world.stepper.is_over
+        assert len(world.of(EndJob)) == 1
+
+    play(test)
+
+
+def test_a_command_that_fails_is_told_and_its_step_is_made() -> None:
+    async def test(world: World) -> None:
+        world.fails_at = StartWorker
+        world.stepper.post(HOSTS)
+        assert [str(error) for error in world.errors] == ["a bug"]
+        assert len(world.stepper.state.workers) == 2
+
+    play(test)
+
+
+def test_an_event_that_is_no_event_is_told_and_changes_nothing() -> None:
+    async def test(world: World) -> None:
+        before = world.stepper.state
+        world.stepper.post(HostsDiscovered(None))  # type: ignore[arg-type]
+        assert [type(error) for error in world.errors] == [TypeError]
+        assert world.stepper.state is before
+
+    play(test)
+
+
+def test_a_closed_one_feeds_nothing_by_itself() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.report(ready(A))
+        world.stepper.close()
+        await asyncio.sleep(1000)
+        assert len(world.stepper.history) == 1
+
+    play(test)
+
+
+def test_a_core_that_fails_at_an_error_of_the_drivers_own_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError("a bug of the core")
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(stepper, "step", fail)
+        assert world.stepper.fail(ValueError("a bug")) is None
+        assert world.stepper.is_over
+
+    play(test)
+
+
+def test_after_an_error_of_the_drivers_own_nothing_follows() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.commands.clear()
+        end = world.stepper.fail(ZeroDivisionError("a bug"))
+        assert end == EndJob(70, "internal error of the driver: ZeroDivisionError('a bug')")
+        assert world.stepper.fail(ZeroDivisionError("another")) is None
+        world.stepper.report(ready(A))
+        world.stepper.post(ready(B))
+        await asyncio.sleep(1000)
+        assert world.commands == []
+
+    play(test)

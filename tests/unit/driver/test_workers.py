@@ -1,0 +1,337 @@
+"""The keeper of processes among fakes: every order of starts, stops and deaths, on a loop whose time is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from driver_fakes import FakeProcess
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.driver.workers import Workers
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.system.tasks import Tasks
+
+pytestmark = pytest.mark.unit
+
+A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
+GRACE_S = 5.0
+
+
+class Story:
+    """See ProcessListener: keeps what it is told, and may have a bug."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, WorkerId, str]] = []
+        self.fails_at = ""
+
+    def _take(self, what: str, worker: WorkerId, how: object) -> None:
+        self.told.append((what, worker, str(how)))
+        if what == self.fails_at:
+            raise ZeroDivisionError("a bug")
+
+    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+        self._take("started", worker, process.pid)
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        self._take("not started", worker, error)
+
+    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+        self._take("dying", worker, status)
+
+    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+        self._take("exited", worker, status)
+
+
+class Kept:
+    """A keeper, whose launches the test lets succeed or fail when it likes."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.story = Story()
+        self.tasks = Tasks()
+        self.errors: list[object] = []
+        loop.set_exception_handler(lambda _, context: self.errors.append(context["exception"]))
+        self.launches: dict[WorkerId, asyncio.Future[FakeProcess]] = {}
+        self.workers = Workers(self._launch, grace_s=GRACE_S, tasks=self.tasks, listener=self.story)
+
+    async def _launch(self, command: StartWorker) -> FakeProcess:
+        self.launches[command.worker] = self.loop.create_future()
+        return await self.launches[command.worker]
+
+    async def start(self, worker: WorkerId) -> None:
+        self.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1)))
+        await settle()
+
+    async def launched(self, worker: WorkerId) -> FakeProcess:
+        """Its process is there."""
+        process = FakeProcess(worker, len(self.launches))
+        self.launches[worker].set_result(process)
+        await settle()
+        return process
+
+    async def run(self, worker: WorkerId) -> FakeProcess:
+        await self.start(worker)
+        return await self.launched(worker)
+
+    def told(self) -> list[tuple[str, WorkerId]]:
+        return [(what, worker) for what, worker, _ in self.story.told]
+
+
+async def settle() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+def among_fakes(test: Callable[[Kept], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        kept = Kept(loop)
+        await test(kept)
+        await kept.tasks.end()
+
+    run_virtually(main)
+
+
+def test_a_worker_from_its_start_to_its_end() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        assert dict(kept.workers.living) == {A: process}
+        assert (kept.workers.pid(A), kept.workers.pid(B)) == (process.pid, None)
+        kept.workers.label(A, "3")
+        kept.workers.label(B, "4")
+        assert process.label == "3"
+        process.end(1)
+        await settle()
+        assert kept.story.told == [("started", A, "1"), ("exited", A, "exited with code 1")]
+        assert dict(kept.workers.living) == {}
+
+    among_fakes(test)
+
+
+def test_it_is_told_of_a_death_before_the_end() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        process.dying.set_result("dumps its core")
+        await settle()
+        assert kept.workers.pid(A) == process.pid, "it holds its place"
+        process.end(-6)
+        await settle()
+        assert kept.story.told[1:] == [("dying", A, "dumps its core"), ("exited", A, "killed by SIGABRT")]
+
+    among_fakes(test)
+
+
+def test_a_death_that_is_seen_with_the_end_is_told_as_the_end() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        process.exited.set_result(ExitStatus(-9))
+        process.dying.set_result("too late")
+        await settle()
+        assert kept.told() == [("started", A), ("exited", A)]
+
+    among_fakes(test)
+
+
+def test_it_is_dead_as_soon_as_it_is_there() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        process = FakeProcess(A, 7)
+        process.end(3)
+        kept.launches[A].set_result(process)
+        await settle()
+        assert kept.told() == [("started", A), ("exited", A)]
+        assert dict(kept.workers.living) == {}
+
+    among_fakes(test)
+
+
+def test_a_stop_while_it_is_being_started() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        kept.workers.stop(A)
+        kept.workers.stop(A)
+        process = await kept.launched(A)
+        assert kept.story.told == [("started", A, "1"), ("exited", A, "killed by SIGTERM")]
+        assert process.exited.done()
+        again = await kept.run(A)
+        assert not again.exited.done(), "the stop was for the first one"
+
+    among_fakes(test)
+
+
+def test_a_stop_of_whom_nobody_knows_does_nothing() -> None:
+    async def test(kept: Kept) -> None:
+        kept.workers.stop(B)
+        process = await kept.run(B)
+        assert not process.exited.done()
+
+    among_fakes(test)
+
+
+def test_a_stop_twice() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.run(A)
+        kept.workers.stop(A)
+        kept.workers.stop(A)
+        await settle()
+        kept.workers.stop(A)
+        assert kept.told() == [("started", A), ("exited", A)]
+        assert kept.errors == []
+
+    among_fakes(test)
+
+
+def test_a_launch_that_fails() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        kept.workers.stop(A)
+        kept.launches[A].set_exception(LaunchError("no room"))
+        await settle()
+        assert kept.story.told == [("not started", A, "no room")]
+        process = await kept.run(A)
+        assert not process.exited.done(), "nothing is left of the stop"
+
+    among_fakes(test)
+
+
+def test_a_launch_with_a_bug_reaches_the_net() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        error = ZeroDivisionError("a bug")
+        kept.launches[A].set_exception(error)
+        await settle()
+        assert kept.errors == [error]
+        assert kept.told() == []
+        await kept.workers.stop_all(1.0)
+
+    among_fakes(test)
+
+
+@pytest.mark.parametrize("where", ["started", "dying", "exited"])
+def test_a_bug_of_the_listener_reaches_the_net_and_loses_no_process(where: str) -> None:
+    async def test(kept: Kept) -> None:
+        kept.story.fails_at = where
+        process = await kept.run(A)
+        if where == "dying":
+            process.dying.set_result("dumps its core")
+        if where == "exited":
+            process.end(1)
+        await settle()
+        assert [type(error) for error in kept.errors] == [ZeroDivisionError]
+        await kept.workers.stop_all(1.0)
+        assert process.exited.done()
+        assert dict(kept.workers.living) == {}
+
+    among_fakes(test)
+
+
+def test_after_the_jobs_end_nobody_is_started() -> None:
+    async def test(kept: Kept) -> None:
+        kept.workers.start(StartWorker(A, SlotInfo(0, 1, 0, 1, 0, 1)))
+        kept.workers.job_ends()
+        await settle()
+        assert kept.launches == {}
+        await kept.workers.stop_all(1.0)
+
+    among_fakes(test)
+
+
+def test_a_process_that_comes_after_the_jobs_end_is_stopped() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        stopping = asyncio.ensure_future(kept.workers.stop_all(10.0))
+        await settle()
+        assert not stopping.done()
+        process = await kept.launched(A)
+        await stopping
+        assert process.exited.done()
+        assert kept.told() == [("started", A), ("exited", A)]
+
+    among_fakes(test)
+
+
+def test_a_launch_that_fails_after_the_jobs_end() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        stopping = asyncio.ensure_future(kept.workers.stop_all(10.0))
+        await settle()
+        kept.launches[A].set_exception(LaunchError("the job is ending"))
+        await stopping
+        assert kept.story.told == [("not started", A, "the job is ending")]
+        assert kept.errors == []
+
+    among_fakes(test)
+
+
+def test_stopping_all_has_a_limit() -> None:
+    async def test(kept: Kept) -> None:
+        stubborn = await kept.run(A)
+        stubborn.is_stubborn = True
+        other = await kept.run(B)
+        began = kept.loop.time()
+        await kept.workers.stop_all(40.0)
+        assert kept.loop.time() == began + 40.0
+        assert (stubborn.exited.done(), other.exited.done()) == (False, True)
+
+    among_fakes(test)
+
+
+# --- killing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_needs_a_process() -> None:
+    async def test(kept: Kept) -> None:
+        assert not kept.workers.kill(KillWorker(A, "did not leave"))
+        process = await kept.run(A)
+        assert kept.workers.kill(KillWorker(A, "did not leave"))
+        assert not kept.workers.kill(KillWorker(A, "did not leave")), "it is dead"
+        await settle()
+        assert kept.story.told[1:] == [("exited", A, "killed by SIGKILL")]
+        assert process.exited.done()
+
+    among_fakes(test)
+
+
+def test_a_kill_while_it_is_being_started() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.start(A)
+        assert kept.workers.kill(KillWorker(A, "did not leave"))
+        process = await kept.launched(A)
+        assert process.exited.done()
+
+    among_fakes(test)
+
+
+def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        exits = KillWorker(A, "did not end", hangs=True, exits=True)
+        assert not kept.workers.kill(exits), "it has never called init()"
+        kept.workers.watch_threads(A, 11, 12)
+        process.runs_script = False
+        assert not kept.workers.kill(exits), "that process has ended"
+        assert not process.exited.done()
+        process.runs_script = True
+        assert kept.workers.kill(exits)
+        await settle()
+        assert (process.printed, process.exited.result().returncode) == (1, -6)
+
+    among_fakes(test)
+
+
+def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        process.is_stubborn = True
+        began = kept.loop.time()
+        assert kept.workers.kill(KillWorker(A, "no heartbeat", hangs=True))
+        await process.exited
+        assert process.exited.result().returncode == -9
+        assert kept.loop.time() == began + 2.0
+
+    among_fakes(test)

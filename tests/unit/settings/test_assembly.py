@@ -1,0 +1,78 @@
+"""The one road to Settings, from whichever side the values come. Command lines are tested in tests/unit/cli."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.settings import Settings
+
+pytestmark = [pytest.mark.unit]
+
+
+def make(environ: dict[str, str] | None = None, **values: Any) -> Settings:
+    return settings_from({"command": ("true",), "num_proc": 2, **values}, environ or {})
+
+
+def test_none_stands_for_what_was_not_given() -> None:
+    nothing = dict.fromkeys(("min_num_proc", "elastic_timeout_s", "hosts", "preload", "config_file", "mpi"))
+    assert make(**nothing) == make()
+
+
+def test_texts_and_numbers_of_other_kinds_are_read() -> None:
+    made = make(num_proc="3", elastic_timeout_s=7, grace_s="0.5", cooldown_range_s=[2, "30"], preload=["torch ", ""])
+    assert (made.num_proc, made.elastic_timeout_s, made.grace_s) == (3, 7.0, 0.5)
+    assert (made.cooldown_range_s, made.preload) == ((2.0, 30.0), ("torch",))
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"num_proc": "two"}, "argument -np: 'two' is not an integer"),
+        ({"num_proc": 2.5}, "argument -np: '2.5' is not an integer"),
+        ({"reset_limit": True}, "argument --reset-limit: 'True' is not an integer"),
+        ({"grace_s": "soon"}, "argument --grace-time: 'soon' is not a number"),
+        ({"cooldown_range_s": (1, "x")}, "argument --blacklist-cooldown-range: 'x' is not a number"),
+        ({"cooldown_range_s": (1,)}, "argument --blacklist-cooldown-range: expected 2 arguments"),
+        ({"hosts": "a:2", "hostfile": "x"}, "not allowed with argument"),
+        ({"mpi": True}, "Gloo only"),
+    ],
+)
+def test_what_cannot_be_read(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make(**values)
+    assert complaint in str(caught.value)
+
+
+def test_a_name_that_is_no_setting_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="no setting is called elastic_timeout"):
+        make(elastic_timeout=3)
+
+
+def test_the_nearer_source_wins(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("library_options: {gloo_timeout_seconds: 8}\nwarm_starts: {enabled: false, preload: 'a, b'}\n")
+    environ = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "9", "ELASTIC_DRIVER_HOROVOD_SHIM": "Never"}
+    assert make(environ).gloo_timeout_s == 9
+    assert make(environ).worker_env == {}, "workers inherit it"
+    from_file = make(environ, config_file=str(file))
+    assert (from_file.gloo_timeout_s, from_file.warm_starts, from_file.preload) == (8, False, ("a", "b"))
+    assert from_file.worker_env == {"HOROVOD_GLOO_TIMEOUT_SECONDS": "8"}
+    assert make(environ, config_file=file, gloo_timeout_s=7).gloo_timeout_s == 7
+    assert (make(environ).horovod_shim, make(environ, horovod_shim="Always").horovod_shim) == ("never", "always")
+    file.write_text("controller: mpi\n")
+    with pytest.raises(SettingsError, match="Gloo only"):
+        make(config_file=file)
+
+
+def test_what_follows_from_what_was_given() -> None:
+    assert (make().hosts, make().elastic, make().max_num_proc) == ((Host("localhost", 2),), False, 2)
+    growing = make(min_num_proc=1, hosts="localhost:4")
+    assert (growing.elastic, growing.min_num_proc, growing.max_num_proc) == (True, 1, None)
+    assert make(min_num_proc=1, num_standby=1, hosts="localhost:4").max_num_proc == 2
+    assert make(discovery_script="true").hosts is None

@@ -1,0 +1,107 @@
+"""What is looked at on this machine before a job starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import Host
+from elastic_driver.settings.preflight import preflight
+from elastic_driver.settings.settings import Settings
+
+pytestmark = [pytest.mark.unit]
+
+
+def make(**values: Any) -> Settings:
+    given = {"command": ("true",), "num_proc": 2, "min_num_proc": 2, "hosts": (Host("localhost", 4),), **values}
+    return Settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"command": ("no-such-program",)}, "cannot find the command 'no-such-program' on the PATH"),
+        ({"command": ("",)}, "cannot find the command ''"),
+        ({"command": ("./no/such",)}, "there is no such file"),
+        ({"command": ("/",)}, "it is not a file"),
+        ({"event_log": Path("/no/such/folder/x")}, "there is no folder /no/such/folder"),
+        ({"output_filename": Path("/dev/null/x")}, "cannot make the folder /dev/null/x (--output-filename): "),
+        ({"output_filename": Path("/dev/null")}, "cannot make the folder /dev/null (--output-filename): "),
+        ({"durable_dir": Path("/dev/null/x")}, "cannot use the folder /dev/null/x (--durable-dir): "),
+    ],
+)
+def test_what_cannot_be_used(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        preflight(make(**values))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "true",
+        "cat hosts.txt | head -2",
+        "cd /tmp && ./anything",
+        "(./anything)",
+        "X=1 ./anything",
+        "~/anything",
+        "$HOME/anything",
+        "if true; then echo localhost; fi",
+        "no-such-program",  # the first run tells, in the shell's words
+    ],
+)
+def test_a_discovery_script_is_any_shell_command(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert preflight(make(hosts=None, discovery_script=script)) == []
+
+
+def test_programs_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "discover.sh"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"command": ("./train.py",)}, "it is not executable; run it as: python ./train.py"),
+        ({"command": ("./discover.sh",)}, "it is not executable; chmod \\+x it"),
+        ({"command": ("train.py",)}, "there is a file of this name here: run it as: python train.py"),
+        ({"command": ("discover.sh",)}, "write ./discover.sh"),
+        ({"hosts": None, "discovery_script": "./discover.sh --all"}, "it is not executable; chmod \\+x it"),
+        ({"hosts": None, "discovery_script": "discover.sh"}, "write ./discover.sh"),
+        ({"hosts": None, "discovery_script": "./absent.sh"}, "there is no such file"),
+        ({"hosts": None, "discovery_script": "./"}, "it is not a file"),
+    ]
+    for values, complaint in cases:
+        with pytest.raises(SettingsError, match=complaint):
+            preflight(make(**values))
+
+
+def test_the_output_folder_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    preflight(make(output_filename=folder))
+    assert os.access(folder, os.W_OK)
+
+
+def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("durable", "output", "events")]
+    for folder in folders:
+        folder.mkdir()
+    settings = make(durable_dir=folders[0], output_filename=folders[1], event_log=folders[2] / "log")
+    assert preflight(settings) == []
+    for folder in folders:
+        folder.chmod(0o1777)
+    assert preflight(settings) == [
+        f"the folder {folders[0]} (--durable-dir): all users can write to it; who can write to it can change what the "
+        "job goes on from"
+    ]
+    for folder in folders:
+        folder.chmod(0o777)
+    assert [text.split("(")[1].split(")")[0] for text in preflight(settings)] == [
+        "--durable-dir",
+        "--output-filename",
+        "--event-log",
+    ]
+    assert preflight(make()) == []

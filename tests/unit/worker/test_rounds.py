@@ -1,0 +1,150 @@
+"""The round that a process is in, and what it counts, without a driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic_driver.errors import NotInitializedError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.messages import RoundAssignment
+from elastic_driver.words import Backend
+from elastic_driver.worker.engine.choice import Limits
+from elastic_driver.worker.rounds import devices
+from elastic_driver.worker.rounds.context import Context, MemberFacts
+from elastic_driver.worker.rounds.current import CurrentRound
+
+pytestmark = pytest.mark.unit
+
+ALONE = RoundAssignment(1, SlotInfo(0, 1, 0, 1, 0, 1), True, 0, Backend.NATIVE)
+
+
+def a_round(round_id: int = 1, commits: int = 0, **more: Any) -> Context:
+    assignment = replace(ALONE, round_id=round_id, commits=commits)
+    return Context(assignment, worker=None, address="127.0.0.1", limits=Limits(), client=None, **more)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def on_round_changed(self) -> None:
+        self.changes += 1
+
+
+def test_there_is_no_round_before_the_first() -> None:
+    current = CurrentRound()
+    assert (current.initialized, current.joined, current.planned) == (False, None, None)
+    for ask in (lambda: current.context, lambda: current.slot):
+        with pytest.raises(NotInitializedError, match="not been initialized"):
+            ask()
+
+
+def test_a_late_process_has_its_planned_place_until_its_round_is_asked_for() -> None:
+    current, joined, late = CurrentRound(), a_round(3), SlotInfo(4, 5, 0, 1, 0, 1)
+
+    def join() -> None:
+        assert current.drop_plan() == late
+        current.enter(joined)
+
+    current.plan(late, join)
+    assert (current.initialized, current.joined, current.slot) == (True, None, late)
+    assert current.context is joined
+    assert (current.planned, current.slot) == (None, ALONE.slot)
+
+
+def test_a_plan_that_was_dropped_joins_nothing() -> None:
+    current = CurrentRound()
+    current.plan(ALONE.slot, lambda: pytest.fail("it joined"))
+    current.drop_plan()
+    with pytest.raises(NotInitializedError):
+        _ = current.context
+
+
+def test_the_first_round_and_the_most_commits_are_remembered() -> None:
+    current = CurrentRound()
+    for round_id, commits in ((2, 7), (3, 9), (4, 8)):
+        current.leave()
+        current.enter(a_round(round_id, commits))
+    assert (current.first_round, current.commits_seen) == (2, 9)
+
+
+def test_listeners_hear_of_a_new_round_for_as_long_as_they_live() -> None:
+    current, listener, other = CurrentRound(), Listener(), Listener()
+    current.listen(listener)
+    current.listen(other)
+    del other
+    current.tell_of_change()
+    current.tell_of_change()
+    assert listener.changes == 2
+
+
+def test_a_forked_child_is_in_no_round_and_nobody_listens() -> None:
+    current, listener, notified = CurrentRound(), Listener(), lambda: None
+    current.leave_listeners.append(notified)
+    current.listen(listener)
+    current.enter(a_round(2, 5))
+    current.abandon()
+    current.tell_of_change()
+    assert (current.joined, current.first_round, current.commits_seen, listener.changes) == (None, 0, 0, 0)
+    assert current.leave_listeners == [notified], "who was told by the parent is told by the child, too"
+
+
+def test_a_round_counts_what_is_lost_when_it_breaks() -> None:
+    context = a_round()
+    finished = 0
+
+    def progress() -> tuple[int, bool]:
+        return finished, False
+
+    context.progress = progress  # type: ignore[method-assign]
+    assert context.steps == 0, "no training yet"
+    finished = 5
+    context.note_restore_point()
+    assert context.steps == 0
+    finished = 8
+    assert context.steps == 3
+
+
+def test_a_round_counts_calls_and_joins() -> None:
+    context = a_round()
+    context.note_call(0, "a")
+    context.note_call(0, "a")
+    context.note_call(1, "a")
+    context.note_join()
+    assert [context.calls_of(*call) for call in ((0, "a"), (1, "a"), (0, "b"))] == [2, 1, 0]
+    assert context.joins == 1
+
+
+def test_a_round_knows_what_its_members_have_said() -> None:
+    context = a_round()
+    assert (context.homogeneous, context.devices) == (True, [])
+    context.note_members([MemberFacts(2, {"torch": "gpu"}), MemberFacts(1, {})])
+    assert (context.homogeneous, context.devices) == (False, [{"torch": "gpu"}, {}])
+
+
+def test_each_device_lane_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[tuple[str, Context]] = []
+
+    class Lane:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def describe(self) -> str:
+            return f"devices of {self.name}"
+
+        def prepare_join(self, context: Context) -> None:
+            prepared.append((self.name, context))
+
+    monkeypatch.setattr(devices, "_lanes", {})
+    lanes = [Lane("torch"), Lane("jax")]
+    for lane in (*lanes, lanes[0]):
+        devices.register(lane.name, lane)
+    with pytest.raises(ValueError, match="another of this name"):
+        devices.register("torch", Lane("torch"))
+    assert devices.describe() == {"torch": "devices of torch", "jax": "devices of jax"}
+    context = a_round()
+    devices.prepare_join(context)
+    assert prepared == [("torch", context), ("jax", context)]
