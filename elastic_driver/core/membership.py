@@ -121,9 +121,7 @@ def _place_workers(t: Transition) -> None:
 
 
 def _close_or_tell(t: Transition) -> None:
-    if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
-        t.state.phase is JobPhase.RUNNING and t.state.registry.complete
-    ):
+    if t.state.phase is not JobPhase.WAITING and t.state.registry.complete:
         round_id = t.state.round_id
         _close_registry(t)
         if t.state.round_id != round_id:
@@ -239,9 +237,7 @@ def _fill_places(t: Transition) -> None:
 
 
 def _close_registry(t: Transition) -> None:
-    """Ends the job or forms the next round, when all who are expected have reported."""
-    if not t.state.registry.complete:
-        return
+    """All who are expected have reported: ends the job, forms the next round, or waits."""
     ready = in_phase(t.state, WorkerPhase.READY)
     fails_again = _judge(t)
     if _end_if_over(t, ready):
