@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 # tracker removes the dead worker's shared memory in this time.
 LEFTOVER_GRACE_S = 1.0
 # How long output is waited for that a descendant outside of our reach could still write.
-_DRAIN_S = 1.0
+_OUTPUT_END_S = 1.0
 # A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
 _KILL_S = 5.0
 # Two threads for what blocks: a scan must not hold up the start of a replacement.
@@ -106,7 +106,7 @@ class LocalWorker:
     """A worker process on this machine. See :class:`~elastic_driver.launch.launcher.WorkerProcess`.
 
     Attributes:
-        finished: done when it is dead, what it started is gone, and its output is drained.
+        finished: done when it is dead, what it started is gone, and its output is read to the end.
     """
 
     def __init__(
@@ -194,11 +194,11 @@ class LocalWorker:
             return
         if isinstance(status, str) or not status.ok:
             if self._output is not None:
-                self._output.read_what_is_there()
+                self._output.read_available()
             self.dying.set_result(status)
 
     async def wait(self) -> ExitStatus:
-        """Blocks until it is dead, what it started is gone, and its output is drained."""
+        """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
     async def stop(self, grace_s: float) -> ExitStatus:
@@ -278,7 +278,7 @@ class LocalWorker:
             self._popen.wait()
             return
         if self._output is not None:
-            self._output.read_what_is_there()
+            self._output.read_available()
         self._set_exited(status)
         # When a stop is under way, what is left of the tree keeps that stop's grace.
         if self._ending is None:
@@ -302,7 +302,7 @@ class LocalWorker:
             if self._ending is not None:
                 await asyncio.wait((self._ending,))
             if self._output is not None:
-                await self._output.drained(_DRAIN_S)
+                await self._output.wait_ended(_OUTPUT_END_S)
         finally:
             self._popen.wait()  # dead already: this only reaps it
             self._close(status)

@@ -128,7 +128,7 @@ class _Runner:
             self._queue.put(None)
         else:
             self.link.collectives.close()
-            self._drain()
+            self._fail_queued()
 
     def join(self) -> None:
         """Blocks until the thread has ended, or is given up."""
@@ -156,9 +156,9 @@ class _Runner:
             del work  # or the last buffers would live until the next
         with contextlib.suppress(Exception):
             self.link.collectives.close()
-        self._drain()
+        self._fail_queued()
 
-    def _drain(self) -> None:
+    def _fail_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 if (work := self._queue.get_nowait()) is not None:

@@ -98,7 +98,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A second handle of that socket; None when the number stands for something else by now."""
+    """A second descriptor of that socket; None when the number stands for something else by now."""
     try:
         copy = os.dup(descriptor)
     except OSError:
