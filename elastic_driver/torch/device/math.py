@@ -120,9 +120,9 @@ def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:
         for i in range(0, len(vectors) - step, 2 * step):
             a, b = vectors[i], vectors[i + step]
             dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
-            one = torch.ones_like(dot)
-            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, one)), one)
-            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, one)), one)
+            unit = torch.ones_like(dot)
+            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, unit)), unit)
+            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, unit)), unit)
             vectors[i] = a * of_a + b * of_b
         step *= 2
     return vectors[0]

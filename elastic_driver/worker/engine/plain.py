@@ -445,7 +445,7 @@ class PlainEngine:
             return self._finished, any(runner.pending for runner in self._runners.values())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. A cycle is one operation's turn."""
+        """See Engine. A cycle is one operation."""
         trace = Trace(path, self._rank, mark_cycles=mark_cycles)
         with self._lock:
             former, self._trace = self._trace, trace
