@@ -209,8 +209,8 @@ class NativeEngine:
         if self._rank not in members:
             self._gather(number, b"")
             return None
-        mine = next(part for part in parts if self._rank in part)
-        place = mine.index(self._rank)
+        machine = next(part for part in parts if self._rank in part)
+        place = machine.index(self._rank)
         groups = [("global", ranks, ranks.index(self._rank))]
         if place < min(len(part) for part in parts):
             cross = [part[place] for part in parts]
