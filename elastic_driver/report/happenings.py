@@ -157,7 +157,7 @@ class RoundResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Remark:
     """Something the user should know, in words."""
 
     text: str
@@ -266,7 +266,7 @@ Happening: TypeAlias = (
     | NoticeGiven
     | RoundFormed
     | RoundResumed
-    | Told
+    | Remark
     | FirstFailure
     | InternalError
     | JobEnded

@@ -160,9 +160,9 @@ class LocalWorker:
         # Two, because the last thread of a process to end is the one that has to free its memory.
         watches = []
         with contextlib.suppress(OSError):
-            for one in (pid, thread):
-                if one > 0:
-                    watches.append(watch_thread(one, self._look_if_dying))
+            for thread_id in (pid, thread):
+                if thread_id > 0:
+                    watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
     @property
@@ -240,28 +240,28 @@ class LocalWorker:
 
     async def _end_tree(self) -> None:
         # Kept over the scans: a child without marks is known as ours only as long as its parent lives.
-        known: set[psutil.Process] = set()
+        processes: set[psutil.Process] = set()
         if not self._kill_now.done():
-            known.update(await self._find())
-            for process in known:
+            processes.update(await self._find())
+            for process in processes:
                 send_signal(process, signal.SIGTERM)
-            await wait_gone(known, self._kill_now)
+            await wait_gone(processes, self._kill_now)
         give_up = self._loop.create_future()
         timer = self._loop.call_later(_KILL_S, set_once, give_up)
         try:
             while True:
-                known.update(await self._find())
-                known = {process for process in known if is_alive(process)}
-                if not known:
+                processes.update(await self._find())
+                processes = {process for process in processes if is_alive(process)}
+                if not processes:
                     return
                 if give_up.done():
-                    pids = ", ".join(str(process.pid) for process in known)
+                    pids = ", ".join(str(process.pid) for process in processes)
                     self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
                     self._abandon()
                     return
-                for process in known:
+                for process in processes:
                     send_signal(process, signal.SIGKILL)
-                await wait_gone(known, give_up)
+                await wait_gone(processes, give_up)
         finally:
             timer.cancel()
 
@@ -474,8 +474,8 @@ class LocalLauncher:
                 self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
             else:
                 for processes in found.values():
-                    for left in processes:
-                        send_signal(left, signal.SIGKILL)
+                    for leftover in processes:
+                        send_signal(leftover, signal.SIGKILL)
             await self._guard.close()
         if self._tether is not None:
             self._tether.close()
