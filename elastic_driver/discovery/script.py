@@ -31,7 +31,7 @@ _STDERR_LINES = 5
 _MAX_SAID = 1000
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
-# A script that runs for longer is told of while a job waits for it.
+# A script that runs for longer is reported while a job waits for it.
 _SLOW_S = 2.0
 # Tells the processes of one run of the script from all others, also those that left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"

@@ -46,7 +46,7 @@ from elastic_driver.words import NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
-# A wait is told of after so many seconds, and again after twice as many more each time; from the second bound on it is
+# A wait is reported after so many seconds, and again after twice as many more each time; from the second bound on it is
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
 # Workers whose last words are kept, of those that failed since the last round was formed.
@@ -126,7 +126,7 @@ class Chronicle:
         self._stood_still_s = 0.0
         self._has_trained = False
         self._waits_for = ""
-        self._wait_step_s = self._told_after_s = _WAIT_S
+        self._wait_step_s = self._report_after_s = _WAIT_S
 
     def _tell(self, happening: Happening) -> None:
         for listener in self._listeners:
@@ -294,13 +294,13 @@ class Chronicle:
         self._tell(Status(text))
 
     def look(self, now: float) -> bool:
-        """To be called about each second. Returns whether a job that waits is to be told of now."""
+        """To be called about each second. Returns whether a wait of the job is to be reported now."""
         self._tell(MomentPassed())
         since = self._waiting_since
-        return since is not None and not self.live and now - since >= self._told_after_s
+        return since is not None and not self.live and now - since >= self._report_after_s
 
     def waits(self, now: float, reason: str, *, patience: float = 1.0) -> None:
-        """What the job waits for, or is about to end of; "" for nothing. Of a wait that goes on is told at times.
+        """What the job waits for, or is about to end of; "" for nothing. A wait that goes on is reported at times.
 
         Args:
             now: the present, seconds.
@@ -310,13 +310,13 @@ class Chronicle:
         if reason != self._waits_for:
             self._waits_for = reason
             self._waiting_since = now if reason else None
-            self._wait_step_s = self._told_after_s = patience * _WAIT_S
+            self._wait_step_s = self._report_after_s = patience * _WAIT_S
 
     def still_waiting(self, text: str, now: float) -> None:
         """Tells of a wait, and when to tell of it next."""
         waited_s = 0.0 if self._waiting_since is None else now - self._waiting_since
         self._wait_step_s = min(2 * self._wait_step_s, _LONGEST_WAIT_S)
-        self._told_after_s = waited_s + self._wait_step_s
+        self._report_after_s = waited_s + self._wait_step_s
         self._tell(Remark(f"for {waited_s:.0f} s now: {text}", warning=waited_s >= _WORRY_S))
 
     def first_failure(self, failure: Failure) -> None:
@@ -337,7 +337,10 @@ class Chronicle:
 
     def _summary(self) -> Summary:
         first, last = (
-            [RoundSummary(kept.round_id, kept.size, kept.cause, kept.took_s, kept.commits) for kept in rounds]
+            [
+                RoundSummary(formed.round_id, formed.size, formed.cause, formed.took_s, formed.commits)
+                for formed in rounds
+            ]
             for rounds in (self._first, self._last)
         )
         changes = [*first[1:], *last]

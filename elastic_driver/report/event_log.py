@@ -107,7 +107,7 @@ class EventLog:
                     rank=rank,
                     how=how,
                     last_lines=list(last_lines),
-                    alike=[other.key for other in alike],
+                    alike=[worker.key for worker in alike],
                 )
             case InternalError(error, events):
                 self.write("internal_error", error=error, events=list(events))

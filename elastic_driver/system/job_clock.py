@@ -55,7 +55,7 @@ class JobClock:
         """Looks at it often enough. Runs until it is cancelled.
 
         Args:
-            on_standstill: told of longer ones, seconds, when they are over.
+            on_standstill: called after each longer standstill, with its seconds.
         """
         reported_s = self.lost_s
         while True:

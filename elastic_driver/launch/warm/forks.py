@@ -192,15 +192,15 @@ class WarmStarts:
     # --- on the event loop -----------------------------------------------------------------------------------------
 
     def _start(self, plan: _Plan) -> _Warmed:
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
             control, far = socket.socketpair()
-            ours.callback(control.close)
-            theirs.callback(far.close)
+            our_ends.callback(control.close)
+            childs_ends.callback(far.close)
             ends: list[int] = []
             for _ in range(2):
                 ends += os.pipe()
                 for descriptor in ends[-2:]:
-                    theirs.callback(os.close, descriptor)
+                    childs_ends.callback(os.close, descriptor)
             out_read, out_write, err_read, err_write = ends
             path = plan.env.get("PYTHONPATH")
             env = {
@@ -229,7 +229,7 @@ class WarmStarts:
             except BaseException:
                 _kill_group(popen)
                 raise
-            ours.pop_all()
+            our_ends.pop_all()
         self._guard.started(popen.pid)
         warmed.has_reader = True
         self._loop.add_reader(control.fileno(), self._answered, warmed)
@@ -385,20 +385,20 @@ def _kill_group(popen: subprocess.Popen[bytes]) -> None:
 
 def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) -> Spawned:
     deadline = time.monotonic() + FORK_S
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
         launch, far = socket.socketpair()
-        theirs.callback(far.close)
+        childs_ends.callback(far.close)
         pipes: dict[Stream, int] = {}
         ends: dict[Stream, int] = {}
         with launch:
             for stream in ("stdout", "stderr"):
                 pipes[stream], ends[stream] = os.pipe()
-                ours.callback(os.close, pipes[stream])
-                theirs.callback(os.close, ends[stream])
+                our_ends.callback(os.close, pipes[stream])
+                childs_ends.callback(os.close, ends[stream])
             tied = tether.ends()
-            ours.callback(tied.close)
+            our_ends.callback(tied.close)
             _send(control, request, far.fileno(), *ends.values(), *tied.descriptors())
-            theirs.close()
+            childs_ends.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
             # Not yet told to go on, so it ends when this fails.
             leader = psutil.Process(pid)
@@ -414,7 +414,7 @@ def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) ->
                     os.kill(pid, signal.SIGKILL)
                 ForkedProcess(pid).wait()
                 raise
-        ours.pop_all()
+        our_ends.pop_all()
         tied.close()
         return Spawned(ForkedProcess(pid), leader, pipes)
 

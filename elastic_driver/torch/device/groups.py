@@ -206,9 +206,9 @@ class _Probe:
                 data = torch.full((_PROBE_ELEMENTS,), self._index + 1.0, device=self._device)
                 work = self.group.allreduce([data], c10d.AllreduceOptions())
                 work.wait(timedelta(seconds=self._timeout_s))
-                found = data.tolist()
-                if found != [total] * _PROBE_ELEMENTS:
-                    self.failure = f"its first sum was {found[0]:g} instead of {total:g}"
+                sums = data.tolist()
+                if sums != [total] * _PROBE_ELEMENTS:
+                    self.failure = f"its first sum was {sums[0]:g} instead of {total:g}"
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self.failure = f"it failed: {first}"

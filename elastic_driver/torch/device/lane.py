@@ -292,9 +292,9 @@ class DeviceRunner:
                 sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
-            own = job is None or job.in_place or sources is not job.sources
+            may_overwrite = job is None or job.in_place or sources is not job.sources
             factors = (turn.prescale, turn.postscale)
-            instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, own=own)
+            instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
             results = [
                 carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
                 for place, source in enumerate(sources)
