@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,9 +44,9 @@ from elastic_driver.core.membership import Policy, explain
 from elastic_driver.core.placement import is_drained
 from elastic_driver.core.setbacks import fault_of, last_words
 from elastic_driver.core.state import JobPhase, WorkerPhase, record_of
-from elastic_driver.dialects.ours import JobAddress, inheritable, worker_env
+from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
-from elastic_driver.driver.durable_folder import durable_env, newest_commit
+from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
@@ -61,7 +60,6 @@ from elastic_driver.errors import (
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
@@ -108,7 +106,7 @@ class ElasticDriver:
         discovery: tells the hosts there are.
         launcher: starts processes.
         chronicle: tells the user, and the event log, what happens.
-        environ: what workers inherit.
+        dialect: of the workers.
         clock: the job's time.
         on_round: called whenever a round has formed.
 
@@ -123,7 +121,7 @@ class ElasticDriver:
         discovery: HostDiscovery,
         launcher: Launcher,
         chronicle: Chronicle,
-        environ: Mapping[str, str],
+        dialect: Dialect,
         job_id: str,
         clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
@@ -132,14 +130,15 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
-        self._environ = inheritable(environ)
         self._clock = clock or JobClock()
         self._on_round = on_round
         self._stepper = Stepper(
             policy_of(settings), clock=self._clock, carry_out=self._carry_out_all, on_error=self._crash
         )
         self._tasks = Tasks()
-        self._workers = Workers(self._launch, grace_s=settings.grace_s, tasks=self._tasks, listener=self)
+        self._workers = Workers(
+            launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
+        )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(heartbeats, chronicle, self._workers.living, self._clock)
         self.rounds = Rounds(
@@ -155,7 +154,12 @@ class ElasticDriver:
         )
         key = JobKey.new()
         self._server = RendezvousServer(
-            self.rounds, key=key, on_error=self._crash, on_full=chronicle.warning, call_later=self._clock.call_later
+            self.rounds,
+            routes=dialect.routes,
+            key=key,
+            on_error=self._crash,
+            on_full=chronicle.warning,
+            call_later=self._clock.call_later,
         )
         self._job = JobAddress("", key, job_id, settings.rendezvous_address, name_of_this_process())
         self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
@@ -294,7 +298,7 @@ class ElasticDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._workers.start(command)
+                self._workers.start(command, self._job, self._stepper.state.round_id)
             case StopWorker():
                 self._workers.stop(command.worker)
             case DismissWorker():
@@ -408,30 +412,6 @@ class ElasticDriver:
         self._crash(error)
 
     # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
-
-    async def _launch(self, command: StartWorker) -> WorkerProcess:
-        """Starts the worker's process. Raises LaunchError when that cannot be done on its host."""
-        env = worker_env(
-            self._environ,
-            job=self._job,
-            exported={
-                ENV_HEARTBEAT: f"{self._supervisor.interval_s:g}",
-                **durable_env(self._settings),
-                **self._settings.worker_env,
-            },
-            worker=command.worker,
-            planned=command.planned,
-            round_id=self._stepper.state.round_id,
-            cores=len(os.sched_getaffinity(0)),
-            horovod_shim=self._settings.horovod_shim,
-        )
-        return await self._launcher.start(
-            command.worker,
-            self._settings.command,
-            env,
-            label="standby" if command.standby else str(command.planned.rank),
-            rank_at_launch=command.planned.rank,
-        )
 
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
