@@ -39,6 +39,13 @@ class DiscoveryFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker's process runs. News of workers that do not ask for their rounds."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """A worker asks for the round after ``after_round``. See NextRoundRequest."""
 
@@ -115,7 +122,7 @@ class WorkerDying:
 class WorkersReported:
     """Several workers have reported, or ended, at about the same time: one decision for all of them."""
 
-    reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
+    reports: tuple[WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,7 @@ class TimerExpired:
 Event = (
     HostsDiscovered
     | DiscoveryFailed
+    | WorkerStarted
     | WorkerReady
     | WorkerRunning
     | WorkersReported
@@ -215,7 +223,7 @@ class PublishRound:
         placed: its members by rank.
         sync: whether the members broadcast rank 0's state first.
         commits: commits of rank 0's state.
-        backend: what carries its collectives.
+        backend: what carries its collectives; None when that is the workers' own affair.
         cause: what made it, in words.
         old_size: members of the round before (0 for the first round).
         reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
@@ -225,7 +233,7 @@ class PublishRound:
     placed: tuple[Placed, ...]
     sync: bool
     commits: int
-    backend: Backend
+    backend: Backend | None
     cause: str
     old_size: int
     reinit: bool = False

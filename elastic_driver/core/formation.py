@@ -51,7 +51,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             sync=state.unplanned or not in_step,
             commits=commits,
             backend=backend,
-            cause=_cause(t, tuple(one.worker for one in placed)),
+            cause=cause_of(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
             reinit=bool(state.reinits) and not state.unplanned,
         )
@@ -66,7 +66,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
         slots_deadline=None,
         resets=state.resets + (1 if state.unplanned else 0),
-        reset_times=_reset_times(t),
+        reset_times=reset_times(t),
         setbacks=state.setbacks.next_round(),
         unplanned=False,
         crashes=(),
@@ -94,7 +94,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
-def _reset_times(t: Transition) -> tuple[float, ...]:
+def reset_times(t: Transition) -> tuple[float, ...]:
     """When those resets were that may count for the limit, with this one."""
     window_s = t.state.policy.reset_window_s
     if window_s is None:
@@ -103,7 +103,7 @@ def _reset_times(t: Transition) -> tuple[float, ...]:
     return (*(at for at in t.state.reset_times if t.now - at < window_s), *now)
 
 
-def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
+def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
     if not state.round_id:

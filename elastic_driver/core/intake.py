@@ -25,8 +25,9 @@ from elastic_driver.core.events import (
     WorkerReady,
     WorkerRunning,
     WorkersReported,
+    WorkerStarted,
 )
-from elastic_driver.core.placement import in_target, standby_places, wanted_places
+from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
@@ -35,11 +36,12 @@ from elastic_driver.core.state import (
     JobPhase,
     WorkerPhase,
     WorkerRecord,
+    finishing,
     record_of,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import Host
-from elastic_driver.words import ExitCode, ReadyCause
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.words import ExitCode, OnChange, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
@@ -49,7 +51,7 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited():
+        case WorkerStarted() | WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited():
             _take_reports(t, (event,))
         case WorkersReported():
             _take_reports(t, event.reports)
@@ -94,7 +96,8 @@ def _take_drain(t: Transition, event: DrainRequested) -> None:
         t.state = replace(t.state, drained=t.state.drained - places)
         return
     if not places <= t.state.drained:
-        t.report(f"{what} leaves at the next commit: {event.why}")
+        when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
+        t.report(f"{what} {when}: {event.why}")
     t.state = replace(t.state, drained=t.state.drained | places)
 
 
@@ -113,10 +116,14 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
     t.state = replace(t.state, discovery_failing_since=since, discovery_error=event.message)
 
 
-def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]) -> None:
+def _take_reports(
+    t: Transition, reports: tuple[WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
+) -> None:
     resumed = None
     for report in reports:
         match report:
+            case WorkerStarted():
+                _take_started(t, report)
             case WorkerReady():
                 _take_ready(t, report)
             case WorkerRunning():
@@ -132,7 +139,21 @@ def _take_reports(t: Transition, reports: tuple[WorkerReady | WorkerRunning | Wo
         t.commands.append(ReportResumed(t.state.round_id, resumed.commits, took_s))
 
 
+def _take_started(t: Transition, event: WorkerStarted) -> None:
+    record = record_of(t.state, event.worker)
+    on_change = t.state.policy.on_change
+    if record is None or record.phase is not WorkerPhase.BOOTING or on_change is OnChange.IN_PLACE:
+        return
+    phase = WorkerPhase.READY if on_change is OnChange.RESTART else WorkerPhase.MEMBER
+    t.put(replace(record, phase=phase, since=t.now, deadline=None))
+    t.state = replace(t.state, ever_ready=True)
+    if on_change is OnChange.RESTART:
+        t.state = replace(t.state, registry=t.state.registry.record(event.worker, WorkerState.READY))
+
+
 def _take_ready(t: Transition, event: WorkerReady) -> None:
+    if t.state.policy.on_change is not OnChange.IN_PLACE:
+        return  # no worker of theirs asks for a round
     record = record_of(t.state, event.worker)
     if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
         return  # of the past: a process that has ended, or a request that was answered already
@@ -204,7 +225,7 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
     else:
         fault = event.fault or fault_of(event.returncode)
         failure = _failure(record, event.how, event.error, event.where)
-        _take_crash(t, record, failure, fault, event.draw, wanted=wanted, told=True)
+        take_crash(t, record, failure, fault, event.draw, wanted=wanted, told=True)
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
@@ -215,7 +236,7 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True))
     failure = _failure(record, event.how, event.error, event.where)
-    _take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
+    take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
@@ -223,12 +244,15 @@ def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    if t.state.policy.on_change is OnChange.NO_ROUNDS:
+        t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.SUCCESS))
+        return
     if not record.round_id:
         message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
         if not t.state.ever_ready:
             t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
             return
-        _take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
+        take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
         return
     registry = t.state.registry
     if not wanted and registry.expected != (record.worker,):
@@ -239,7 +263,7 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
     t.state = replace(t.state, registry=registry.record(record.worker, WorkerState.SUCCESS))
 
 
-def _take_crash(
+def take_crash(
     t: Transition,
     record: WorkerRecord,
     failure: Failure,
@@ -261,16 +285,15 @@ def _take_crash(
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
     """
     worker, how = record.worker, failure.how
+    if t.state.policy.on_change is OnChange.NO_ROUNDS:
+        _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
+        return
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = t.state.blacklist.is_blacklisted(worker.hostname)
-    if wanted:
-        t.state = replace(t.state, blacklist=t.state.blacklist.fail(worker.hostname, now=t.now, draw=draw))
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        if wanted and not known:
-            for_now = "" if t.state.blacklist.is_out_for_good(worker.hostname) else " until its cooldown is over"
-            t.report(f"host {worker.hostname} gets no new workers{for_now}: {text}", warning=not told)
+        _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(failure, fault, text)
         return
@@ -287,6 +310,47 @@ def _take_crash(
     t.state = replace(t.state, unplanned=True)
 
 
+def _take_loss(
+    t: Transition, worker: WorkerId, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
+) -> None:
+    """A worker without rounds has failed: the others, on its host too, go on."""
+    state = t.state
+    # Its failure counts for the end of the job only beside others' success; else another takes its place.
+    ending = finishing(state)
+    registry = state.registry.record(worker, WorkerState.FAILURE) if ending else state.registry.without(worker)
+    own = fault is Fault.OWN and all_offered(state, (worker,))
+    t.state = replace(
+        state,
+        registry=registry,
+        first_failure=state.first_failure or failure,
+        setbacks=state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
+    )
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    _report_blacklisted(t, worker.hostname, f"worker {worker} {failure.how}", told=told, news=wanted and not known)
+
+
+def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool) -> bool:
+    """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
+    known = t.state.blacklist.is_blacklisted(hostname)
+    if wanted:
+        t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
+    return known
+
+
+def _report_blacklisted(t: Transition, hostname: str, text: str, *, told: bool, news: bool) -> None:
+    if news:
+        for_now = "" if t.state.blacklist.is_out_for_good(hostname) else " until its cooldown is over"
+        t.report(f"host {hostname} gets no new workers{for_now}: {text}", warning=not told)
+
+
+def give_up_start(t: Transition, record: WorkerRecord) -> None:
+    """A worker's process is not there in time. Whatever comes of it is no news."""
+    how = f"was not started within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
+    wanted = in_target(record, wanted_places(t.state))
+    t.retire(record, f"it {how}")
+    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted)
+
+
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     record = record_of(t.state, event.worker)
     if record is None:
@@ -297,4 +361,4 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
         t.end(ExitCode.BAD_USAGE, event.message)
     elif record.phase is not WorkerPhase.LEAVING:
         failure = _failure(record, f"could not be started: {event.message}")
-        _take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)
+        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, in_phase
+from elastic_driver.words import OnChange
 
 
 def check_invariants(state: State) -> None:
@@ -16,7 +17,11 @@ def check_invariants(state: State) -> None:
     ]
     assert len(places) == len(set(places)), "two living workers in one place"
     assert len(state.members) == len(set(state.members)), "a member twice"
-    if state.phase in (JobPhase.RUNNING, JobPhase.RESETTING):
+    roundless = policy.on_change is OnChange.NO_ROUNDS
+    if roundless:
+        assert not state.round_id, "a round of workers that have none"
+        assert state.phase not in (JobPhase.STARTING, JobPhase.RESETTING)
+    elif state.phase in (JobPhase.RUNNING, JobPhase.RESETTING):
         assert state.round_id > 0
         assert state.registry.round_id == state.round_id
         limit = policy.max_num_proc
@@ -24,10 +29,14 @@ def check_invariants(state: State) -> None:
         assert limit is None or len(state.members) <= max(2, limit), "more members than max-np"
         assert len(state.members) >= policy.min_num_proc, "fewer members than min-np"
     for record in in_phase(state, WorkerPhase.MEMBER):
-        assert record.worker in state.members, "a member that the round does not know"
+        assert roundless or record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
-    assert state.setbacks.until is None or state.registry.complete, "a round is judged before it is over"
-    if state.phase is JobPhase.RUNNING:
+    assert roundless or state.setbacks.until is None or state.registry.complete, "a round is judged before it is over"
+    assert (state.launch is not None) or state.phase is not JobPhase.STARTING or policy.on_change is OnChange.IN_PLACE
+    if roundless:
+        idle = state.phase is not JobPhase.ENDED and not state.workers
+        assert not idle or next_deadline(state) is not None, "nobody runs, and there is no deadline"
+    elif state.phase is JobPhase.RUNNING:
         assert in_phase(state, WorkerPhase.MEMBER), "a round runs without a living member"
     elif state.phase is not JobPhase.ENDED:
         assert next_deadline(state) is not None, f"{state.phase} without a deadline"

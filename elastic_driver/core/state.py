@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, NoticeKind, OnChange
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -53,6 +54,7 @@ class Policy:
         num_standby: booted workers to keep beyond these, in slots that no member needs.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
+        on_change: what a change means for the workers, which is their dialect's.
     """
 
     num_proc: int
@@ -67,13 +69,14 @@ class Policy:
     num_standby: int = 0
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
+    on_change: OnChange = OnChange.IN_PLACE
 
 
 class JobPhase(StrEnum):
     """Where the job stands."""
 
     WAITING = "waiting"  # no worker yet: too few slots
-    STARTING = "starting"  # the first round is being formed
+    STARTING = "starting"  # the first round is being formed; of restarted workers, the processes of any round start
     RUNNING = "running"  # a round trains
     RESETTING = "resetting"  # a round is over, the next is being formed
     ENDED = "ended"
@@ -83,8 +86,8 @@ class WorkerPhase(StrEnum):
     """Where a living process stands."""
 
     BOOTING = "booting"  # started, has not asked for a round yet
-    READY = "ready"  # its request for the next round is open
-    MEMBER = "member"  # in the current round
+    READY = "ready"  # its request for the next round is open; of restarted workers, its process runs
+    MEMBER = "member"  # in the current round; of workers without rounds, its process runs
     LEAVING = "leaving"  # dismissed or being stopped: its end is no news
 
 
@@ -121,6 +124,21 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """A round of restarted workers whose processes are being started.
+
+    Attributes:
+        placed: its members by rank, as they are told when they start.
+        cause: what made it, in words.
+        old_size: members of the last round that has begun (0 for none).
+    """
+
+    placed: tuple[Placed, ...]
+    cause: str
+    old_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything the membership core knows.
 
@@ -154,7 +172,8 @@ class State:
         setbacks: how far the training has come, and how often in a row it has come no further.
         first_failure: the first failure since the last round was formed.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
-        ever_ready: whether any worker has ever asked for a round.
+        ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
+        launch: of restarted workers, the last round whose processes were started, until it begins; None at other times.
     """
 
     policy: Policy
@@ -188,6 +207,7 @@ class State:
     first_failure: Failure | None = None
     standby_room: int | None = None
     ever_ready: bool = False
+    launch: Launch | None = None
 
 
 def new_state(policy: Policy, now: float) -> State:

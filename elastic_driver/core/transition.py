@@ -16,7 +16,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, State, WorkerPhase, WorkerRecord, with_cause
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, OnChange
 
 
 class Transition:
@@ -69,14 +69,20 @@ class Transition:
             self.notify(NoticeKind.ABORT, reason)
 
     def notify(self, kind: NoticeKind, reason: str) -> None:
+        if self.state.policy.on_change is not OnChange.IN_PLACE:
+            return  # there is nobody who watches
         if kind is self.state.notice_kind and kind is not NoticeKind.NONE:
             return
         self.state = replace(self.state, notice_kind=kind, notice_version=self.state.notice_version + 1)
         self.commands.append(SetNotice(self.state.notice_version, self.state.round_id, kind, reason))
 
-    def stop(self, record: WorkerRecord, reason: str) -> None:
+    def retire(self, record: WorkerRecord, reason: str) -> None:
+        """Has its process ended, which is no failure of its."""
         self.commands.append(StopWorker(record.worker, reason))
         self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=None, stopped=True))
+
+    def stop(self, record: WorkerRecord, reason: str) -> None:
+        self.retire(record, reason)
         self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
 
     def dismiss(self, record: WorkerRecord, reason: str) -> None:

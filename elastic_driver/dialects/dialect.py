@@ -12,6 +12,7 @@ from typing import Protocol
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.words import OnChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class JobAddress:
 
 class Dialect(Protocol):
     """A kind of worker."""
+
+    @property
+    def on_change(self) -> OnChange:
+        """What a change of the membership means for its workers."""
 
     @property
     def routes(self) -> Routes:

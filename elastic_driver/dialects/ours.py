@@ -15,6 +15,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
+from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
@@ -76,6 +77,11 @@ class OurDialect:
         self._exported = dict(exported)
         self._cores = cores
         self._horovod_shim = horovod_shim
+
+    @property
+    def on_change(self) -> OnChange:
+        """They ask for the next round."""
+        return OnChange.IN_PLACE
 
     @property
     def routes(self) -> Routes:

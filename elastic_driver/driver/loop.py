@@ -38,6 +38,7 @@ from elastic_driver.core.events import (
     WorkerDying,
     WorkerExited,
     WorkerNotStarted,
+    WorkerStarted,
 )
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy, explain
@@ -70,7 +71,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import ExitCode, NoticeKind
+from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
@@ -132,8 +133,12 @@ class ElasticDriver:
         self._chronicle = chronicle
         self._clock = clock or JobClock()
         self._on_round = on_round
+        self._asks_for_rounds = dialect.on_change is OnChange.IN_PLACE  # so that a start alone is no news
         self._stepper = Stepper(
-            policy_of(settings), clock=self._clock, carry_out=self._carry_out_all, on_error=self._crash
+            replace(policy_of(settings), on_change=dialect.on_change),
+            clock=self._clock,
+            carry_out=self._carry_out_all,
+            on_error=self._crash,
         )
         self._tasks = Tasks()
         self._workers = Workers(
@@ -416,6 +421,8 @@ class ElasticDriver:
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
+        if not self._asks_for_rounds:
+            self._stepper.report(WorkerStarted(worker))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """A process could not be started."""

@@ -21,6 +21,7 @@ from elastic_driver.core.events import (
     WorkerReady,
     WorkerRunning,
     WorkersReported,
+    WorkerStarted,
 )
 from elastic_driver.core.membership import Policy, new_state, next_deadline, step
 from elastic_driver.core.state import JobPhase, State
@@ -28,7 +29,7 @@ from elastic_driver.core.state import JobPhase, State
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
 
-WorkerReport = WorkerReady | WorkerRunning | WorkerDying | WorkerExited
+WorkerReport = WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited
 
 
 class Stepper:

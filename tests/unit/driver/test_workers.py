@@ -19,6 +19,7 @@ from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import OnChange
 
 pytestmark = pytest.mark.unit
 
@@ -54,6 +55,8 @@ class Story:
 
 class ADialect:
     """See Dialect."""
+
+    on_change = OnChange.IN_PLACE
 
     @property
     def routes(self) -> Routes:
