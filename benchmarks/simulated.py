@@ -103,6 +103,13 @@ class SimulatedProcess:
     def watch_threads(self, pid: int, thread: int) -> None:
         """It has none, and is dead at once."""
 
+    @property
+    def runs_script(self) -> bool:
+        return False
+
+    async def print_stacks(self, limit_s: float) -> None:
+        """It has none."""
+
     async def wait(self) -> ExitStatus:
         return await self.exited
 
@@ -123,6 +130,12 @@ class SimulatedLauncher:
         self.pipe: _Lines
         self._living: dict[WorkerId, SimulatedProcess] = {}
         self._started = 0
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """They need not be machines."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -184,7 +197,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
                 discovery=discovery,
                 launcher=launcher,
                 chronicle=Chronicle(log, Narrator(console)),
-                dialect=OurDialect(os.environ, exported={}, cores=1),
+                dialect=OurDialect(os.environ, exported={}),
                 job_id="simulated",
             )
             await driver.run()

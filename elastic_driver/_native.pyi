@@ -108,7 +108,7 @@ class Engine:
     def start(self) -> None:
         """Starts the engine's thread."""
     def add_process_set(self, number: int, ranks: Sequence[int], contexts: ContextGroup | None) -> None:
-        """Contexts, for a set on several machines: groups "global" and "lane"."""
+        """Contexts, for a set on several machines: groups "global" and "cross"."""
     def remove_process_set(self, number: int) -> Handle:
         """Begins to forget it, on all ranks alike; what is under way in it fails."""
     def submit(self, operation: Operation) -> Handle:

@@ -33,16 +33,16 @@ def drain(words: Sequence[str]) -> int:
     job = _choose(running_jobs(), arguments.job)
     client = RendezvousClient(job.url, job.credential, patience_s=_PATIENCE_S)
     try:
-        said = client.drain(DrainHostRequest(arguments.host, arguments.undo))
+        reply = client.drain(DrainHostRequest(arguments.host, arguments.undo))
     except RendezvousError as error:
         raise SettingsError(f"cannot reach the driver of job {job.job_id}: {error}") from error
     finally:
         client.close()
-    if said.startswith("there is no host"):
-        print(one_line(said))
+    if not reply.done:
+        print(one_line(reply.text))
         return 2
     # Which job it was, so that who meant another one sees it.
-    print(one_line(f"{said} (job {job.job_id}: {' '.join(job.command)})"))
+    print(one_line(f"{reply.text} (job {job.job_id}: {' '.join(job.command)})"))
     return 0
 
 

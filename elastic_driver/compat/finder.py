@@ -56,7 +56,7 @@ _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod.torch.elastic.sampler": (False, (f"{_TORCH}.sampler",)),
     "horovod.torch.elastic.state": (False, (f"{_TORCH}.state", f"{_TORCH}.elastic")),
     "horovod.torch.functions": (False, (f"{_TORCH}.functions", _TORCH)),
-    "horovod.torch.mpi_ops": (False, (_TORCH, f"{_TORCH}.ops")),
+    "horovod.torch.mpi_ops": (False, (_TORCH,)),
     "horovod.torch.optimizer": (False, (f"{_TORCH}.optimizer.optimizer", _TORCH)),
     "horovod.torch.sync_batch_norm": (False, (f"{_TORCH}.sync_batch_norm", _TORCH)),
 }

@@ -1,4 +1,123 @@
 """The membership core: pure values, ``step(state, event, now)``, and every decision about a job.
 
-Imports the ground only.
+Imports the ground only. Knows nothing of processes, connections, requests, files or clocks.
+
+Two rules for whoever edits it
+==============================
+
+1. Everything that decides who is in the job, when, and why it ends, is in here, as the answer to an event. If the
+   driver would have to ask "and is it still the case that ...?", the question is a missing event or a missing field.
+2. A decision looks at levels (what there is), never at edges (what has just changed). An event changes what is known,
+   in ``intake``; then ``settle`` decides from the state alone. So an event twice is harmless, changes that cancel out
+   do nothing, and a state that was written down and read back goes on as if nothing had been.
+
+A job
+=====
+
+The phase of a job is not stored. It is which values its state has:
+
+====================  ===================  ============================================================================
+.                     no round yet         a round
+====================  ===================  ============================================================================
+no reset under way    WAITING for slots    RUNNING: the round trains
+a reset under way     STARTING             RESETTING: the round is over, the next is being formed
+====================  ===================  ============================================================================
+
+and ENDED, when ``State.ended`` says so; then only the ends of processes are taken in. Steps between phases:
+
+==========  =====================================================  ===================================================
+from        when                                                   to
+==========  =====================================================  ===================================================
+WAITING     there are -np usable slots                             STARTING: workers are started, all are expected
+STARTING    all have reported, enough are READY                    RUNNING, in round 1
+RUNNING     a member is READY, or has failed                       RESETTING: all members are expected
+RESETTING   all have reported, enough are READY, nothing waits     RUNNING, in the next round
+RESETTING   all have reported, too few are READY                   RESETTING, with a deadline for slots
+RUNNING     all members have ended with code 0                     ENDED, with success
+any         a limit is reached, or the closed registry says so     ENDED, with the first failure in words
+==========  =====================================================  ===================================================
+
+The registry is the barrier between two rounds, kept as data: who is expected, and who said READY, SUCCESS or FAILURE.
+Who is silent until the reset's deadline is voted out. Nothing waits inside a step.
+
+A worker
+========
+
+========  ==============================================  =======================================  ===================
+phase     it is                                           it leaves the phase when                 its deadline
+========  ==============================================  =======================================  ===================
+BOOTING   started, and has asked for no round             it asks (READY); its place goes, it is   --start-timeout
+                                                          late (LEAVING)
+READY     waiting: for the round, or as a standby         a round has it (MEMBER); no place is     none
+                                                          left for it (LEAVING, dismissed)
+MEMBER    in the round                                    it asks for the next (READY); its host   that of the reset
+                                                          fails, it is voted out, it dies
+                                                          (LEAVING, stopped)
+LEAVING   dismissed, stopped or dying: no news any more   its process has ended                    a grace if dismissed
+========  ==============================================  =======================================  ===================
+
+Until its process has ended a worker holds its place, so that no place ever has two.
+
+Other kinds of workers
+======================
+
+All this is for workers that reset in place. ``Policy.on_change`` knows two other kinds, which have deciders of their own
+(:mod:`~elastic_driver.core.restarting`, :mod:`~elastic_driver.core.roundless`) and share places, limits and ends:
+
+===========  ===================================================================  =====================================
+.            RESTART                                                              NO_ROUNDS
+===========  ===================================================================  =====================================
+STARTING     ``State.launch``: the round is fixed, its processes are started      never
+RUNNING      all of them run                                                      from the first start on
+RESETTING    the round is over; who is left is stopped, and the next one          too few run, or one has failed beside
+             launched when they are gone                                          others' success
+READY        its process runs                                                     never
+MEMBER       in the round, which has begun                                        its process runs
+notices      none                                                                 none
+===========  ===================================================================  =====================================
+
+What members are told
+=====================
+
+=============  ==================  ====================================================================================
+notice         phase               it says
+=============  ==================  ====================================================================================
+NONE           any                 go on
+HOSTS_UPDATED  RUNNING, RESETTING  the next round would be another: leave at the next commit. Taken back while RUNNING
+                                   if that changes; once one has left, all do
+ABORT          RESETTING           a member is lost or has lost the round: end what blocks, now. Never taken back
+=============  ==================  ====================================================================================
+
+A new round begins with NONE. The version of a notice grows over the whole job.
+
+One step
+========
+
+``step`` expires blacklist entries, takes the event in, and settles. The deciders run in an order that matters, and stop
+at once when one of them has ended the job:
+
+1. the late are stopped and the silent voted out: then the registry may be complete;
+2. the first round is started, misplaced blanks leave, free places are filled: then those who are expected are the right
+   ones, and a worker that has just lost its place is not counted as READY;
+3. the registry is closed: the round is judged (was it a setback?), the job ends, waits, or has its next round, which
+   may want standbys; a round that runs is told of changes instead;
+4. the limits of the waits are looked at last, since all of the above may have ended a wait;
+5. what there is no room for is told, when nothing else changes any more.
+
+Whatever they decide leaves a deadline, an end, or a round that runs. :mod:`~elastic_driver.core.invariants` has this as
+assertions; ``next_deadline`` knows every time at which something is due without an event.
+
+The past
+========
+
+It is dropped in one place, :mod:`~elastic_driver.core.past`: ``forget_round`` (what a new round forgets),
+``forget_worker`` (what the end of a process forgets), ``record_unless_late`` (which reports come too late and change
+nothing). What can never have been raises there. A field that belongs to a round or a reset goes into ``Round``,
+``Reset`` or ``RoundSoFar``, and is forgotten with it.
+
+What else has to be kept in mind
+================================
+
+A point in time is a ``Moment``: :mod:`~elastic_driver.core.document` moves it to the clock of whoever reads the
+state. No set is iterated. Nothing grows with the names that hosts have had.
 """

@@ -27,6 +27,10 @@ class Attempts:
     places: tuple[tuple[Place, int], ...] = ()
     first: int = 0
 
+    def has_given(self, place: Place, attempt: int) -> bool:
+        """Whether a worker may have had this name. Of a place that is forgotten that is not known for certain."""
+        return 0 <= attempt < next((following for known, following in self.places if known == place), self.first)
+
     def give(self, wanted: list[Place], *, needed: Callable[[Place], bool]) -> tuple[Attempts, list[int]]:
         """An attempt for each of these places.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from elastic_driver.core.moments import Moment
+
 # Hosts of which only the number of failures is known any more. Where names never come again that is worth nothing.
 MOST_REMEMBERED = 1024
 
@@ -22,7 +24,7 @@ class BlacklistEntry:
 
     hostname: str
     failures: int
-    until: float | None
+    until: Moment | None
     active: bool
 
 

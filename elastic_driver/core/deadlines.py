@@ -10,7 +10,7 @@ from elastic_driver.core.placement import (
     next_places,
     target_places,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
 from elastic_driver.words import NoticeKind, OnChange
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
@@ -53,14 +53,16 @@ def pause_until(state: State) -> float | None:
     if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
-    return state.setbacks.until if all(place in failed for place in next_places(state)) else None
+    return state.setbacks.present.until if all(place in failed for place in next_places(state)) else None
 
 
 def gone_by(state: State) -> float | None:
     """Until when the next round of restarted workers waits for the end of the last one's; None: for nobody."""
+    reset = state.reset
+    if state.phase is not JobPhase.RESETTING or reset is None or not reset.waits_for_ends:
+        return None
     members = dict.fromkeys(state.members)
-    leaving = any(record.worker in members for record in in_phase(state, WorkerPhase.LEAVING))
-    return state.registry.deadline if state.phase is JobPhase.RESETTING and leaving else None
+    return reset.deadline if any(r.worker in members for r in in_phase(state, WorkerPhase.LEAVING)) else None
 
 
 def launch_held_until(state: State) -> float | None:
@@ -74,7 +76,7 @@ def launch_held_until(state: State) -> float | None:
 
 def held_until(state: State) -> float | None:
     """Until when a round that could be formed waits: for the end of a pause, or for joiners. None: for nothing."""
-    if state.phase not in (JobPhase.STARTING, JobPhase.RESETTING) or not state.registry.complete:
+    if state.ended or state.reset is None or not state.registry.complete:
         return None
     waits, pause = joiners_wait_until(state), pause_until(state)
     if waits is None and pause is None:
@@ -98,17 +100,19 @@ def next_deadline(state: State) -> float | None:
     """
     if state.phase is JobPhase.ENDED:
         return None
-    times = [record.deadline for record in state.workers]
-    if state.phase in (JobPhase.STARTING, JobPhase.RESETTING) and not state.registry.complete:
-        times.append(state.registry.deadline)
-    if state.discovery_failing_since is not None:
-        times.append(state.discovery_failing_since + state.policy.elastic_timeout_s)
+    times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
+    times += [record.leave_by for record in state.workers if record.leave_by is not None]
+    times += [record.exit_by for record in state.workers if record.exit_by is not None]
+    if state.discovery.outage is not None:
+        times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
     match state.policy.on_change:
         case OnChange.IN_PLACE:
-            held = joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state)
+            if state.reset is not None and not state.registry.complete:
+                times.append(state.reset.deadline)
+            times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
         case OnChange.RESTART:
-            held = launch_held_until(state)
+            times.append(launch_held_until(state))
         case OnChange.NO_ROUNDS:
-            held = state.setbacks.until
-    times += [state.slots_deadline, state.blacklist.next_expiry(), held]
+            times.append(state.setbacks.present.until)
+    times += [state.slots_deadline, state.blacklist.next_expiry()]
     return min((time for time in times if time is not None), default=None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastic_driver.core.explain import explain
 from elastic_driver.core.placement import keeps_its_places
 from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, causes, in_phase
+from elastic_driver.core.state import WorkerPhase, WorkerRecord, causes, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
@@ -20,7 +20,7 @@ from elastic_driver.words import ExitCode
 def judge(t: Transition) -> bool:
     """Once for each round, when it is over: was it a setback? Returns whether it was."""
     state = t.state
-    if not state.round_id or state.setbacks.until is not None:
+    if not state.round_id or state.setbacks.present.until is not None:
         return False
     setbacks = state.setbacks
     # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
@@ -36,7 +36,7 @@ def end_if_given_up(t: Transition) -> bool:
     state = t.state
     if state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
-    elif state.unplanned and state.policy.reset_limit is not None and _resets_that_count(t) >= state.policy.reset_limit:
+    elif t.in_reset().unplanned and _limit_is_used_up(t):
         t.end(
             ExitCode.RESET_LIMIT,
             f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
@@ -80,33 +80,30 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
 
 
 def wait_for_slots(t: Transition) -> None:
-    if t.state.slots_deadline is None:
+    reset = t.in_reset()
+    if reset.slots_deadline is None:
         deadline = t.now + t.state.policy.elastic_timeout_s
-        t.state = replace(t.state, slots_deadline=deadline)
+        t.state = replace(t.state, reset=replace(reset, slots_deadline=deadline))
         t.report(explain(t.state, t.now))
 
 
 def check_deadlines(t: Transition) -> None:
-    state = t.state
-    if state.phase is JobPhase.ENDED:
+    state, outage = t.state, t.state.discovery.outage
+    if state.ended:
         return
     limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
     if state.slots_deadline is not None and t.now >= state.slots_deadline:
-        why = explain(replace(state, slots_deadline=None), t.now)
+        why = explain(state, t.now, gives_up=True)
         first = f"; first failure: {described(state.first_failure)}" if state.first_failure else ""
         t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
-    elif (
-        state.discovery_failing_since is not None
-        and t.now >= state.discovery_failing_since + state.policy.elastic_timeout_s
-    ):
-        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {state.discovery_error}")
+    elif outage is not None and t.now >= outage.since + state.policy.elastic_timeout_s:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
 
 
-def _resets_that_count(t: Transition) -> int:
-    window_s = t.state.policy.reset_window_s
-    if window_s is None:
-        return t.state.resets
-    return sum(1 for at in t.state.reset_times if t.now - at < window_s)
+def _limit_is_used_up(t: Transition) -> bool:
+    policy = t.state.policy
+    limit, window_s = policy.reset_limit, policy.reset_window_s
+    return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit
 
 
 def described(failure: Failure | None) -> str:

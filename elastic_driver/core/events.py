@@ -47,7 +47,17 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker asks for the round after ``after_round``. See NextRoundRequest."""
+    """A worker asks for the round after ``after_round``.
+
+    Attributes:
+        worker, after_round: who, and the last round that it was in; 0 for none.
+        commits: of its state.
+        cause, detail: why, and its error in words.
+        backends: what it can use for collectives, best first.
+        steps: operations that it has finished since its last commit.
+        where: the line of code that raised the error; "" when that is not known.
+        raised: whether its own code raised it, and not its collective.
+    """
 
     worker: WorkerId
     after_round: int
@@ -65,7 +75,7 @@ class WorkerRunning:
     """A member has built its contexts and synced its state.
 
     Attributes:
-        worker, round_id, commits: as it says, see RunningReport.
+        worker, round_id, commits: as it says.
         another: whether it is another training than the last one it told of, which has come to its end.
     """
 
@@ -84,7 +94,6 @@ class WorkerExited:
         returncode: exit code; negative for a signal.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
-        fault: whose doing it is, when the driver has ended it; else the returncode says so.
         error: the last line that it wrote; "" for none.
         where: the line of code that it named last; "" for none.
     """
@@ -93,7 +102,6 @@ class WorkerExited:
     returncode: int
     how: str
     draw: float
-    fault: Fault | None = None
     error: str = ""
     where: str = ""
 
@@ -104,25 +112,60 @@ class WorkerDying:
 
     Attributes:
         worker: whose.
+        returncode: what it is going to end with; None when it dumps its core, and that is not known yet.
         how: in words, "killed by SIGKILL".
         draw: a random number from 0 to 1, for the host's cooldown.
-        fault: whose doing it is.
         error, where: see WorkerExited.
     """
 
     worker: WorkerId
+    returncode: int | None
     how: str
     draw: float
-    fault: Fault = Fault.OUTSIDE
     error: str = ""
     where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExiting:
+    """A worker says that its script is over and that it is about to end."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung:
+    """A worker was not heard, or did nothing, for too long.
+
+    Attributes:
+        worker: which.
+        reason: in words, "no heartbeat for 60.0 s".
+        silent: whether it was not heard at all. Who is stopped, or cannot be reached, is silent by no doing of its own;
+            who says that it does nothing does so itself.
+    """
+
+    worker: WorkerId
+    reason: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpared:
+    """A worker was to be killed at its exit, but its script had ended: what runs on is the command around it."""
+
+    worker: WorkerId
+
+
+WorkerReport = (
+    WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited | WorkerExiting | WorkerHung | WorkerSpared
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersReported:
     """Several workers have reported, or ended, at about the same time: one decision for all of them."""
 
-    reports: tuple[WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
+    reports: tuple[WorkerReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +204,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverFailed:
+    """The driver itself has a bug: an error that nobody expected."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerExpired:
     """The time of next_deadline has come."""
 
@@ -168,15 +218,12 @@ class TimerExpired:
 Event = (
     HostsDiscovered
     | DiscoveryFailed
-    | WorkerStarted
-    | WorkerReady
-    | WorkerRunning
+    | WorkerReport
     | WorkersReported
-    | WorkerExited
-    | WorkerDying
     | WorkerNotStarted
     | DrainRequested
     | StopRequested
+    | DriverFailed
     | TimerExpired
 )
 
@@ -207,8 +254,25 @@ class StopWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class KillWorker:
+    """KILL to the process tree of a worker that does not do what it has to.
+
+    Attributes:
+        worker: which.
+        reason: what it did not do, in words, "did not leave within 300 s (--drain-timeout)".
+        hangs: whether it hangs, and prints first where its threads are.
+        exits: whether it is let be when its script has ended, though the command around it goes on (WorkerSpared).
+    """
+
+    worker: WorkerId
+    reason: str
+    hangs: bool = False
+    exits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DismissWorker:
-    """Answer the worker's open request with Removed: it ends by itself, with exit code 0."""
+    """Tell a worker that is READY that there is no place for it: it ends by itself, with exit code 0."""
 
     worker: WorkerId
     reason: str
@@ -216,7 +280,7 @@ class DismissWorker:
 
 @dataclass(frozen=True, slots=True)
 class PublishRound:
-    """Fence the past, and answer the members' open requests with their places.
+    """Fence the past, and give the members their places.
 
     Attributes:
         round_id: the new round.
@@ -241,7 +305,7 @@ class PublishRound:
 
 @dataclass(frozen=True, slots=True)
 class SetNotice:
-    """Tell the members of the round, through their watch requests."""
+    """Tell the members of the round."""
 
     version: int
     round_id: int
@@ -265,6 +329,22 @@ class ReportResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportDying:
+    """A worker is about to end, and not well: in words, how."""
+
+    worker: WorkerId
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportExit:
+    """A worker has ended; ``expected`` when it had been told to, and had not failed before."""
+
+    worker: WorkerId
+    expected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Something a user wants to read at once."""
 
@@ -280,4 +360,16 @@ class EndJob:
     message: str
 
 
-Command = StartWorker | StopWorker | DismissWorker | PublishRound | SetNotice | ReportResumed | Report | EndJob
+Command = (
+    StartWorker
+    | StopWorker
+    | KillWorker
+    | DismissWorker
+    | PublishRound
+    | SetNotice
+    | ReportResumed
+    | ReportDying
+    | ReportExit
+    | Report
+    | EndJob
+)

@@ -28,33 +28,35 @@ def names(workers: Sequence[WorkerId]) -> str:
     return f"worker{'s' if len(workers) > 1 else ''} {text}"
 
 
-def explain(state: State, now: float) -> str:
+def explain(state: State, now: float, *, gives_up: bool = False) -> str:
     """Why the job stands where it stands.
 
     Args:
         state: the job.
         now: the present, seconds of the core's clock.
+        gives_up: whether the wait for slots is over: then nothing is said of the time that is left for it.
     """
-    policy = state.policy
+    policy, reset = state.policy, state.reset
+    slots_left = "" if gives_up else _left(state.slots_deadline, now)
     restarts = policy.on_change is OnChange.RESTART
     match state.phase:
         case JobPhase.WAITING:
-            if not state.discovered:
+            if state.discovery.hosts is None:
                 return "waiting for host discovery to answer"
-            left = _discovery(state, now) + _left(state.slots_deadline, now)
+            left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
-        case JobPhase.RUNNING if policy.on_change is OnChange.NO_ROUNDS:
-            return _explain_roundless(state, now)
+        case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
+            return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
-            return f"round {state.round_id} is being started{_booting(state)}{_left(state.slots_deadline, now)}"
+            return f"round {state.round_id} is being started{_booting(state)}{slots_left}"
         case JobPhase.RESETTING if restarts:
-            return _explain_restart(state, now)
+            return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            return f"waiting for {missing} to call hvd.init(){_left(state.registry.deadline, now)}"
+            return f"waiting for {missing} to call hvd.init(){_left(None if reset is None else reset.deadline, now)}"
         case JobPhase.RESETTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            left = _left(state.registry.deadline, now)
+            left = _left(None if reset is None else reset.deadline, now)
             return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
@@ -66,7 +68,7 @@ def explain(state: State, now: float) -> str:
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             return (
                 f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
-                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{_left(state.slots_deadline, now)}"
+                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{slots_left}"
             )
         case JobPhase.RUNNING:
             members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
@@ -80,7 +82,7 @@ def explain(state: State, now: float) -> str:
             return "the job has ended"
 
 
-def _explain_restart(state: State, now: float) -> str:
+def _explain_restart(state: State, now: float, slots_left: str) -> str:
     """Why the processes of the next round have not been started."""
     over, until = f"round {state.round_id} is over", gone_by(state)
     if until is not None:
@@ -90,21 +92,20 @@ def _explain_restart(state: State, now: float) -> str:
     places = len(launch_places(state))
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
-    return f"{over}; {_waiting_for_slots(state, now)}"
+    return f"{over}; {_waiting_for_slots(state, now)}{slots_left}"
 
 
-def _explain_roundless(state: State, now: float) -> str:
+def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     ends = finishing(state)
     if not ends and len(target_places(state)) < state.policy.min_num_proc:
-        return _waiting_for_slots(state, now)
+        return f"{_waiting_for_slots(state, now)}{slots_left}"
     text = f"{_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')} running"
     if ends:
         return f"{text}; some have finished, waiting for the others"
-    if state.setbacks.until is not None:
-        text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(state.setbacks.until, now)}"
-    short = ""
-    if state.slots_deadline is not None:
-        short = f"; {state.policy.min_num_proc} needed (--min-np){_left(state.slots_deadline, now)}"
+    until = state.setbacks.present.until
+    if until is not None:
+        text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
+    short = "" if state.slots_deadline is None else f"; {state.policy.min_num_proc} needed (--min-np){slots_left}"
     return f"{text}{_booting(state)}{short}{_kept_out(state, now, before='; ')}{_discovery(state, now)}"
 
 
@@ -114,7 +115,7 @@ def _pausing(state: State, what: str) -> str:
 
 def _waiting_for_slots(state: State, now: float) -> str:
     least = f"waiting for {_count(state.policy.min_num_proc, 'slot')} (--min-np), {_slots(state, now)}"
-    return f"{least}{_booting(state)}{_discovery(state, now)}{_left(state.slots_deadline, now)}"
+    return f"{least}{_booting(state)}{_discovery(state, now)}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -203,11 +204,11 @@ def _booting(state: State) -> str:
 
 def _discovery(state: State, now: float) -> str:
     """That discovery fails, which ends the job at some time."""
-    since = state.discovery_failing_since
-    if since is None:
+    outage = state.discovery.outage
+    if outage is None:
         return ""
-    left_s = max(0.0, since + state.policy.elastic_timeout_s - now)
-    return f"; host discovery fails ({state.discovery_error}), and ends the job in {left_s:.0f} s unless it answers"
+    left_s = max(0.0, outage.since + state.policy.elastic_timeout_s - now)
+    return f"; host discovery fails ({outage.error}), and ends the job in {left_s:.0f} s unless it answers"
 
 
 def _standby(state: State) -> str:

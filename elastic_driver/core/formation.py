@@ -12,9 +12,10 @@ from dataclasses import replace
 from elastic_driver.core.assignment import assign_ranks
 from elastic_driver.core.events import PublishRound
 from elastic_driver.core.explain import names, why_no_place
+from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import all_offered, in_target, is_drained, wanted_places
-from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, causes, most_advanced
+from elastic_driver.core.registry import WorkerState
+from elastic_driver.core.state import Round, WorkerPhase, WorkerRecord, causes, most_advanced
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, ExitCode, NoticeKind
@@ -24,7 +25,7 @@ _BACKENDS = (Backend.NATIVE, Backend.TORCH)
 
 
 def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
-    state = t.state
+    state, reset = t.state, t.in_reset()
     stateful = tuple(record for record in members if record.has_state)
     root = most_advanced(stateful) if stateful else None
     backend = _common_backend(members)
@@ -37,7 +38,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         )
         return
     placed = assign_ranks(
-        tuple(record.worker for record in members), host_order=state.host_order, root=root.worker if root else None
+        tuple(record.worker for record in members), host_order=state.discovery.order, root=root.worker if root else None
     )
     # Members who were interrupted at one commit hold equal states, unless one of them is new.
     in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
@@ -48,32 +49,19 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         PublishRound(
             round_id=round_id,
             placed=placed,
-            sync=state.unplanned or not in_step,
+            sync=reset.unplanned or not in_step,
             commits=commits,
             backend=backend,
             cause=cause_of(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
-            reinit=bool(state.reinits) and not state.unplanned,
+            reinit=bool(reset.reinits) and not reset.unplanned,
         )
     )
-    t.state = replace(
-        state,
-        phase=JobPhase.RUNNING,
-        round_id=round_id,
-        members=tuple(one.worker for one in placed),
-        # The one who hands over comes first.
-        handing_over=None if all_offered(state, (members[0].worker,)) else members[0].worker,
-        registry=WorkerStateRegistry(round_id, tuple(one.worker for one in placed)),
-        slots_deadline=None,
-        resets=state.resets + (1 if state.unplanned else 0),
-        reset_times=reset_times(t),
-        setbacks=state.setbacks.next_round(),
-        unplanned=False,
-        crashes=(),
-        reinits=(),
-        more_crashes=0,
-        first_failure=None,
-    )
+    # The one who hands over comes first.
+    handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
+    if reset.unplanned:
+        state = replace(state, tally=state.tally.one_more(t.now, state.policy.reset_window_s))
+    t.state = forget_round(state, Round(round_id, tuple(one.worker for one in placed), handing_over, reset.began))
     t.put_all(
         replace(
             by_worker[one.worker],
@@ -92,15 +80,6 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
         # Who stands by, and who had to make room for a handover, stays READY for a round after this.
         if record.worker not in by_worker and not in_target(record, places):
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
-
-
-def reset_times(t: Transition) -> tuple[float, ...]:
-    """When those resets were that may count for the limit, with this one."""
-    window_s = t.state.policy.reset_window_s
-    if window_s is None:
-        return ()
-    now = (t.now,) if t.state.unplanned else ()
-    return (*(at for at in t.state.reset_times if t.now - at < window_s), *now)
 
 
 def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
@@ -125,8 +104,9 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
             else:
                 word = "drained" if any(place[0] == name for place in state.drained) else "removed"
                 parts.append(f"host {name} {word}")
-    if state.reinits:
-        who = "all workers" if len(state.reinits) == len(state.members) else names(state.reinits)
+    reinits = t.in_reset().reinits
+    if reinits:
+        who = "all workers" if len(reinits) == len(state.members) else names(reinits)
         parts.append(f"{who} called shutdown() and init() again")
     return ", ".join(parts) or "hosts changed and changed back"
 

@@ -1,6 +1,6 @@
 """What each event means: it changes what is known of hosts, workers and reports.
 
-Owns the accounting by cause (crashed, not started, removed, finished) and the refusal of what belongs to the past.
+Owns the accounting by cause (crashed, not started, removed, finished).
 Decides nothing that needs more than the event itself: :mod:`elastic_driver.core.membership` looks at the levels
 afterwards.
 """
@@ -10,23 +10,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
+    DriverFailed,
     Event,
     Fault,
     HostsDiscovered,
+    KillWorker,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     StopRequested,
     TimerExpired,
     WorkerDying,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReport,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
     WorkerStarted,
 )
+from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
 from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
@@ -34,10 +44,12 @@ from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     JobPhase,
+    Kill,
+    Outage,
     WorkerPhase,
     WorkerRecord,
     finishing,
-    record_of,
+    leaving,
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import Host, WorkerId
@@ -45,14 +57,19 @@ from elastic_driver.words import ExitCode, OnChange, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
-    """Takes in one event. What belongs to the past changes nothing."""
+    """Takes in one event. What comes late changes nothing.
+
+    Raises:
+        IllegalEventError: the event cannot have happened.
+    """
+    why = why_impossible(t.state, event)
+    if why:
+        raise IllegalEventError(f"cannot take {event}: {why}")
     match event:
         case HostsDiscovered():
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
-        case WorkerStarted() | WorkerReady() | WorkerRunning() | WorkerDying() | WorkerExited():
-            _take_reports(t, (event,))
         case WorkersReported():
             _take_reports(t, event.reports)
         case WorkerNotStarted():
@@ -61,32 +78,41 @@ def take(t: Transition, event: Event) -> None:
             _take_drain(t, event)
         case StopRequested():
             t.end(128 + event.signal, f"interrupted by {event.name}")
+        case DriverFailed():
+            t.end(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {event.error}")
         case TimerExpired():
             pass
+        case _:
+            _take_reports(t, (event,))
 
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
-    since = t.state.discovery_failing_since
-    if since is not None and t.now - since >= DISCOVERY_OUTAGE_S:
-        t.report(f"host discovery answers again, after {t.now - since:.0f} s")
-    ordered = order_hosts(t.state.host_order, hosts)
+    discovery = t.state.discovery
+    if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
+        t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
+    ordered = order_hosts(discovery.order, hosts)
     listed = [host.name for host in ordered]
     living = [record.worker.hostname for record in t.state.workers]
     # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in t.state.host_order if name in listed or name in living]
+    kept = [name for name in discovery.order if name in listed or name in living]
     t.state = replace(
         t.state,
-        hosts=ordered,
-        host_order=(*kept, *(name for name in listed if name not in kept)),
+        discovery=replace(
+            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+        ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
-        discovered=True,
-        discovery_failing_since=None,
     )
+    _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
 def _take_drain(t: Transition, event: DrainRequested) -> None:
     places = frozenset({(event.hostname, event.slot)})
+    inside = [
+        record
+        for record in t.state.workers
+        if record.worker.hostname == event.hostname and event.slot in (None, record.worker.slot)
+    ]
     what = f"host {event.hostname}" if event.slot is None else f"worker {event.hostname}[{event.slot}]"
     if event.undo:
         if event.slot is None:
@@ -94,31 +120,45 @@ def _take_drain(t: Transition, event: DrainRequested) -> None:
         if t.state.drained & places:
             t.report(f"{what} may be used again: {event.why}")
         t.state = replace(t.state, drained=t.state.drained - places)
+        _lift_drain_limits(t, inside)
         return
-    if not places <= t.state.drained:
+    staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
+    is_news = not places <= t.state.drained
+    t.state = replace(t.state, drained=t.state.drained | places)
+    if is_news:
         when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
         t.report(f"{what} {when}: {event.why}")
-    t.state = replace(t.state, drained=t.state.drained | places)
+    # Who drains a host is answered; a worker that was sent a signal has nobody to tell.
+    short = what_is_short(t.state)
+    if is_news and short and event.slot is not None:
+        for record in staying:
+            undo = f"elasticrun drain --undo {event.hostname} gives its place back"
+            t.report(f"worker {record.worker} is drained{short}; {undo}", warning=True)
+    limit = t.now + t.state.policy.drain_timeout_s
+    t.put_all(replace(record, leave_by=limit) for record in staying if record.leave_by is None)
+
+
+def _lift_drain_limits(t: Transition, records: list[WorkerRecord]) -> None:
+    limited = [replace(record, leave_by=None) for record in records if record.leave_by is not None]
+    if limited:
+        t.put_all(limited)
 
 
 def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
-    if not t.state.discovered:
+    discovery = t.state.discovery
+    if discovery.hosts is None:
         t.end(ExitCode.BAD_USAGE, event.message)
         return
-    since = t.state.discovery_failing_since
-    if since is None:
-        since = t.now
-        told = t.state.discovery_told_at
-        # A script that fails every now and then is not told of each time.
-        if told is None or t.now - told >= DISCOVERY_TOLD_S:
-            t.report(f"{event.message}; going on with the hosts known so far", warning=True)
-            t.state = replace(t.state, discovery_told_at=t.now)
-    t.state = replace(t.state, discovery_failing_since=since, discovery_error=event.message)
+    told = discovery.told_at
+    # A script that fails every now and then is not told of each time.
+    if discovery.outage is None and (told is None or t.now - told >= DISCOVERY_TOLD_S):
+        t.report(f"{event.message}; going on with the hosts known so far", warning=True)
+        discovery = replace(discovery, told_at=t.now)
+    since = t.now if discovery.outage is None else discovery.outage.since
+    t.state = replace(t.state, discovery=replace(discovery, outage=Outage(since, event.message)))
 
 
-def _take_reports(
-    t: Transition, reports: tuple[WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited, ...]
-) -> None:
+def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
     resumed = None
     for report in reports:
         match report:
@@ -132,6 +172,12 @@ def _take_reports(
                 _take_dying(t, report)
             case WorkerExited():
                 _take_exit(t, report)
+            case WorkerExiting():
+                _take_exiting(t, report)
+            case WorkerHung():
+                _take_hung(t, report)
+            case WorkerSpared():
+                _take_spared(t, report)
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):
@@ -140,32 +186,26 @@ def _take_reports(
 
 
 def _take_started(t: Transition, event: WorkerStarted) -> None:
-    record = record_of(t.state, event.worker)
-    on_change = t.state.policy.on_change
-    if record is None or record.phase is not WorkerPhase.BOOTING or on_change is OnChange.IN_PLACE:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return
-    phase = WorkerPhase.READY if on_change is OnChange.RESTART else WorkerPhase.MEMBER
-    t.put(replace(record, phase=phase, since=t.now, deadline=None))
+    restarts = t.state.policy.on_change is OnChange.RESTART
+    t.put(replace(record, phase=WorkerPhase.READY if restarts else WorkerPhase.MEMBER, since=t.now))
     t.state = replace(t.state, ever_ready=True)
-    if on_change is OnChange.RESTART:
+    if restarts:
         t.state = replace(t.state, registry=t.state.registry.record(event.worker, WorkerState.READY))
 
 
 def _take_ready(t: Transition, event: WorkerReady) -> None:
-    if t.state.policy.on_change is not OnChange.IN_PLACE:
-        return  # no worker of theirs asks for a round
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING or event.after_round != record.round_id:
-        return  # of the past: a process that has ended, or a request that was answered already
-    if record.phase is WorkerPhase.READY:
-        return  # the same level again: its long poll ran out
+    record = record_unless_late(t.state, event)
+    if record is None:
+        return
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
             record,
             phase=WorkerPhase.READY,
             since=t.now,
-            deadline=None,
             # Who has commits, or left by itself, was through with its sync, though its report was lost.
             has_state=record.has_state
             or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
@@ -183,23 +223,23 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
     if not was_member and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
-        t.open_reset()
+        reset = t.in_reset()
         if event.cause is ReadyCause.REINIT:
-            t.state = replace(t.state, reinits=(*t.state.reinits, event.worker))
+            reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
         if event.cause is ReadyCause.INTERNAL_ERROR:
             how = "raised HorovodInternalError" if event.raised else "lost its round"
             failure = Failure.said(event.worker, record.rank, how, event.detail, event.where)
             setbacks = setbacks.complained(failure, raised=event.raised)
-            t.state = replace(t.state, unplanned=True)
+            reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
-        t.state = replace(t.state, setbacks=setbacks)
+        t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
 def _take_running(t: Transition, event: WorkerRunning) -> bool:
     """Returns whether it is news."""
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is not WorkerPhase.MEMBER or event.round_id != t.state.round_id:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return False
     if event.another:
         record = replace(record, commits=event.commits)
@@ -213,30 +253,53 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
 
 
 def _take_exit(t: Transition, event: WorkerExited) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
-    if record.phase is WorkerPhase.LEAVING:
+    was_leaving = record.phase is WorkerPhase.LEAVING
+    t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
+    if was_leaving:
         return
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
-        fault = event.fault or fault_of(event.returncode)
-        failure = _failure(record, event.how, event.error, event.where)
-        take_crash(t, record, failure, fault, event.draw, wanted=wanted, told=True)
+        end = record.killed or Kill(event.how, fault_of(event.returncode))
+        failure = _failure(record, end.how, event.error, event.where)
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
-    record = record_of(t.state, event.worker)
-    if record is None or record.phase is WorkerPhase.LEAVING:
+    record = record_unless_late(t.state, event)
+    if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))
+    end = record.killed or Kill(event.how, fault_of(event.returncode))
+    t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
-    t.put(replace(record, phase=WorkerPhase.LEAVING, since=t.now, deadline=None, stopped=True))
-    failure = _failure(record, event.how, event.error, event.where)
-    take_crash(t, record, failure, event.fault, event.draw, wanted=wanted)
+    t.put(replace(leaving(record, t.now, stopped=True), failed=True))
+    failure = _failure(record, end.how, event.error, event.where)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+
+
+def _take_exiting(t: Transition, event: WorkerExiting) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        t.put(replace(record, exit_by=t.now + t.state.policy.start_timeout_s))
+
+
+def _take_hung(t: Transition, event: WorkerHung) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
+        t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
+
+
+def _take_spared(t: Transition, event: WorkerSpared) -> None:
+    record = record_unless_late(t.state, event)
+    if record is not None:
+        t.put(replace(record, killed=None))
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
@@ -305,28 +368,27 @@ def take_crash(
     else:
         text = f"worker {worker} {how} after its place was removed"
     t.note_failure(failure, fault, text)
-    t.open_reset()
     t.break_round(text)
-    t.state = replace(t.state, unplanned=True)
 
 
 def _take_loss(
     t: Transition, worker: WorkerId, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
 ) -> None:
     """A worker without rounds has failed: the others, on its host too, go on."""
-    state = t.state
+    text = f"worker {worker} {failure.how}"
+    own = fault is Fault.OWN and all_offered(t.state, (worker,))
+    reset = t.in_reset().with_cause(text, failure)
+    registry = t.state.registry
     # Its failure counts for the end of the job only beside others' success; else another takes its place.
-    ending = finishing(state)
-    registry = state.registry.record(worker, WorkerState.FAILURE) if ending else state.registry.without(worker)
-    own = fault is Fault.OWN and all_offered(state, (worker,))
+    ending = finishing(t.state)
     t.state = replace(
-        state,
-        registry=registry,
-        first_failure=state.first_failure or failure,
-        setbacks=state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
+        t.state,
+        reset=reset,
+        registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
+        setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
     )
     known = _blacklist(t, worker.hostname, draw, wanted=wanted)
-    _report_blacklisted(t, worker.hostname, f"worker {worker} {failure.how}", told=told, news=wanted and not known)
+    _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
 
 
 def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool) -> bool:
@@ -352,7 +414,7 @@ def give_up_start(t: Transition, record: WorkerRecord) -> None:
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
-    record = record_of(t.state, event.worker)
+    record = record_unless_late(t.state, event)
     if record is None:
         return
     wanted = in_target(record, wanted_places(t.state))

@@ -17,13 +17,14 @@ def check_invariants(state: State) -> None:
     ]
     assert len(places) == len(set(places)), "two living workers in one place"
     assert len(state.members) == len(set(state.members)), "a member twice"
-    roundless = policy.on_change is OnChange.NO_ROUNDS
+    in_place, roundless = policy.on_change is OnChange.IN_PLACE, policy.on_change is OnChange.NO_ROUNDS
+    assert state.launch is None or policy.on_change is OnChange.RESTART, "a launch of workers that are not restarted"
     if roundless:
         assert not state.round_id, "a round of workers that have none"
-        assert state.phase not in (JobPhase.STARTING, JobPhase.RESETTING)
-    elif state.phase in (JobPhase.RUNNING, JobPhase.RESETTING):
-        assert state.round_id > 0
-        assert state.registry.round_id == state.round_id
+    elif state.round is not None:
+        assert state.round.round_id > 0
+        assert set(state.registry.expected) <= set(state.members), "a report is expected of one who was not there"
+        assert state.round.reset_began >= state.began
         limit = policy.max_num_proc
         # The one round in which a job of one worker moves to another host has two.
         assert limit is None or len(state.members) <= max(2, limit), "more members than max-np"
@@ -31,14 +32,18 @@ def check_invariants(state: State) -> None:
     for record in in_phase(state, WorkerPhase.MEMBER):
         assert roundless or record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
-    assert roundless or state.setbacks.until is None or state.registry.complete, "a round is judged before it is over"
-    assert (state.launch is not None) or state.phase is not JobPhase.STARTING or policy.on_change is OnChange.IN_PLACE
+    judged = state.setbacks.present.until is not None
+    assert roundless or not judged or state.registry.complete, "a round is judged before it is over"
     if roundless:
-        idle = state.phase is not JobPhase.ENDED and not state.workers
+        idle = not state.ended and not state.workers
         assert not idle or next_deadline(state) is not None, "nobody runs, and there is no deadline"
     elif state.phase is JobPhase.RUNNING:
         assert in_phase(state, WorkerPhase.MEMBER), "a round runs without a living member"
     elif state.phase is not JobPhase.ENDED:
         assert next_deadline(state) is not None, f"{state.phase} without a deadline"
-    for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
-        assert record.deadline is not None or record.stopped, "a worker without a deadline"
+    for record in state.workers:
+        assert record.phase is WorkerPhase.MEMBER or not record.running, "one that is no member trains"
+        assert record.phase is WorkerPhase.LEAVING or not record.stopped, "one that is stopped stays"
+        boots = record.phase is WorkerPhase.BOOTING
+        assert not in_place or not boots or not record.round_id, "one that boots has had a round"
+        assert record.round_id <= state.round_id, "a round that is to come"

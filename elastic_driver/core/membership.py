@@ -32,6 +32,8 @@ from elastic_driver.core.events import (
     Command,
     Event,
     Fault,
+    KillWorker,
+    ReportExit,
     WorkerExited,
     WorkerNotStarted,
     WorkersReported,
@@ -40,6 +42,7 @@ from elastic_driver.core.explain import explain, names, room_for_standbys
 from elastic_driver.core.formation import form_round
 from elastic_driver.core.intake import take
 from elastic_driver.core.invariants import check_invariants
+from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import (
     in_target,
     is_drained,
@@ -54,10 +57,12 @@ from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_mis
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
     JobPhase,
+    Kill,
     Policy,
     State,
     WorkerPhase,
     WorkerRecord,
+    deadline_of,
     finishing,
     in_phase,
     new_state,
@@ -80,30 +85,39 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Command]]:
     Returns:
         The new state, and the commands in the order in which they are to be carried out.
     """
-    if state.phase is JobPhase.ENDED:
-        return _after_the_end(state, event), []
+    if state.ended:
+        return _after_the_end(state, event)
     transition = Transition(state, now)
     take(transition, event)
     settle(transition)
     return transition.state, transition.commands
 
 
-def _after_the_end(state: State, event: Event) -> State:
+def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
+    """Nothing follows from anything any more; it is told who has ended."""
     events = event.reports if isinstance(event, WorkersReported) else (event,)
-    gone = [one.worker for one in events if isinstance(one, WorkerExited | WorkerNotStarted)]
-    return replace(state, workers=state.workers.without(*gone)) if gone else state
+    told: list[Command] = []
+    for gone in events:
+        if not isinstance(gone, WorkerExited | WorkerNotStarted):
+            continue
+        record = record_of(state, gone.worker)
+        if record is not None and isinstance(gone, WorkerExited):
+            told.append(ReportExit(gone.worker, expected=not record.failed))
+        state = forget_worker(state, gone.worker)
+    return state, told
 
 
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
     for decide in _DECIDERS[t.state.policy.on_change]:
-        if t.state.phase is JobPhase.ENDED:
+        if t.state.ended:
             return
         decide(t)
 
 
 def _vote_out(t: Transition) -> None:
+    _kill_late_workers(t)
     _stop_late_workers(t)
     _vote_out_the_silent(t)
 
@@ -116,9 +130,7 @@ def _place_workers(t: Transition) -> None:
 
 
 def _close_or_tell(t: Transition) -> None:
-    if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
-        t.state.phase is JobPhase.RUNNING and t.state.registry.complete
-    ):
+    if t.state.phase is not JobPhase.WAITING and t.state.registry.complete:
         round_id = t.state.round_id
         _close_registry(t)
         if t.state.round_id != round_id:
@@ -127,9 +139,30 @@ def _close_or_tell(t: Transition) -> None:
         _set_planned_notice(t)
 
 
+def _kill_late_workers(t: Transition) -> None:
+    """Ends who said that it exits and did not, and who trains on in a drained place."""
+    policy = t.state.policy
+    limited = [record for record in t.state.workers if record.exit_by is not None or record.leave_by is not None]
+    for record in limited:
+        if record.exit_by is not None and t.now >= record.exit_by:
+            how = f"did not end within {policy.start_timeout_s:g} s of its exit (--start-timeout)"
+            command = KillWorker(record.worker, how, hangs=True, exits=True)
+            record = t.kill(replace(record, exit_by=None), command, Kill(how, Fault.OWN))
+        if record.leave_by is not None and t.now >= record.leave_by:
+            record = replace(record, leave_by=None)
+            # Who is READY waits for the others, and for slots.
+            trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
+            if trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
+                how = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)"
+                t.kill(record, KillWorker(record.worker, how), Kill(how, Fault.OWN))
+            else:
+                t.put(record)
+
+
 def _stop_late_workers(t: Transition) -> None:
-    for record in t.state.workers:
-        if record.deadline is None or t.now < record.deadline:
+    for record in in_phase(t.state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        deadline = deadline_of(t.state, record)
+        if deadline is None or t.now < deadline:
             continue
         if record.phase is WorkerPhase.LEAVING:
             t.stop(record, f"it did not end within {DISMISSED_GRACE_S:g} s of being dismissed")
@@ -139,10 +172,8 @@ def _stop_late_workers(t: Transition) -> None:
 
 
 def _vote_out_the_silent(t: Transition) -> None:
-    registry = t.state.registry
-    if t.state.phase not in (JobPhase.STARTING, JobPhase.RESETTING):
-        return
-    if registry.complete or registry.deadline is None or t.now < registry.deadline:
+    registry, reset = t.state.registry, t.state.reset
+    if reset is None or registry.complete or t.now < reset.deadline:
         return
     limit = f"{t.state.policy.start_timeout_s:g} s (--start-timeout)"
     if not t.state.ever_ready:
@@ -159,11 +190,7 @@ def _vote_out_the_silent(t: Transition) -> None:
         rank = record.rank if record is not None and record.round_id else None
         # Whoever is frozen, or on a host that cannot be reached, is found by its heartbeat before: this one lives.
         t.note_failure(Failure(worker, rank, how), Fault.OWN, f"worker {worker} hung ({how})")
-        t.state = replace(
-            t.state,
-            registry=t.state.registry.record(worker, WorkerState.FAILURE),
-            unplanned=t.state.unplanned or bool(t.state.round_id),
-        )
+        t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
         if record is not None:
             t.stop(record, f"it {how}")
 
@@ -171,17 +198,13 @@ def _vote_out_the_silent(t: Transition) -> None:
 def _start_first_round(t: Transition) -> None:
     if usable_slots(t.state) < t.state.policy.num_proc:
         return
-    t.state = replace(t.state, phase=JobPhase.STARTING, slots_deadline=None, reset_began=t.now)
+    t.in_reset()
     fill_places(t)
-    expected = tuple(record.worker for record in t.state.workers)
-    deadline = t.now + t.state.policy.start_timeout_s
-    t.state = replace(t.state, registry=WorkerStateRegistry(0, expected, deadline=deadline))
+    t.state = replace(t.state, registry=WorkerStateRegistry(tuple(record.worker for record in t.state.workers)))
 
 
 def _close_registry(t: Transition) -> None:
-    """Ends the job or forms the next round, when all who are expected have reported."""
-    if not t.state.registry.complete:
-        return
+    """All who are expected have reported: ends the job, forms the next round, or waits."""
     ready = in_phase(t.state, WorkerPhase.READY)
     fails_again = judge(t)
     if _end_if_over(t, ready):
@@ -276,12 +299,14 @@ def _tell_of_standbys(t: Transition) -> None:
 _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
     OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys),
     OnChange.RESTART: (
+        _kill_late_workers,
         stop_late_starts,
         restarting.begin_or_end_round,
         restarting.launch_next,
         check_deadlines,
     ),
     OnChange.NO_ROUNDS: (
+        _kill_late_workers,
         stop_late_starts,
         roundless.judge_losses,
         roundless.place_workers,

@@ -43,7 +43,9 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
 
 def keeps_its_places(state: State) -> bool:
     """Whether all places of the round's members are offered as they were when it was formed."""
-    return all_offered(state, [worker for worker in state.members if worker != state.handing_over])
+    return state.round is None or all_offered(
+        state, [worker for worker in state.round.members if worker != state.round.handing_over]
+    )
 
 
 def target_places(state: State) -> Places:
@@ -60,8 +62,8 @@ def target_places(state: State) -> Places:
 def standby_places(state: State) -> Places:
     """The places beyond those that are to have a booted worker all the same, in rank order.
 
-    None before the first round, whose start they would slow down. Who stands by already goes on; otherwise hosts
-    without ranks come first, since a host is lost as a whole.
+    Who stands by already goes on; otherwise hosts without ranks come first, since a host is lost as a whole. Nobody is
+    started there before a round runs, whose forming it would slow down.
     """
     return _choose_places(state)[1] if state.policy.num_standby else {}
 
@@ -102,7 +104,7 @@ def _choose_places(state: State) -> tuple[Places, Places]:
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
     by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
     targets = dict.fromkeys(places[index] for index in sorted(by_urgency[:limit]))
-    if not state.policy.num_standby or not state.round_id:
+    if not state.policy.num_standby:
         return targets, {}
     busy = {hostname for hostname, _ in targets}
     rest = sorted(by_urgency[limit:], key=lambda index: (urgency[index], places[index][0] in busy, index))

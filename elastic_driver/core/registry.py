@@ -27,21 +27,17 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStateRegistry:
-    """The reports of one round.
+    """The reports of one round, or of the workers started for the first.
 
     A value: recording gives a new registry. Nothing waits inside it; whoever holds it looks at :attr:`complete`.
 
     Attributes:
-        round_id: the round whose members report (0: the workers started for the first round).
         expected: those who have to report, in rank (or start) order.
         records: who reported what, in order of arrival; the last report of a worker counts.
-        deadline: when the silent are voted out (seconds, the clock of the core); None while the round runs.
     """
 
-    round_id: int
     expected: tuple[WorkerId, ...]
     records: Roster[Record] = field(default_factory=Roster)
-    deadline: float | None = None
     # Of expected. Derived, and handed on so that it is made once for each round.
     _known: frozenset[WorkerId] | None = field(default=None, compare=False, repr=False)
 

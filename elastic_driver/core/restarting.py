@@ -24,11 +24,12 @@ from elastic_driver.core.endings import (
     wait_for_slots,
 )
 from elastic_driver.core.events import PublishRound, StartWorker
-from elastic_driver.core.formation import cause_of, reset_times
+from elastic_driver.core.formation import cause_of
+from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import Places, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.staffing import name_workers
-from elastic_driver.core.state import JobPhase, Launch, WorkerPhase, causes, finishing, in_phase
+from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
@@ -41,7 +42,7 @@ def begin_or_end_round(t: Transition) -> None:
         elif t.state.registry.complete:
             _begin_round(t)
     if t.state.phase is JobPhase.RUNNING and _has_other_places(t):
-        t.open_reset()
+        t.in_reset()
     if t.state.phase is JobPhase.RUNNING and t.state.registry.complete:
         t.end(ExitCode.SUCCESS, f"all workers of round {t.state.round_id} ended with code 0")
     if t.state.phase is JobPhase.RESETTING:
@@ -52,7 +53,6 @@ def launch_next(t: Transition) -> None:
     """Launches a round when nobody of the last one is left, there are slots, and no pause is due."""
     if t.state.phase is JobPhase.WAITING:
         if usable_slots(t.state) >= t.state.policy.num_proc:
-            t.state = replace(t.state, reset_began=t.now, slots_deadline=None)
             _launch(t, launch_places(t.state))
         return
     if t.state.phase is not JobPhase.RESETTING:
@@ -75,22 +75,18 @@ def launch_next(t: Transition) -> None:
 def _launch(t: Transition, places: Places) -> None:
     state = t.state
     fresh = name_workers(t, places)
-    placed = assign_ranks(tuple(fresh), host_order=state.host_order, root=None)
+    placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=None)
     members = tuple(one.worker for one in placed)
     # A round whose processes could not all be started has never begun.
     old_size = len(state.members) if state.launch is None else state.launch.old_size
-    round_id = state.round_id + 1
+    cause, round_id, reset = cause_of(t, members), state.round_id + 1, t.in_reset()
+    tally = state.tally.one_more(t.now, state.policy.reset_window_s) if reset.unplanned else state.tally
     t.state = replace(
-        t.state,
-        phase=JobPhase.STARTING,
-        round_id=round_id,
-        members=members,
-        launch=Launch(placed, cause_of(t, members), old_size),
-        registry=WorkerStateRegistry(round_id, members),
-        resets=state.resets + (1 if state.unplanned else 0),
-        reset_times=reset_times(t),
-        setbacks=state.setbacks.next_round(),
-        unplanned=False,
+        forget_round(t.state, Round(round_id, members, None, reset.began)),
+        # Of the reset nothing but that is forgotten: it goes on until the round begins.
+        reset=replace(reset, unplanned=False),
+        launch=Launch(placed, cause, old_size),
+        tally=tally,
     )
     rank_of = {one.worker: one.slot.rank for one in placed}
     booting = in_phase(t.state, WorkerPhase.BOOTING)
@@ -112,28 +108,21 @@ def _begin_round(t: Transition) -> None:
             old_size=state.launch.old_size,
         )
     )
-    registry = WorkerStateRegistry(state.round_id, state.registry.expected)
+    registry = WorkerStateRegistry(state.registry.expected)
     for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all were there
         registry = registry.record(worker, WorkerState.SUCCESS)
-    t.state = replace(
-        state,
-        phase=JobPhase.RUNNING,
-        registry=registry,
-        slots_deadline=None,
-        launch=None,
-        crashes=(),
-        more_crashes=0,
-        first_failure=None,
-    )
+    t.state = replace(state, reset=None, registry=registry, launch=None)
     t.put_all(replace(r, phase=WorkerPhase.MEMBER, since=t.now) for r in in_phase(state, WorkerPhase.READY))
 
 
 def _end_launch(t: Transition) -> None:
     """From here on the job lacks what it takes for a round, however many hosts there are, until one has begun."""
-    state, policy = t.state, t.state.policy
-    slots_deadline = t.now + policy.elastic_timeout_s if state.slots_deadline is None else state.slots_deadline
-    registry = replace(state.registry, deadline=t.now + policy.start_timeout_s)
-    t.state = replace(state, phase=JobPhase.RESETTING, registry=registry, slots_deadline=slots_deadline)
+    state, policy, reset = t.state, t.state.policy, t.in_reset()
+    assert state.launch is not None
+    slots_deadline = t.now + policy.elastic_timeout_s if reset.slots_deadline is None else reset.slots_deadline
+    deadline = t.now + policy.start_timeout_s
+    reset = replace(reset, deadline=deadline, slots_deadline=slots_deadline, waits_for_ends=True)
+    t.state = replace(state, reset=reset, launch=replace(state.launch, broken=True))
 
 
 def _has_other_places(t: Transition) -> bool:
@@ -157,7 +146,7 @@ def _waits_for_ends(t: Transition) -> bool:
     """Whether processes of the last round hold up the next."""
     until = gone_by(t.state)
     if until is not None and t.now >= until:
-        t.state = replace(t.state, registry=replace(t.state.registry, deadline=None))
+        t.state = replace(t.state, reset=replace(t.in_reset(), waits_for_ends=False))
     return until is not None and t.now < until
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastic_driver.core.events import Fault
+from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
 
 # What the system sends a process for what it did itself. All other signals are somebody else's: the machine's shutdown,
@@ -101,6 +102,28 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundSoFar:
+    """What the present round has shown, for the judgement at its end. Nothing of it lives on in the next.
+
+    Attributes:
+        moved: whether it has come further than ever.
+        excused: whether anything from outside had part in its end.
+        failure: the first failure of their own making among its members.
+        complaint: the first of its members that lost the round and goes on. Nothing but a consequence when a member
+            failed or something came from outside.
+        raised: whether that member's own code raised the error, and not its collective.
+        until: when the pause after it ends; None until its end was judged.
+    """
+
+    moved: bool = False
+    excused: bool = False
+    failure: Failure | None = None
+    complaint: Failure | None = None
+    raised: bool = False
+    until: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Setbacks:
     """How far the training has come, and how often in a row it has come no further.
 
@@ -110,13 +133,7 @@ class Setbacks:
         count: setbacks in a row.
         last: the failure that ended the last of them.
         one_error, one_rank: whether that was the same error each time, and the same rank.
-        moved: whether the present round has come further than ever.
-        excused: whether anything from outside had part in its end.
-        failure: the first failure of their own making among its members.
-        complaint: the first of its members that lost the round and goes on. Nothing but a consequence when a member
-            failed or something came from outside.
-        raised: whether that member's own code raised the error, and not its collective.
-        until: when the pause after it ends; None until its end was judged.
+        present: the round that is not over, or not judged.
     """
 
     commits: int = 0
@@ -125,46 +142,44 @@ class Setbacks:
     last: Failure | None = None
     one_error: bool = True
     one_rank: bool = True
-    moved: bool = False
-    excused: bool = False
-    failure: Failure | None = None
-    complaint: Failure | None = None
-    raised: bool = False
-    until: float | None = None
+    present: RoundSoFar = field(default_factory=RoundSoFar)
 
     def came_to(self, commits: int, steps: int) -> Setbacks:
         """A member of the present round has so many commits, and has finished so many operations since."""
         if (commits, steps) <= (self.commits, self.steps):
             return self
-        return replace(self, commits=commits, steps=steps, moved=True)
+        return replace(self, commits=commits, steps=steps, present=replace(self.present, moved=True))
 
     def another_training(self, commits: int) -> Setbacks:
         """A member of the present round has ended a training and begins another, whose commits are counted anew."""
-        return replace(self, commits=commits, steps=0, moved=True)
+        return replace(self, commits=commits, steps=0, present=replace(self.present, moved=True))
 
     def failed(self, failure: Failure, fault: Fault) -> Setbacks:
         """A member of the present round has failed."""
         if fault is Fault.OUTSIDE:
             return self.excuse()
-        return self if self.failure is not None else replace(self, failure=failure)
+        if self.present.failure is not None:
+            return self
+        return replace(self, present=replace(self.present, failure=failure))
 
     def complained(self, failure: Failure, *, raised: bool) -> Setbacks:
         """A member has lost the round, and lives. Who raised the error knew of it before those whom it reached."""
-        if self.complaint is not None and (self.raised or not raised):
+        if self.present.complaint is not None and (self.present.raised or not raised):
             return self
-        return replace(self, complaint=failure, raised=raised)
+        return replace(self, present=replace(self.present, complaint=failure, raised=raised))
 
     def excuse(self) -> Setbacks:
         """Something from outside had part in the end of the present round."""
-        return self if self.excused else replace(self, excused=True)
+        return self if self.present.excused else replace(self, present=replace(self.present, excused=True))
 
     def judged(self, now: float, pause_range_s: tuple[float, float]) -> Setbacks:
         """The present round is over, and all of its members have been heard."""
-        cause = None if self.excused else self.failure or self.complaint
-        if self.moved:
-            return replace(self, count=0, last=None, one_error=True, one_rank=True, until=now)
+        present = self.present
+        cause = None if present.excused else present.failure or present.complaint
+        if present.moved:
+            return Setbacks(self.commits, self.steps, present=replace(present, until=now))
         if cause is None:
-            return replace(self, until=now)
+            return replace(self, present=replace(present, until=now))
         before = self.last
         return replace(
             self,
@@ -172,12 +187,12 @@ class Setbacks:
             last=cause,
             one_error=self.one_error and (before is None or cause.is_like(before)),
             one_rank=self.one_rank and (before is None or cause.rank == before.rank),
-            until=now + _pause_s(self.count + 1, pause_range_s),
+            present=replace(present, until=now + _pause_s(self.count + 1, pause_range_s)),
         )
 
     def next_round(self) -> Setbacks:
         """A round begins."""
-        return replace(self, moved=False, excused=False, failure=None, complaint=None, raised=False, until=None)
+        return replace(self, present=RoundSoFar())
 
     @property
     def told(self) -> str:

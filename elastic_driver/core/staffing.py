@@ -15,7 +15,7 @@ from elastic_driver.core.events import StartWorker
 from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.intake import give_up_start
 from elastic_driver.core.placement import in_target, standby_places, target_places, wanted_places
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, in_phase
+from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
 
@@ -23,7 +23,8 @@ from elastic_driver.hosts import WorkerId
 def stop_late_starts(t: Transition) -> None:
     """A process that does not come up in time is its host's failure, as one that cannot be started."""
     for record in in_phase(t.state, WorkerPhase.BOOTING):
-        if record.deadline is not None and t.now >= record.deadline:
+        deadline = deadline_of(t.state, record)
+        if deadline is not None and t.now >= deadline:
             give_up_start(t, record)
 
 
@@ -54,13 +55,13 @@ def fill_places(t: Transition) -> None:
     fresh = name_workers(t, free)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
-    for placed in assign_ranks(tuple(ranked), host_order=t.state.host_order, root=None):
+    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=None):
         if placed.worker in fresh:
             t.commands.append(StartWorker(placed.worker, placed.slot))
     if len(ranked) == len(staying):
         return
     # A standby is planned as if all had a rank: that clashes with nobody's local rank.
-    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.host_order, root=None):
+    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
         if placed.worker in fresh and placed.worker not in ranked:
             t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
 
@@ -72,7 +73,6 @@ def name_workers(t: Transition, places: Iterable[tuple[str, int]]) -> dict[Worke
     listed = {host.name for host in t.state.hosts}
     attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
-    deadline = t.now + t.state.policy.start_timeout_s
-    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now, deadline) for worker in fresh)
+    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now) for worker in fresh)
     t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
     return fresh

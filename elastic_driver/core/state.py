@@ -1,6 +1,7 @@
-"""The state of a job: one frozen value, and the questions that are asked of it.
+"""The state of a job: one frozen value, made of values that say what is known only while it means something.
 
-Owns no decision: those are in :mod:`elastic_driver.core.membership`. Everything here is derived from fields.
+Owns no decision: those are in :mod:`elastic_driver.core.membership`. A field stands in the value whose life it shares:
+what a reset collects is gone with the reset. So the phase of the job is not stored, it is which of them there are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from enum import StrEnum
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.events import Fault
+from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
@@ -46,7 +49,9 @@ class Policy:
         min_num_proc: fewest members of a round.
         max_num_proc: most members of a round; None for no bound.
         elastic_timeout_s: how long the job may lack slots (or discovery may fail) before it ends.
-        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY.
+        start_timeout_s: how long a worker may take from its start, or from the break of its round, to be READY; and
+            from when it says that it exits until it has ended.
+        drain_timeout_s: how long a worker whose place is drained may go on training.
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
@@ -62,6 +67,7 @@ class Policy:
     max_num_proc: int | None = None
     elastic_timeout_s: float = 600.0
     start_timeout_s: float = 300.0
+    drain_timeout_s: float = 300.0
     reset_limit: int | None = None
     reset_window_s: float | None = None
     cooldown_range_s: tuple[float, float] | None = None
@@ -86,9 +92,22 @@ class WorkerPhase(StrEnum):
     """Where a living process stands."""
 
     BOOTING = "booting"  # started, has not asked for a round yet
-    READY = "ready"  # its request for the next round is open; of restarted workers, its process runs
+    READY = "ready"  # it has asked for the next round; of restarted workers, its process runs
     MEMBER = "member"  # in the current round; of workers without rounds, its process runs
     LEAVING = "leaving"  # dismissed or being stopped: its end is no news
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """That a worker is being killed.
+
+    Attributes:
+        how: what it did, in words, as the cause of its end: "hung: no heartbeat for 60.0 s".
+        fault: whose doing that is.
+    """
+
+    how: str
+    fault: Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +118,24 @@ class WorkerRecord:
         worker: its name.
         phase: where it stands.
         since: when it entered the phase.
-        deadline: when it is stopped if it is still in this phase; None for no bound.
         round_id: the last round it was in; 0 for none.
         has_state: whether it holds the training's state: it has synced once, or was there before the first commit. A
             member whose first round broke before it had synced is as blank as a joiner.
         rank: its rank in that round.
         commits: commits of its state, as it said last.
         backends: what it can use for collectives, best first.
-        running: whether it has said that it trains in its round.
-        stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying.
+        running: whether it has said that it trains in its round. Of a MEMBER only.
+        stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying. Of one that is
+            LEAVING only.
+        failed: whether it was dying before anybody told it to end. Of one that is LEAVING only.
+        killed: why it is being killed; None when it is not.
+        leave_by: when it is killed if it still trains in a drained place; None for no bound.
+        exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
     """
 
     worker: WorkerId
     phase: WorkerPhase
-    since: float
-    deadline: float | None
+    since: Moment
     round_id: int = 0
     has_state: bool = False
     rank: int = 0
@@ -121,21 +143,136 @@ class WorkerRecord:
     backends: tuple[Backend, ...] = ()
     running: bool = False
     stopped: bool = False
+    failed: bool = False
+    killed: Kill | None = None
+    leave_by: Moment | None = None
+    exit_by: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Discovery has answered before, and fails now.
+
+    Attributes:
+        since: its first failure since its last answer.
+        error: what it said when it failed last.
+    """
+
+    since: Moment
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What is known of the hosts.
+
+    Attributes:
+        hosts: the last answer, in rank order; None before the first.
+        order: names of all hosts that are listed or have living workers, in rank order.
+        outage: None while it answers.
+        told_at: when its failing was last told of; None for never.
+    """
+
+    hosts: tuple[Host, ...] | None = None
+    order: tuple[str, ...] = ()
+    outage: Outage | None = None
+    told_at: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The current round; in a reset, the one that is over.
+
+    That of restarted workers is here from its launch on. Workers without rounds are in one that has no number and no
+    members, from the start of the job on.
+
+    Attributes:
+        round_id: its number, from 1.
+        members: its workers by rank (also those that have ended).
+        handing_over: the one whose place was gone already when the round was formed; None for no such member.
+        reset_began: when the reset that it came of (or the start) began.
+        notice: what its members are told now.
+    """
+
+    round_id: int
+    members: tuple[WorkerId, ...]
+    handing_over: WorkerId | None
+    reset_began: Moment
+    notice: NoticeKind = NoticeKind.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What happens between two rounds; the start is one too.
+
+    Attributes:
+        began: when.
+        deadline: when the silent are voted out.
+        slots_deadline: when the wait for slots ends the job; None while there are enough, or that is not known yet.
+        unplanned: whether it is due to a failure.
+        crashes: its causes in words, in order; at most so many as are told.
+        more_crashes: how many there were beyond these.
+        first_failure: the first of them; None for none yet.
+        reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
+        waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
+            until the deadline.
+    """
+
+    began: Moment
+    deadline: Moment
+    slots_deadline: Moment | None = None
+    unplanned: bool = False
+    crashes: tuple[str, ...] = ()
+    more_crashes: int = 0
+    first_failure: Failure | None = None
+    reinits: tuple[WorkerId, ...] = ()
+    waits_for_ends: bool = True
+
+    def with_cause(self, text: str, failure: Failure) -> Reset:
+        """With one crash more."""
+        first = self.first_failure or failure
+        if len(self.crashes) < _MOST_CRASHES_TOLD:
+            return replace(self, crashes=(*self.crashes, text), first_failure=first)
+        return replace(self, more_crashes=self.more_crashes + 1, first_failure=first)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A round of restarted workers whose processes are being started.
+    """A round of restarted workers whose processes are being started, or could not all be.
 
     Attributes:
         placed: its members by rank, as they are told when they start.
         cause: what made it, in words.
         old_size: members of the last round that has begun (0 for none).
+        broken: whether one has failed before all ran: it will never begin.
     """
 
     placed: tuple[Placed, ...]
     cause: str
     old_size: int
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTally:
+    """The unplanned resets of a job.
+
+    Attributes:
+        count: so far.
+        times: when those were that still count for the limit; empty without a window.
+    """
+
+    count: int = 0
+    times: tuple[Moment, ...] = ()
+
+    def one_more(self, now: float, window_s: float | None) -> ResetTally:
+        """With one that ends now."""
+        times = () if window_s is None else (*(at for at in self.times if now - at < window_s), now)
+        return ResetTally(self.count + 1, times)
+
+    def that_count(self, now: float, window_s: float | None) -> int:
+        """How many count for the limit."""
+        return self.count if window_s is None else sum(1 for at in self.times if now - at < window_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,80 +281,119 @@ class State:
 
     Attributes:
         policy: the limits.
-        phase: where the job stands.
-        hosts: discovery's last answer, in rank order.
-        host_order: names of all hosts that are listed or have living workers, in rank order.
-        discovered: whether discovery has answered at all.
-        discovery_failing_since: when discovery began to fail; None while it answers.
-        discovery_error: what it said when it failed last.
-        discovery_told_at: when its failing was last told of; None for never.
+        began: when the job began.
+        ended: whether it is over.
+        discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
-        round_id: the current or last round; 0 before the first.
-        members: its workers by rank (also those that have ended).
-        handing_over: the one whose place was gone already when the round was formed; None for no such member.
-        registry: who has reported what in it.
-        notice_kind, notice_version: what its members are told now.
+        round: the current or last round; None before the first.
+        reset: the reset (or start) under way; None while a round runs, and before there were slots for a start.
+        registry: who has reported what in the round, or in the start.
+        notice_version: how many notices were given.
         commits: the most commits any worker has had.
-        unplanned: whether the reset under way is due to a failure.
-        crashes: causes of the reset under way, in words, in order; at most so many as are told.
-        more_crashes: how many there were beyond these.
-        reinits: members that have called ``shutdown()`` and ``init()`` in the reset under way, in order of arrival.
-        reset_began: when the reset under way (or the start) began.
-        slots_deadline: when the wait for slots ends the job; None while there are enough.
-        resets: unplanned resets so far.
-        reset_times: when those were that still count for the limit.
+        tally: the unplanned resets so far.
         setbacks: how far the training has come, and how often in a row it has come no further.
-        first_failure: the first failure since the last round was formed.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
         ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
-        launch: of restarted workers, the last round whose processes were started, until it begins; None at other times.
+        launch: of restarted workers, the current round until it has begun; None when it has.
     """
 
     policy: Policy
-    phase: JobPhase = JobPhase.WAITING
-    hosts: tuple[Host, ...] = ()
-    host_order: tuple[str, ...] = ()
-    discovered: bool = False
-    discovery_failing_since: float | None = None
-    discovery_error: str = ""
-    discovery_told_at: float | None = None
+    began: Moment
+    ended: bool = False
+    discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
-    round_id: int = 0
-    members: tuple[WorkerId, ...] = ()
-    handing_over: WorkerId | None = None
-    registry: WorkerStateRegistry = field(default_factory=lambda: WorkerStateRegistry(0, ()))
-    notice_kind: NoticeKind = NoticeKind.NONE
+    round: Round | None = None
+    reset: Reset | None = None
+    registry: WorkerStateRegistry = field(default_factory=lambda: WorkerStateRegistry(()))
     notice_version: int = 0
     commits: int = 0
-    unplanned: bool = False
-    crashes: tuple[str, ...] = ()
-    more_crashes: int = 0
-    reinits: tuple[WorkerId, ...] = ()
-    reset_began: float = 0.0
-    slots_deadline: float | None = None
-    resets: int = 0
-    reset_times: tuple[float, ...] = ()
+    tally: ResetTally = field(default_factory=ResetTally)
     setbacks: Setbacks = field(default_factory=Setbacks)
-    first_failure: Failure | None = None
     standby_room: int | None = None
     ever_ready: bool = False
     launch: Launch | None = None
 
+    @property
+    def phase(self) -> JobPhase:
+        """Where the job stands."""
+        if self.ended:
+            return JobPhase.ENDED
+        if self.launch is not None and not self.launch.broken:
+            return JobPhase.STARTING
+        if self.round is None:
+            return JobPhase.WAITING if self.reset is None else JobPhase.STARTING
+        return JobPhase.RUNNING if self.reset is None else JobPhase.RESETTING
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Discovery's last answer, in rank order."""
+        return self.discovery.hosts or ()
+
+    @property
+    def round_id(self) -> int:
+        """The current or last round; 0 before the first."""
+        return 0 if self.round is None else self.round.round_id
+
+    @property
+    def members(self) -> tuple[WorkerId, ...]:
+        """The workers of that round by rank, also those that have ended."""
+        return () if self.round is None else self.round.members
+
+    @property
+    def notice_kind(self) -> NoticeKind:
+        """What they are told now."""
+        return NoticeKind.NONE if self.round is None else self.round.notice
+
+    @property
+    def resets(self) -> int:
+        """Unplanned resets so far."""
+        return self.tally.count
+
+    @property
+    def reset_began(self) -> float:
+        """When the reset under way (or the start) began; while a round runs, the one that it came of."""
+        if self.reset is not None:
+            return self.reset.began
+        return self.began if self.round is None else self.round.reset_began
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The first failure since the last round was formed."""
+        return None if self.reset is None else self.reset.first_failure
+
+    @property
+    def slots_deadline(self) -> float | None:
+        """When the wait for slots ends the job; None while it does not wait for them."""
+        if self.reset is not None:
+            return self.reset.slots_deadline
+        return self.began + self.policy.elastic_timeout_s if self.round is None else None
+
 
 def new_state(policy: Policy, now: float) -> State:
     """The state of a job that has not looked for hosts yet."""
-    return State(
-        policy,
-        blacklist=Blacklist(policy.cooldown_range_s),
-        slots_deadline=now + policy.elastic_timeout_s,
-        reset_began=now,
-    )
+    return State(policy, began=now, blacklist=Blacklist(policy.cooldown_range_s))
+
+
+def deadline_of(state: State, record: WorkerRecord) -> float | None:
+    """When the worker is stopped if it is still in its phase; None for no bound."""
+    match record.phase:
+        case WorkerPhase.BOOTING:
+            return record.since + state.policy.start_timeout_s
+        case WorkerPhase.LEAVING if not record.stopped:
+            return record.since + DISMISSED_GRACE_S
+        case WorkerPhase.LEAVING | WorkerPhase.READY | WorkerPhase.MEMBER:
+            return None
+
+
+def leaving(record: WorkerRecord, now: float, *, stopped: bool) -> WorkerRecord:
+    """As it is once it was dismissed, or is being stopped."""
+    return replace(record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None)
 
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
@@ -237,17 +413,11 @@ def finishing(state: State) -> bool:
 
 def causes(state: State) -> list[str]:
     """What has failed since the last round was formed, in words: who crashed, or who lost the round if nobody did."""
-    more, complaint = state.more_crashes, state.setbacks.complaint
-    if not state.crashes:
+    complaint = state.setbacks.present.complaint
+    if state.reset is None or not state.reset.crashes:
         return [] if complaint is None else [complaint.told]
-    return [*state.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
-
-
-def with_cause(state: State, text: str) -> State:
-    """With one crash more."""
-    if len(state.crashes) < _MOST_CRASHES_TOLD:
-        return replace(state, crashes=(*state.crashes, text))
-    return replace(state, more_crashes=state.more_crashes + 1)
+    more = state.reset.more_crashes
+    return [*state.reset.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
 
 
 def most_advanced(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:

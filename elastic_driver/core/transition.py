@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, Report, SetNotice, StopWorker
+from elastic_driver.core.events import Command, DismissWorker, EndJob, Fault, KillWorker, Report, SetNotice, StopWorker
+from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import all_offered
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, State, WorkerPhase, WorkerRecord, with_cause
+from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import NoticeKind, OnChange
 
@@ -41,7 +42,14 @@ class Transition:
         self.state = replace(self.state, workers=self.state.workers.put(*records))
 
     def forget(self, worker: WorkerId) -> None:
-        self.state = replace(self.state, workers=self.state.workers.without(worker))
+        self.state = forget_worker(self.state, worker)
+
+    def in_reset(self) -> Reset:
+        """The reset under way; it begins now if the round still runs, or nobody was started yet."""
+        if self.state.reset is None:
+            self.state = replace(self.state, reset=Reset(self.now, self.now + self.state.policy.start_timeout_s))
+            assert self.state.reset is not None
+        return self.state.reset
 
     def note_failure(self, failure: Failure, fault: Fault, text: str) -> None:
         """One more failure of this reset.
@@ -51,18 +59,14 @@ class Transition:
             fault: whose doing it is. What befalls a member whose place was taken away is not its own.
             text: what is told of it.
         """
-        state, setbacks = self.state, self.state.setbacks
+        reset = self.in_reset().with_cause(text, failure)
+        setbacks = self.state.setbacks
         # From the first round on, only failures of members are failures of a reset.
-        if state.round_id:
-            own = fault is Fault.OWN and all_offered(state, (failure.worker,))
+        if self.state.round is not None:
+            own = fault is Fault.OWN and all_offered(self.state, (failure.worker,))
             setbacks = setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE)
-        self.state = replace(with_cause(state, text), first_failure=state.first_failure or failure, setbacks=setbacks)
-
-    def open_reset(self) -> None:
-        if self.state.phase is JobPhase.RUNNING:
-            deadline = self.now + self.state.policy.start_timeout_s
-            registry = replace(self.state.registry, deadline=deadline)
-            self.state = replace(self.state, phase=JobPhase.RESETTING, reset_began=self.now, registry=registry)
+            reset = replace(reset, unplanned=True)
+        self.state = replace(self.state, reset=reset, setbacks=setbacks)
 
     def break_round(self, reason: str) -> None:
         if self.state.notice_kind is not NoticeKind.ABORT:
@@ -71,30 +75,40 @@ class Transition:
     def notify(self, kind: NoticeKind, reason: str) -> None:
         if self.state.policy.on_change is not OnChange.IN_PLACE:
             return  # there is nobody who watches
-        if kind is self.state.notice_kind and kind is not NoticeKind.NONE:
+        current = self.state.round
+        assert current is not None
+        if kind is current.notice and kind is not NoticeKind.NONE:
             return
-        self.state = replace(self.state, notice_kind=kind, notice_version=self.state.notice_version + 1)
-        self.commands.append(SetNotice(self.state.notice_version, self.state.round_id, kind, reason))
+        version = self.state.notice_version + 1
+        self.state = replace(self.state, round=replace(current, notice=kind), notice_version=version)
+        self.commands.append(SetNotice(version, current.round_id, kind, reason))
 
     def retire(self, record: WorkerRecord, reason: str) -> None:
         """Has its process ended, which is no failure of its."""
         self.commands.append(StopWorker(record.worker, reason))
-        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=None, stopped=True))
+        self.put(leaving(record, self.now, stopped=True))
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.retire(record, reason)
         self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
 
+    def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:
+        """Its end will be its failure, and why is known already. Who is being killed is not killed again."""
+        if record.killed is None:
+            self.commands.append(command)
+            record = replace(record, killed=kill)
+        self.put(record)
+        return record
+
     def dismiss(self, record: WorkerRecord, reason: str) -> None:
         self.commands.append(DismissWorker(record.worker, reason))
-        deadline = self.now + DISMISSED_GRACE_S
-        self.put(replace(record, phase=WorkerPhase.LEAVING, since=self.now, deadline=deadline))
+        self.put(leaving(record, self.now, stopped=False))
 
     def report(self, text: str, *, warning: bool = False) -> None:
         self.commands.append(Report(text, warning))
 
     def end(self, exit_code: int, message: str) -> None:
-        if self.state.phase is JobPhase.ENDED:
+        if self.state.ended:
             return
-        self.state = replace(self.state, phase=JobPhase.ENDED)
+        self.state = replace(self.state, ended=True)
         self.commands.append(EndJob(int(exit_code), message))

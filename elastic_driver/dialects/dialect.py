@@ -45,12 +45,15 @@ class Dialect(Protocol):
     def routes(self) -> Routes:
         """What its workers may ask the driver's server, beside the driver's own routes."""
 
-    def environment(self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int) -> dict[str, str]:
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
         """The whole environment of one worker's process.
 
         Args:
             worker: whose it is.
             planned: its place if the round were formed now.
             job: where the driver is.
-            round_id: the round that runs now; 0 for none.
+            round_id: the round that runs now, or is being started; 0 for none.
+            cores: processors of its host that workers may use.
         """

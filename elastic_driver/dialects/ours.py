@@ -60,8 +60,6 @@ class OurDialect:
     Args:
         environ: the driver's environment.
         exported: variables that the driver and its flags set.
-        cores: processors the driver may use; shared out to OpenMP threads when the user set none, because workers
-            with as many threads each as the machine has cores slow each other down many times over.
         horovod_shim: see Settings.
     """
 
@@ -70,12 +68,10 @@ class OurDialect:
         environ: Mapping[str, str],
         *,
         exported: Mapping[str, str],
-        cores: int,
         horovod_shim: str = NEVER,
     ) -> None:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
-        self._cores = cores
         self._horovod_shim = horovod_shim
 
     @property
@@ -88,12 +84,15 @@ class OurDialect:
         """What it takes to meet in a round, and to leave it."""
         return OUR_ROUTES
 
-    def environment(self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int) -> dict[str, str]:
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
         """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is
         ``hvd.rank()``.
         """
         env = dict(self._inherited)
-        env.setdefault("OMP_NUM_THREADS", str(max(1, self._cores // planned.size)))
+        # Workers with as many threads each as the machine has cores slow each other down many times over.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
         env |= self._exported
         python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
         if python_path is not None:

@@ -12,14 +12,13 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import IO
 
 import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
-from elastic_driver.launch.locality import check_local
 from elastic_driver.launch.processes.death import set_once, watch_child
 from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.system.job_clock import CallLater
@@ -45,6 +44,7 @@ class ScriptDiscovery:
         script: a shell command; its standard output is the list.
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
+        check: raises DiscoveryError when no worker can be started on one of these hosts. May block; called in a thread.
         job_id: marks its processes, so that they end with a driver that is killed.
         call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
     """
@@ -55,10 +55,12 @@ class ScriptDiscovery:
         default_slots: int | None,
         timeout_s: float,
         *,
+        check: Callable[[Sequence[Host]], None],
         job_id: str = "",
         call_later: CallLater | None = None,
     ) -> None:
         self._script = script
+        self._check = check
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
@@ -85,7 +87,7 @@ class ScriptDiscovery:
             Its hosts, in the order of its lines; none for an empty answer, which is no failure.
 
         Raises:
-            DiscoveryError: it failed, hung, printed something else than hosts, or named a host that is not local.
+            DiscoveryError: it failed, hung, printed something else than hosts, or named one that cannot be had.
         """
         self._began = time.monotonic()
         try:
@@ -133,7 +135,7 @@ class ScriptDiscovery:
             raise DiscoveryError(f"{self._what} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
             raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
-        await asyncio.to_thread(check_local, hosts)
+        await asyncio.to_thread(self._check, hosts)
         return hosts
 
     @contextlib.asynccontextmanager

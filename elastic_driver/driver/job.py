@@ -19,7 +19,6 @@ from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import DiscoveryError, SettingsError, shortage
 from elastic_driver.launch.local.launcher import LocalLauncher
-from elastic_driver.launch.locality import check_local
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
@@ -54,7 +53,7 @@ def _run_job(settings: Settings) -> int:
     job_id = secrets.token_hex(8)
     if settings.hosts is not None:
         try:
-            check_local(settings.hosts)
+            LocalLauncher.check_hosts(settings.hosts)
         except DiscoveryError as error:
             raise SettingsError(str(error)) from error
     with (
@@ -83,6 +82,7 @@ def _run_job(settings: Settings) -> int:
                 settings.discovery_script,
                 settings.slots_per_host,
                 settings.discovery_timeout_s,
+                check=launcher.check_hosts,
                 job_id=job_id,
                 call_later=clock.call_later,
             )
@@ -92,7 +92,6 @@ def _run_job(settings: Settings) -> int:
         dialect = OurDialect(
             os.environ,
             exported={ENV_HEARTBEAT: f"{heard_s:g}", **durable_env(settings), **settings.worker_env},
-            cores=len(os.sched_getaffinity(0)),
             horovod_shim=settings.horovod_shim,
         )
         driver = ElasticDriver(

@@ -25,11 +25,13 @@ from elastic_driver.core.events import (
     Command,
     DiscoveryFailed,
     DismissWorker,
-    DrainRequested,
     EndJob,
     HostsDiscovered,
+    KillWorker,
     PublishRound,
     Report,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
@@ -38,13 +40,13 @@ from elastic_driver.core.events import (
     WorkerDying,
     WorkerExited,
     WorkerNotStarted,
+    WorkerSpared,
     WorkerStarted,
 )
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy, explain
-from elastic_driver.core.placement import is_drained
-from elastic_driver.core.setbacks import fault_of, last_words
-from elastic_driver.core.state import JobPhase, WorkerPhase, record_of
+from elastic_driver.core.setbacks import last_words
+from elastic_driver.core.state import JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.durable_folder import newest_commit
@@ -91,6 +93,7 @@ def policy_of(settings: Settings) -> Policy:
         max_num_proc=settings.max_num_proc,
         elastic_timeout_s=settings.elastic_timeout_s,
         start_timeout_s=settings.start_timeout_s,
+        drain_timeout_s=settings.drain_timeout_s,
         reset_limit=settings.reset_limit,
         reset_window_s=settings.reset_window_s,
         cooldown_range_s=settings.cooldown_range_s,
@@ -145,17 +148,13 @@ class ElasticDriver:
             launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        self._supervisor = Supervisor(heartbeats, chronicle, self._workers.living, self._clock)
+        self._supervisor = Supervisor(heartbeats, clock=self._clock, report=self._stepper.report)
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
-            supervisor=self._supervisor,
+            heartbeats=self._supervisor,
             clock=self._clock,
-            drain_place=self._drain_place,
-            undo_drain=self._undo_drain,
-            warn=chronicle.warning,
             on_disc=chronicle.on_disc,
-            exit_limit_s=settings.start_timeout_s,
         )
         key = JobKey.new()
         self._server = RendezvousServer(
@@ -167,8 +166,7 @@ class ElasticDriver:
             call_later=self._clock.call_later,
         )
         self._job = JobAddress("", key, job_id, settings.rendezvous_address, name_of_this_process())
-        self._failing: set[WorkerId] = set()  # those that were dying before they were stopped
-        self._drains: dict[str, object] = {}  # one for each host that is drained, another when it is drained anew
+        self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
         self._ended: asyncio.Future[EndJob] | None = None
         self._phase = self._stepper.state.phase  # as of the last look
 
@@ -250,6 +248,7 @@ class ElasticDriver:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         self.rounds.job_over(end.message)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
+        self._stepper.catch_up()
         folder = self._settings.durable_dir
         newest = newest_commit(folder)
         if newest is not None:
@@ -282,8 +281,6 @@ class ElasticDriver:
             else:
                 if hosts != last:
                     self._chronicle.hosts(hosts)
-                    listed = {host.name for host in hosts}
-                    self._drains = {name: drain for name, drain in self._drains.items() if name in listed}
                     self._stepper.post(HostsDiscovered(hosts))
                 last = hosts
             await asyncio.sleep(self._settings.discovery_interval_s)
@@ -292,6 +289,10 @@ class ElasticDriver:
 
     def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
         """Does what a step of the core says, and tells of what has become of the job."""
+        # What has happened is told before what comes of it.
+        for command in commands:
+            if isinstance(command, ReportDying | ReportExit):
+                self._tell_end(command)
         self._chronicle.workers_stopped([command for command in commands if isinstance(command, StopWorker)])
         for command in commands:
             self._carry_out(command)
@@ -306,6 +307,8 @@ class ElasticDriver:
                 self._workers.start(command, self._job, self._stepper.state.round_id)
             case StopWorker():
                 self._workers.stop(command.worker)
+            case KillWorker():
+                self._kill(command)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
                 self.rounds.dismiss(command.worker, command.reason)
@@ -316,6 +319,8 @@ class ElasticDriver:
                 self.rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))
             case ReportResumed():
                 self._chronicle.round_resumed(command)
+            case ReportDying() | ReportExit():
+                pass  # see _carry_out_all
             case Report():
                 self._chronicle.report(command)
             case EndJob():
@@ -327,6 +332,24 @@ class ElasticDriver:
                     failure = self._stepper.state.first_failure
                     if command.exit_code and failure is not None:
                         self._chronicle.first_failure(failure)
+
+    def _kill(self, command: KillWorker) -> None:
+        if not self._workers.kill(command):
+            if command.exits:
+                self._stepper.report(WorkerSpared(command.worker))
+        elif command.hangs:
+            self._chronicle.worker_hung(command.worker, command.reason)
+        else:
+            self._chronicle.worker_stopped(command.worker, f"it {command.reason}")
+
+    def _tell_end(self, command: ReportDying | ReportExit) -> None:
+        match command:
+            case ReportDying():
+                process = self._workers.living.get(command.worker) or self._ends[command.worker][0]
+                self._chronicle.worker_dying(command.worker, process, command.how)
+            case ReportExit():
+                process, status = self._ends.pop(command.worker)
+                self._chronicle.worker_exited(command.worker, process, status, expected=command.expected)
 
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
@@ -341,7 +364,7 @@ class ElasticDriver:
 
     def _no_more(self) -> None:
         """The job is over: nobody is started, or taken for hung."""
-        self._supervisor.job_ends()
+        self._supervisor.forget_all()
         self._workers.job_ends()
 
     # --- what is told of waits -------------------------------------------------------------------------------------
@@ -355,7 +378,7 @@ class ElasticDriver:
                 what = state.phase.value
             case JobPhase.STARTING:
                 what, patience = state.phase.value, _START_PATIENCE
-            case JobPhase.RUNNING if state.discovery_failing_since is not None:
+            case JobPhase.RUNNING if state.discovery.outage is not None:
                 what = "discovery"
             case JobPhase.RUNNING if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 what, patience = "commit", _COMMIT_PATIENCE
@@ -391,11 +414,13 @@ class ElasticDriver:
         anyhow is told, and changes nothing.
         """
         assert self._ended is not None
-        self._stepper.give_up()
+        end = self._stepper.fail(error)
         self._no_more()
         is_first = not self._ended.done()
         if is_first:
-            self._ended.set_result(EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}"))
+            # The core may have ended the job in the step that failed: that end is not the one.
+            failed = EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}")
+            self._ended.set_result(end or failed)
         try:
             if is_first:
                 self._chronicle.internal_error(error, list(self._stepper.history))
@@ -431,51 +456,14 @@ class ElasticDriver:
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
-        record = record_of(self._stepper.state, worker)
-        if record is None or record.phase is WorkerPhase.LEAVING or self._stepper.is_over:
-            return
-        how = self._supervisor.why_killed(worker) or str(status)
-        fault = self._supervisor.fault(worker) or fault_of(None if isinstance(status, str) else status.returncode)
-        self._failing.add(worker)
-        self._chronicle.worker_dying(worker, process, how)
+        returncode = None if isinstance(status, str) else status.returncode
         error, where = last_words(process.last_lines)
-        self._stepper.report(WorkerDying(worker, how, random.random(), fault, error, where))
+        self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where))
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """A process has ended."""
-        record = record_of(self._stepper.state, worker)
-        expected = record is None or record.phase is WorkerPhase.LEAVING or self._stepper.is_over
-        if worker in self._failing:
-            self._failing.discard(worker)
-            expected = False
-        self._chronicle.worker_exited(worker, process, status, expected=expected)
+        self._ends[worker] = process, status
         self.rounds.gone(worker)
-        how, fault = self._supervisor.why_killed(worker) or str(status), self._supervisor.fault(worker)
-        self._supervisor.gone(worker)
+        self._supervisor.forget(worker)
         error, where = last_words(process.last_lines) if status.returncode else ("", "")
-        self._stepper.report(WorkerExited(worker, status.returncode, how, random.random(), fault, error, where))
-
-    # --- drains ----------------------------------------------------------------------------------------------------
-
-    def _drain_place(self, hostname: str, slot: int | None, why: str) -> None:
-        self._stepper.post(DrainRequested(hostname, slot, why))
-        limit_s, this = self._settings.drain_timeout_s, self._drains.setdefault(hostname, object())
-
-        def is_late(worker: WorkerId) -> bool:
-            return self._drains.get(hostname) is this and self._is_to_leave(worker)
-
-        for record in self._stepper.state.workers:
-            if record.worker.hostname == hostname and slot in (None, record.worker.slot):
-                reason = f"did not leave within {limit_s:g} s (--drain-timeout)"
-                self._supervisor.end_unless_gone(record.worker, limit_s, reason, while_=is_late)
-
-    def _undo_drain(self, hostname: str) -> None:
-        self._drains.pop(hostname, None)
-        self._stepper.post(DrainRequested(hostname, None, "by elasticrun drain --undo", undo=True))
-
-    def _is_to_leave(self, worker: WorkerId) -> bool:
-        """Whether a worker in a drained place still trains. Who is READY waits for the others, and for slots."""
-        record = record_of(self._stepper.state, worker)
-        if record is None or record.phase in (WorkerPhase.LEAVING, WorkerPhase.READY):
-            return False
-        return is_drained(self._stepper.state, worker.hostname, worker.slot)
+        self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random(), error, where))

@@ -7,20 +7,21 @@ only their ids; decides nothing: what workers say becomes events of the core, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
-from elastic_driver.core.events import PublishRound, WorkerReady, WorkerRunning
+from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
+from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.explain import explain
-from elastic_driver.core.placement import usable_slots
+from elastic_driver.core.past import why_impossible
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.driver.supervision import Supervisor
-from elastic_driver.errors import RendezvousClosedError, StaleRoundError
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
+    DrainReply,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -44,19 +45,28 @@ class Processes(Protocol):
         """A worker has told which of its threads live as long as it does."""
 
 
+class Heartbeats(Protocol):
+    """Is told who lives."""
+
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
+        """A worker lives, has finished so many operations, and waits for others or not."""
+
+    def forget(self, worker: WorkerId) -> None:
+        """From here on its silence is no news."""
+
+    def forget_all(self, *, but: Collection[WorkerId] = ()) -> None:
+        """Likewise for all but these."""
+
+
 class Rounds:
     """Answers the workers of one job. Implements the server's RoundHandler; used on the event loop only.
 
     Args:
         stepper: takes the events, and has the state.
         processes: of the workers.
-        supervisor: is told who was heard.
+        heartbeats: are told who was heard.
         clock: the job's time, seconds.
-        drain_place: has the workers of a host, or of one of its slots, leave: (hostname, slot, why).
-        undo_drain: the opposite, for a host.
-        warn: tells the user.
         on_disc: takes what a worker says of its commits on disc.
-        exit_limit_s: how long a worker may take from when it says that it exits until it has ended, seconds.
     """
 
     def __init__(
@@ -64,23 +74,15 @@ class Rounds:
         stepper: Stepper,
         *,
         processes: Processes,
-        supervisor: Supervisor,
+        heartbeats: Heartbeats,
         clock: Callable[[], float],
-        drain_place: Callable[[str, int | None, str], None],
-        undo_drain: Callable[[str], None],
-        warn: Callable[[str], None],
         on_disc: Callable[[DiscReport], None],
-        exit_limit_s: float,
     ) -> None:
         self._stepper = stepper
         self._processes = processes
-        self._supervisor = supervisor
+        self._heartbeats = heartbeats
         self._clock = clock
-        self._drain_place = drain_place
-        self._undo_drain = undo_drain
-        self._warn = warn
         self._on_disc = on_disc
-        self._exit_limit_s = exit_limit_s
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
@@ -89,7 +91,11 @@ class Rounds:
     # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
-        """A worker is READY: parks it until its round is formed, or answers at once what is known."""
+        """A worker is READY: parks it until its round is formed, or answers at once what is known.
+
+        Raises:
+            RendezvousProtocolError: it speaks of a round that it cannot know.
+        """
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
         if self._stepper.is_over:
@@ -104,26 +110,26 @@ class Rounds:
             # Its answer was lost on the way: the same again.
             future.set_result(assignment)
             return future
+        event = WorkerReady(
+            worker,
+            request.after_round,
+            request.commits,
+            request.cause,
+            request.detail,
+            request.backends,
+            request.steps,
+            request.where,
+            request.raised,
+        )
+        self._check(event)
         older = self._parked.get(worker)
         if older is not None and not older.done():
             older.cancel()
         self._parked[worker] = future
         self._processes.watch_threads(worker, request.pid, request.thread)
         # It asks again as often as a member watches.
-        self._supervisor.heard(worker, pid=request.pid)
-        self._stepper.report(
-            WorkerReady(
-                worker,
-                request.after_round,
-                request.commits,
-                request.cause,
-                request.detail,
-                request.backends,
-                request.steps,
-                request.where,
-                request.raised,
-            )
-        )
+        self._heartbeats.heard(worker)
+        self._stepper.report(event)
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
@@ -137,18 +143,14 @@ class Rounds:
             raise StaleRoundError(request.round_id, self._notice.round_id)
         if record_of(self._stepper.state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
-        self._supervisor.heard(request.worker, request.progress, waiting=request.waiting)
+        self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting)
         if request.disc is not None:
             self._on_disc(request.disc)
         future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
         if request.leaving or request.exiting:
-            self._supervisor.forget(request.worker)
+            self._heartbeats.forget(request.worker)
             if request.exiting:
-                limit_s = self._exit_limit_s
-                why = f"did not end within {limit_s:g} s of its exit (--start-timeout)"
-                self._supervisor.end_unless_gone(
-                    request.worker, limit_s, why, with_stacks=True, while_=self._supervisor.has_its_process
-                )
+                self._stepper.report(WorkerExiting(request.worker))
             future.set_result(self._notice)
             return future
         if self._notice.version > request.version:
@@ -161,8 +163,20 @@ class Rounds:
         return future
 
     def running(self, report: RunningReport) -> None:
-        """A member trains."""
-        self._stepper.report(WorkerRunning(report.worker, report.round_id, report.commits, report.another))
+        """A member trains.
+
+        Raises:
+            RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
+        """
+        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
+        self._check(event)
+        self._stepper.report(event)
+
+    def _check(self, event: WorkerReady | WorkerRunning) -> None:
+        """Refuses what the core would not take: a peer must not be able to end the job."""
+        why = "" if self._stepper.is_over else why_impossible(self._stepper.state, event)
+        if why:
+            raise RendezvousProtocolError(f"cannot take this report: {why}")
 
     def leave(self, request: LeaveRequest) -> None:
         """A worker was told by a signal to leave: its place is drained.
@@ -171,41 +185,22 @@ class Rounds:
             RendezvousClosedError: it is being stopped, or there was no round yet: it is to end at once.
         """
         self._stepper.catch_up()
-        record = record_of(self._stepper.state, request.worker)
-        if record is None or self._stepper.is_over or not self._stepper.state.round_id or record.stopped:
-            raise RendezvousClosedError(f"worker {request.worker} is to end at once")
         worker = request.worker
-        self._drain_place(worker.hostname, worker.slot, f"it was sent {request.signal}")
-        short = self._what_is_short()
-        if short:
-            undo = f"elasticrun drain --undo {worker.hostname} gives its place back"
-            self._warn(f"worker {worker} is drained{short}; {undo}")
+        if ends_at_once(self._stepper.state, worker):
+            raise RendezvousClosedError(f"worker {worker} is to end at once")
+        self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
 
-    def drain(self, request: DrainHostRequest) -> str:
+    def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave at their next commit; or the host may be used again."""
-        name, state = request.hostname, self._stepper.state
-        listed = [host.name for host in state.hosts]
-        if name not in listed:
-            return f"there is no host {name} in the job; its hosts: {', '.join(listed) or 'none'}"
-        if request.undo:
-            was_drained = any(hostname == name for hostname, _ in state.drained)
-            self._undo_drain(name)
-            return f"host {name} may be used again" if was_drained else f"host {name} was not drained"
-        already = "already " if (name, None) in state.drained else ""
-        self._drain_place(name, None, "by elasticrun drain")
-        living = any(record.worker.hostname == name for record in self._stepper.state.workers)
-        said = f"host {name} is {already}drained" + (": its workers leave at their next commit" if living else "")
-        return said + self._what_is_short()
-
-    def _what_is_short(self) -> str:
-        """For who drains a host: that the rest does not suffice, and what comes of it."""
-        slots, policy = usable_slots(self._stepper.state), self._stepper.state.policy
-        if slots >= policy.min_num_proc:
-            return ""
-        return (
-            f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
-            f"(--min-np): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
-        )
+        name, undo = request.hostname, request.undo
+        self._stepper.catch_up()
+        before = self._stepper.state
+        refusal = why_refused(before, name)
+        if refusal:
+            return DrainReply(done=False, text=refusal)
+        why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
+        self._stepper.post(DrainRequested(name, None, why, undo))
+        return DrainReply(done=True, text=what_was_done(before, self._stepper.state, name, undo=undo))
 
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
@@ -241,7 +236,7 @@ class Rounds:
         if command.backend is None:
             return  # they know their places, and are watched by nothing but their ends
         # Who stands by goes on to be watched.
-        self._supervisor.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
+        self._heartbeats.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
         self._placed = {
             one.worker: RoundAssignment(
                 round_id=command.round_id,
@@ -254,12 +249,12 @@ class Rounds:
         }
         for worker, assignment in self._placed.items():
             # From now on: who is frozen since it was READY never watches its round.
-            self._supervisor.heard(worker)
+            self._heartbeats.heard(worker)
             self._reply(worker, assignment)
 
     def dismiss(self, worker: WorkerId, reason: str) -> None:
         """Answers a worker that it has no place any more."""
-        self._supervisor.forget(worker)
+        self._heartbeats.forget(worker)
         self._reply(worker, Removed(reason))
 
     def notify(self, notice: Notice) -> None:

@@ -14,22 +14,18 @@ from dataclasses import replace
 
 from elastic_driver.core.events import (
     Command,
+    DriverFailed,
+    EndJob,
     Event,
     TimerExpired,
-    WorkerDying,
-    WorkerExited,
-    WorkerReady,
-    WorkerRunning,
+    WorkerReport,
     WorkersReported,
-    WorkerStarted,
 )
 from elastic_driver.core.membership import Policy, new_state, next_deadline, step
 from elastic_driver.core.state import JobPhase, State
 
 # How many events are kept for the report of an internal error.
 _HISTORY = 1000
-
-WorkerReport = WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited
 
 
 class Stepper:
@@ -107,9 +103,18 @@ class Stepper:
             delay_s = max(0.0, deadline - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, TimerExpired())
 
-    def give_up(self) -> None:
-        """After an error of the driver's own it is over at once: of what comes from now on nothing follows."""
-        self.state = replace(self.state, phase=JobPhase.ENDED)
+    def fail(self, error: BaseException) -> EndJob | None:
+        """Feeds an error of the driver's own: of what comes from now on nothing follows.
+
+        Returns:
+            The end that the core makes of it, which is not carried out; None when it had ended the job before.
+        """
+        commands: list[Command] = []
+        try:
+            self.state, commands = step(self.state, DriverFailed(repr(error)), self._clock())
+        except Exception:  # it may be the core that fails
+            self.state = replace(self.state, ended=True)
+        return next((command for command in commands if isinstance(command, EndJob)), None)
 
     def close(self) -> None:
         """Feeds nothing more by itself."""

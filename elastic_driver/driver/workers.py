@@ -11,12 +11,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from elastic_driver.core.events import StartWorker
+from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Launcher, WorkerProcess
 from elastic_driver.system.tasks import Tasks
+
+# Between the signal that makes a hung worker print its stacks and the one that ends it.
+_LAST_WORDS_S = 2.0
 
 
 class ProcessListener(Protocol):
@@ -75,7 +78,8 @@ class Workers:
 
     def start(self, order: StartWorker, job: JobAddress, round_id: int) -> None:
         """Starts a worker of this job, while this round runs (0 for none)."""
-        env = self._dialect.environment(order.worker, order.planned, job=job, round_id=round_id)
+        cores = self._launcher.cores(order.worker.hostname)
+        env = self._dialect.environment(order.worker, order.planned, job=job, round_id=round_id, cores=cores)
         self._starting[order.worker] = self._tasks.start(self._start(order, env))
 
     def stop(self, worker: WorkerId) -> None:
@@ -86,6 +90,25 @@ class Workers:
         elif worker in self._starting:
             self._stop_when_started.add(worker)
 
+    def kill(self, command: KillWorker) -> bool:
+        """SIGKILL; a worker that hangs prints first where its threads are. Returns whether it is being done.
+
+        Not for one that has ended, nor for one that exits when its script has ended. One that is being started is
+        stopped as soon as its process is there.
+        """
+        worker = command.worker
+        process = self._processes.get(worker)
+        if process is None:
+            self.stop(worker)
+            return worker in self._starting
+        if process.exited.done() or (command.exits and not process.runs_script):
+            return False
+        if command.hangs:
+            self._tasks.start(self._kill_with_last_words(process))
+        else:
+            process.kill()
+        return True
+
     def label(self, worker: WorkerId, label: str) -> None:
         """From now on this stands in the prefix of its output."""
         process = self._processes.get(worker)
@@ -93,7 +116,7 @@ class Workers:
             process.label = label
 
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
-        """Watches two threads of a worker for its death; see WorkerProcess."""
+        """Takes which process called init(), and one of its threads; see WorkerProcess."""
         process = self._processes.get(worker)
         if process is not None:
             process.watch_threads(pid, thread)
@@ -153,6 +176,11 @@ class Workers:
         # What it has started ends after it, and is waited for.
         self._tasks.start(self._wait_for(process))
         self._listener.exited(worker, process, future.result())
+
+    async def _kill_with_last_words(self, process: WorkerProcess) -> None:
+        """Has a worker print where its threads are, and kills it."""
+        await process.print_stacks(_LAST_WORDS_S)
+        process.kill()
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()

@@ -16,9 +16,9 @@ from typing import Any
 import cloudpickle
 
 from elastic_driver.hosts import SlotInfo
-from elastic_driver.rendezvous.environment import ENV_WORKER
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import runtime
+from elastic_driver.worker.settings import worker_settings
 
 CALL, PATHS, RESULT = "call.pickle", "paths.pickle", "result-"
 
@@ -36,8 +36,14 @@ class _Place:
         self.round_id, self.slot = context.assignment.round_id, context.slot
 
 
+def _worker_key() -> str:
+    credential = worker_settings().credential
+    worker = credential.identity.worker if credential is not None else None
+    return worker.key if worker is not None else ""
+
+
 def _leave(folder: Path, outcome: dict[str, Any]) -> None:
-    name = f"{RESULT}{os.environ.get(ENV_WORKER, '')}-{os.getpid()}".replace("/", "_")
+    name = f"{RESULT}{_worker_key()}-{os.getpid()}".replace("/", "_")
     new = folder / f".{name}"
     new.write_bytes(cloudpickle.dumps(outcome))
     new.replace(folder / name)  # whole or not there

@@ -1,6 +1,7 @@
 """What the driver needs of whoever starts processes: the protocols, and how a process ended.
 
-Owns no process. :mod:`elastic_driver.launch.local.launcher` is the implementation for this machine.
+Owns no process. :mod:`elastic_driver.launch.local.launcher` is the implementation for this machine. This is the seam
+for others: nothing above it sends a signal, looks at a process, counts processors or asks which machine a name means.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from elastic_driver.errors import LaunchError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import Host, WorkerId
 
 Stream = Literal["stdout", "stderr"]
 
@@ -62,7 +63,7 @@ class WorkerProcess(Protocol):
     """A worker's process, from its start to the end of everything that it started.
 
     Attributes:
-        pid: its process id.
+        pid: its process id, on whatever machine it is: for people, in messages and logs. Nobody above acts on it.
         label: what stands in the prefix of its output: its current rank. The driver sets it at each round.
         exited: done at the moment the process is dead; what it wrote until then has been passed on.
         dying: done when it is known that the process ends and not well, though it may take seconds until it is dead:
@@ -80,10 +81,20 @@ class WorkerProcess(Protocol):
         """The end of its stderr, or of its stdout when it wrote nothing there; 20 lines at most."""
 
     def watch_threads(self, pid: int, thread: int) -> None:
-        """Watches the first thread of process ``pid`` and another that lives as long, for ``dying``.
+        """Takes which process called ``init()``, and one of its threads that lives as long as its first one.
 
-        Does nothing when that is another process than this (the command is a shell, say), when it is done already,
-        or when the system cannot tell of a thread's end.
+        Watches these two threads for ``dying``, unless that is another process than this (the command is a shell, say),
+        it is done already, or the system cannot tell of a thread's end.
+        """
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the process that called ``init()`` is there. A shell that runs it may go on after its end."""
+
+    async def print_stacks(self, limit_s: float) -> None:
+        """Has that process print where its threads are, which ends it. Blocks until it has, for ``limit_s`` at most.
+
+        Returns at once when that process is none of this worker's.
         """
 
     async def wait(self) -> ExitStatus:
@@ -110,6 +121,12 @@ class Launcher(Protocol):
     """
 
     descriptors_each: int
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Raises DiscoveryError when workers cannot be started on one of these hosts. May block, for seconds each."""
+
+    def cores(self, hostname: str) -> int:
+        """How many processors the workers on a host may use together."""
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

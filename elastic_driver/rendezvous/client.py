@@ -25,9 +25,11 @@ from elastic_driver.errors import (
 )
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
+    DrainReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -39,8 +41,6 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 
-# How long a driver is asked again of which nobody knows whether it lives: it may be restarted, or its network be.
-PATIENCE_S = 60.0
 # The server answers parked rounds and watches after 30 s at the latest (its ServerLimits.poll_s) ...
 _POLL_S = 30.0
 # ... and everything else within its wait. A connection that is silent for so much longer is dead, or the driver stands
@@ -261,10 +261,10 @@ class RendezvousClient:
         """
         self._request("POST", "leave", request.to_json(), expected=(204,))
 
-    def drain(self, request: DrainHostRequest) -> str:
-        """Has a host's workers leave at their next commit. Returns what comes of it, in words."""
+    def drain(self, request: DrainHostRequest) -> DrainReply:
+        """Has a host's workers leave at their next commit."""
         _, body = self._request("POST", "drain", request.to_json(), expected=(200,))
-        return str(parse_json(body).get("said", ""))
+        return DrainReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""

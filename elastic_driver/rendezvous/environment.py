@@ -15,4 +15,5 @@ ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's c
 # The driver's process, as system/process_name.py names it: while it lives, it is waited for.
 ENV_OWNER = "ELASTIC_DRIVER_OWNER"
 ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
+PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from

@@ -346,6 +346,29 @@ class DrainHostRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReply:
+    """What comes of a :class:`DrainHostRequest`.
+
+    Attributes:
+        done: False when the job has no such host.
+        text: the same for people.
+    """
+
+    done: bool
+    text: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"done": self.done, "text": self.text}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_get(data, "done", bool), _get(data, "text", str))
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """What the members of a round are to know now. A level, not an edge: a later one replaces it whole."""
 

@@ -1,163 +1,31 @@
-"""The API for PyTorch: ``import elastic_driver.torch as hvd``. Names and arguments are those of ``horovod.torch``."""
+"""The API for PyTorch: ``import elastic_driver.torch as hvd``. Names and arguments are those of ``horovod.torch``.
 
-from __future__ import annotations
+Each name stands here once, or in the modules whose names are taken as a whole: worker/api/names.py, of all frameworks,
+and collectives.py. ``__all__`` is what was taken, without the package's own modules.
+"""
 
-from elastic_driver.errors import (
-    DuplicateNameError,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    MismatchError,
-    NotInitializedError,
-)
-from elastic_driver.torch import elastic
-from elastic_driver.torch.functions import (
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from elastic_driver.torch.handles import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    poll,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
-from elastic_driver.torch.ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
-from elastic_driver.torch.optimizer.compression import Compression
-from elastic_driver.torch.optimizer.optimizer import DistributedOptimizer
-from elastic_driver.torch.sync_batch_norm import (
-    SyncBatchNorm,
-)
-from elastic_driver.worker.api.builds import (
-    ccl_built,
-    check_extension,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    start_timeline,
-    stop_timeline,
-)
-from elastic_driver.worker.api.objects import allgather_object, broadcast_object
-from elastic_driver.worker.engine.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from elastic_driver.worker.rounds.current import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from elastic_driver.worker.rounds.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from elastic_driver.worker.rounds.runtime import init, shutdown
+from types import ModuleType as _ModuleType
+
+from elastic_driver.torch import elastic as elastic
+from elastic_driver.torch.collectives import *  # noqa: F403
+from elastic_driver.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
+from elastic_driver.torch.functions import broadcast_parameters as broadcast_parameters
+from elastic_driver.torch.ops import allgather as allgather
+from elastic_driver.torch.ops import allreduce as allreduce
+from elastic_driver.torch.ops import alltoall as alltoall
+from elastic_driver.torch.ops import broadcast as broadcast
+from elastic_driver.torch.ops import grouped_allgather as grouped_allgather
+from elastic_driver.torch.ops import grouped_allreduce as grouped_allreduce
+from elastic_driver.torch.ops import grouped_reducescatter as grouped_reducescatter
+from elastic_driver.torch.ops import reducescatter as reducescatter
+from elastic_driver.torch.optimizer.compression import Compression as Compression
+from elastic_driver.torch.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
+from elastic_driver.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
+from elastic_driver.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from elastic_driver.worker.api.names import *  # noqa: F403
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "DuplicateNameError",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "MismatchError",
-    "NotInitializedError",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "SyncBatchNorm",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "check_extension",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
+    name
+    for name, value in sorted(globals().items())
+    if not name.startswith("_") and (name == "elastic" or not isinstance(value, _ModuleType))
 ]

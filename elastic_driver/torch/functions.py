@@ -1,4 +1,4 @@
-"""Parameters and optimizer states from one rank to all, in few large messages."""
+"""Parameters and optimizer states from one rank to all, in few large broadcasts."""
 
 from __future__ import annotations
 
@@ -80,8 +80,10 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
 
     Horovod has a new optimizer make its state by a step with such gradients, and leaves them behind: scripts read them.
     """
-    embeddings = [] if model is None else [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
-    sparse = {id(each.weight) for each in embeddings if each.sparse}
+    embeddings = (
+        [] if model is None else [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    )
+    sparse = {id(embedding.weight) for embedding in embeddings if embedding.sparse}
     for group in optimizer.param_groups:
         for param in group["params"]:
             if not param.requires_grad:

@@ -1,4 +1,4 @@
-"""Collectives on tensors that block until they are done. Those without ``_`` at their end are differentiable.
+"""Collectives on tensors that block until they are done and are differentiable, on top of those of collectives.py.
 
 Gradients follow Horovod: that of an allreduce is an allreduce with the same operation and factors; those of allgather
 and broadcast are averaged over the ranks, as the losses of data-parallel training are.
@@ -11,30 +11,16 @@ from typing import Any, cast
 
 import torch
 
-from elastic_driver.errors import UnsupportedOperationError
-from elastic_driver.torch import handles
+from elastic_driver.torch import collectives
 from elastic_driver.torch.optimizer.compression import Compression
+from elastic_driver.torch.tensors import TorchAdapter
 from elastic_driver.worker.api.handles import synchronize
-from elastic_driver.worker.api.numpy import barrier, join
+from elastic_driver.worker.api.operations import check_rows
 from elastic_driver.worker.engine.collectives import Adasum, Average, ReduceOp, Sum, resolve_op
 from elastic_driver.worker.rounds.current import current
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "join",
-    "reducescatter",
-]
+_adapter = TorchAdapter()
 
 
 def _check_differentiable(op: ReduceOp, what: str, *, also: tuple[ReduceOp, ...] = ()) -> None:
@@ -53,14 +39,14 @@ class _Allreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.op, ctx.factors, ctx.process_set = op, factors, process_set
-        handle = handles.grouped_allreduce_async(tensors, None, name, op, factors[0], factors[1], process_set)
+        handle = collectives.grouped_allreduce_async(tensors, None, name, op, factors[0], factors[1], process_set)
         return synchronize(handle)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         _check_differentiable(ctx.op, "an allreduce", also=(Adasum,))
         before, after = ctx.factors
-        handle = handles.grouped_allreduce_async(grads, None, None, ctx.op, before, after, ctx.process_set)
+        handle = collectives.grouped_allreduce_async(grads, None, None, ctx.op, before, after, ctx.process_set)
         return None, None, None, None, *synchronize(handle)
 
 
@@ -68,13 +54,13 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
         ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
-        return synchronize(handles.grouped_allgather_async(tensors, name, process_set))
+        return synchronize(collectives.grouped_allgather_async(tensors, name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        averaging = handles.grouped_allreduce_async(grads, op=Average, process_set=ctx.process_set)
+        averaging = collectives.grouped_allreduce_async(grads, op=Average, process_set=ctx.process_set)
         rows = torch.tensor([ctx.rows])
-        table = synchronize(handles.allgather_async(rows, process_set=ctx.process_set))
+        table = synchronize(collectives.allgather_async(rows, process_set=ctx.process_set))
         starts = table[: members_of(ctx.process_set).index].sum(dim=0).tolist()
         reduced = synchronize(averaging)
         return (
@@ -88,11 +74,11 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        return synchronize(handles.broadcast_async(tensor, root_rank, name, process_set))
+        return synchronize(collectives.broadcast_async(tensor, root_rank, name, process_set))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        reduced = synchronize(handles.allreduce_async(grads[0], op=Average, process_set=ctx.process_set))
+        reduced = synchronize(collectives.allreduce_async(grads[0], op=Average, process_set=ctx.process_set))
         mine = reduced if current().slot.rank == ctx.root_rank else torch.zeros_like(reduced)
         return mine, None, None, None
 
@@ -100,14 +86,14 @@ class _Broadcast(torch.autograd.Function):
 class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-        output, received = synchronize(handles.alltoall_async(tensor, splits, name, process_set))
+        output, received = synchronize(collectives.alltoall_async(tensor, splits, name, process_set))
         ctx.process_set, ctx.received = process_set, received
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        back, _ = synchronize(handles.alltoall_async(grads[0], ctx.received, None, ctx.process_set))
+        back, _ = synchronize(collectives.alltoall_async(grads[0], ctx.received, None, ctx.process_set))
         return back, None, None, None
 
 
@@ -122,7 +108,7 @@ class _Reducescatter(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.op, ctx.factors, ctx.process_set = op, factors, process_set
-        return synchronize(handles.grouped_reducescatter_async(tensors, name, op, process_set, *factors))
+        return synchronize(collectives.grouped_reducescatter_async(tensors, name, op, process_set, *factors))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -132,7 +118,7 @@ class _Reducescatter(torch.autograd.Function):
         if ctx.op is Sum:
             factor *= members_of(ctx.process_set).size
         scaled = [grad * factor if factor != 1.0 else grad for grad in grads]
-        gathered = synchronize(handles.grouped_allgather_async(scaled, None, ctx.process_set))
+        gathered = synchronize(collectives.grouped_allgather_async(scaled, None, ctx.process_set))
         return None, None, None, None, *gathered
 
 
@@ -175,20 +161,6 @@ def allreduce(
     return cast(torch.Tensor, compression.decompress(reduced, how))
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,  # noqa: FBT001 - Horovod's signature
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Like :func:`allreduce`, in place: returns the tensor given, overwritten. Not differentiable."""
-    handle = handles.allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    return cast(torch.Tensor, synchronize(handle))
-
-
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,  # noqa: FBT001 - Horovod's signature
@@ -208,22 +180,6 @@ def grouped_allreduce(
     return [compression.decompress(each, how) for each, (_, how) in zip(reduced, pairs, strict=True)]
 
 
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,  # noqa: FBT001 - Horovod's signature
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
-    """:func:`allreduce_` of several tensors in one operation. Not differentiable."""
-    handle = handles.grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set
-    )
-    return cast(tuple[torch.Tensor, ...], synchronize(handle))
-
-
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -234,7 +190,7 @@ def allgather(
         MismatchError: the ranks' dtypes or other dimensions differ; on all of them.
         UnsupportedOperationError: a scalar.
     """
-    _check_rows([tensor])
+    check_rows(_adapter, [tensor], "allgather")
     apply: Any = _Allgather.apply
     return cast(torch.Tensor, apply(name, process_set, tensor)[0])
 
@@ -243,14 +199,9 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors in one operation."""
-    _check_rows(tensors)
+    check_rows(_adapter, tensors, "allgather")
     apply: Any = _Allgather.apply
     return cast(tuple[torch.Tensor, ...], apply(name, process_set, *tensors))
-
-
-def _check_rows(tensors: Sequence[torch.Tensor]) -> None:
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise UnsupportedOperationError("cannot allgather a scalar: it has no first dimension; reshape it to (1,)")
 
 
 def broadcast(
@@ -265,13 +216,6 @@ def broadcast(
     """
     apply: Any = _Broadcast.apply
     return cast(torch.Tensor, apply(tensor, root_rank, name, process_set))
-
-
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Overwrites the tensor with the root's, and returns it. Blocks until done. Not differentiable."""
-    return cast(torch.Tensor, synchronize(handles.broadcast_async_(tensor, root_rank, name, process_set)))
 
 
 def alltoall(

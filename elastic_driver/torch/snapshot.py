@@ -14,7 +14,7 @@ import torch
 
 from elastic_driver.torch.tensors import tensor_bytes
 from elastic_driver.worker.api.objects import broadcast_object
-from elastic_driver.worker.engine.byte_messages import broadcast
+from elastic_driver.worker.engine.byte_collectives import broadcast
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
 
 # Tensors are packed into messages of this size, in bytes: large enough that latency does not count, small enough

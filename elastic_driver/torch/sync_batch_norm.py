@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastic_driver.torch.optimizer.buckets import spec_of
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Sum
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of

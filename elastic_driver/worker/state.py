@@ -14,7 +14,7 @@ import numpy as np
 from elastic_driver.errors import DurableError, HostsUpdatedInterrupt
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.durable.commits import durable
-from elastic_driver.worker.engine.byte_messages import PREFIX, array_spec
+from elastic_driver.worker.engine.byte_collectives import PREFIX, array_spec
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.current import current_round

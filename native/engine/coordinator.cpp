@@ -220,7 +220,7 @@ void Coordinator::refuse_removed(const std::string& key, const Plan& plan) {
                         "': its process set was removed before all members had submitted it"});
 }
 
-void Coordinator::handle(int number, std::string_view message, Clock::time_point now) {
+void Coordinator::receive(int number, std::string_view message, Clock::time_point now) {
   Rank& rank = ranks_[static_cast<size_t>(number)];
   const std::string body = rank.receiver.open(message);
   if (std::exchange(rank.generation, rank.receiver.generation()) != rank.receiver.generation()) rank.templates.clear();
@@ -245,7 +245,7 @@ void Coordinator::handle(int number, std::string_view message, Clock::time_point
     }
     const int set = what.plan->process_set;
     if (what.plan->kind == Kind::kJoin) {
-      join(number, now);
+      join(number);
       continue;
     }
     const std::string key = what.name.empty()
@@ -293,7 +293,7 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
   }
 }
 
-void Coordinator::join(int number, Clock::time_point now) {
+void Coordinator::join(int number) {
   ranks_[static_cast<size_t>(number)].joined = true;
   last_joined_ = number;
   const bool all = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.joined; });
@@ -318,7 +318,6 @@ void Coordinator::join(int number, Clock::time_point now) {
     // Ranks have submitted different numbers of them by now; all begin anew, as the engines do.
     rank.unnamed.clear();
   }
-  static_cast<void>(now);
 }
 
 bool Coordinator::complete(const Pending& pending) const {

@@ -26,7 +26,7 @@ namespace elastic {
 // Pairs the ranks' submissions: a name, or the number of an unnamed operation, in a process set.
 std::string named_key(int process_set, std::string_view name);
 std::string unnamed_key(int process_set, Kind kind, uint64_t number);
-// For messages: "allreduce.noname.3" for an unnamed one.
+// For errors and timelines: "allreduce.noname.3" for an unnamed one.
 std::string key_name(std::string_view key);
 
 // Texts that are sent in full once and by number then; and whole bodies of messages likewise. When they come to much,
@@ -90,7 +90,6 @@ class RequestWriter {
  public:
   // `name` is "" for an unnamed operation.
   void add(const std::string& name, const Plan& plan, const std::vector<int64_t>& sizes);
-  bool empty() const { return body_.bytes().empty(); }
   std::string message();
 
  private:
@@ -114,12 +113,12 @@ class Coordinator {
   void remove_process_set(int number);
 
   // Takes what a rank has submitted. Throws CollectiveError for rubbish.
-  void handle(int rank, std::string_view message, Clock::time_point now);
+  void receive(int rank, std::string_view message, Clock::time_point now);
   // A message for all ranks; "" when nothing is ready.
   std::string flush();
-  // What to tell the user about operations that have waited long; at the latest `next_look` it wants to be asked again.
+  // What to tell the user about operations that have waited long. Costs nothing while none has.
+  // something.
   std::vector<std::string> look(Clock::time_point now);
-  Clock::time_point next_look() const { return next_look_; }
 
  private:
   struct Template {
@@ -149,7 +148,7 @@ class Coordinator {
 
   void arrive(int rank, const std::string& key, const Template& what, std::vector<int64_t> sizes,
               Clock::time_point now);
-  void join(int rank, Clock::time_point now);
+  void join(int rank);
   void refuse_removed(const std::string& key, const Plan& plan);
   bool complete(const Pending& pending) const;
   void make_ready(const std::string& key, Pending& pending);

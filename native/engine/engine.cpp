@@ -266,7 +266,7 @@ void Engine::run() {
       for (const auto& frame : frames) {
         if (coordinator_) {
           const std::lock_guard<std::mutex> lock(mutex_);
-          coordinator_->handle(frame.rank, frame.bytes, Clock::now());
+          coordinator_->receive(frame.rank, frame.bytes, Clock::now());
         } else {
           take(replies_.read(frame.bytes));
         }
@@ -305,7 +305,7 @@ void Engine::tell() {
   const std::string message = requests_.message();
   if (coordinator_) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    coordinator_->handle(0, message, Clock::now());
+    coordinator_->receive(0, message, Clock::now());
   } else {
     link_.send(0, message, [this] { throw_if_aborted(); });
   }

@@ -82,7 +82,7 @@ class Engine {
   void start();
 
   // Members by rank, the same on all ranks. `contexts`, for sets on several machines: groups "global", of all
-  // members in this order, and "lane": of the members that have this one's place on their machine, for the places that
+  // members in this order, and "cross": of the members that have this one's place on their machine, for the places that
   // all machines have. Throws std::invalid_argument.
   void add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts);
   // Begins to; all ranks do it alike. It goes at the same point of the replies on all of them, so that what was agreed
@@ -117,7 +117,6 @@ class Engine {
 
   Timeline& timeline() { return timeline_; }
   int rank() const { return rank_; }
-  int size() const { return size_; }
 
   // Ends everything under way and refuses what comes. Any thread, any time.
   void abort(const std::string& reason);

@@ -219,7 +219,7 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
   }
   const auto across = [&](void* data, size_t count) {
     if (count != 0) {
-      timed(kNetworkAllreduce, [&] { set.contexts->allreduce("lane", data, count, piece.type, op, limit_); });
+      timed(kNetworkAllreduce, [&] { set.contexts->allreduce("cross", data, count, piece.type, op, limit_); });
     }
     finish(data, count);
   };
@@ -229,7 +229,7 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     return;
   }
   timed(kShared, [&] {
-    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, across, set.lanes);
+    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, across, set.cross_groups);
   });
 }
 

@@ -85,7 +85,7 @@ class Executor {
   // Runs `work`, which is what the timeline calls it.
   template <typename Work>
   void timed(const char* name, Work work);
-  uint64_t next_number() { return turn_number(reply_, step_++); }
+  uint64_t next_number() { return operation_number(reply_, step_++); }
 
   const int rank_;
   const Seconds limit_;

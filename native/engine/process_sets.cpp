@@ -17,14 +17,14 @@ ProcessSet::ProcessSet(std::vector<int> members, std::shared_ptr<ContextGroup> c
       static_cast<size_t>(*distinct.rbegin()) >= size) {
     throw std::invalid_argument("the members of a process set must be distinct ranks of the job");
   }
-  lanes = static_cast<int>(size);
+  cross_groups = static_cast<int>(size);
   for (const std::vector<int>& machine : machines) {
     std::vector<int> here;
     for (const int rank : ranks) {
       if (std::find(machine.begin(), machine.end(), rank) != machine.end()) here.push_back(rank);
     }
     if (here.empty()) continue;
-    lanes = std::min(lanes, static_cast<int>(here.size()));
+    cross_groups = std::min(cross_groups, static_cast<int>(here.size()));
     one_machine = one_machine && here.size() == ranks.size();
     const auto mine = std::find(here.begin(), here.end(), self);
     if (mine != here.end()) {

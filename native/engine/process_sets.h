@@ -17,7 +17,7 @@ struct ProcessSet {
   int place = -1;          // this rank's; -1: not a member
   Party party;             // the members on this machine
   bool one_machine = true;
-  int lanes = 0;  // with several machines: members that all machines have at least
+  int cross_groups = 0;  // with several machines: members that all machines have at least
   std::shared_ptr<ContextGroup> contexts;
 
   // The set of these ranks, on `machines` (ranks by machine), as rank `self` sees it. Throws std::invalid_argument.

@@ -60,7 +60,7 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
     const std::lock_guard<std::mutex> lock(mutex_);
     rank_ = rank;
     zero_ = Clock::now();
-    lanes_.clear();
+    rows_.clear();
     pending_.clear();
     stopping_ = false;
   }
@@ -92,8 +92,8 @@ void Timeline::span(const std::string& operation, const std::string& what, Clock
                     Clock::time_point end) {
   if (!on_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [lane, added] = lanes_.try_emplace(operation, static_cast<int>(lanes_.size()) + 1);
-  const std::string place = ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(lane->second);
+  const auto [row, added] = rows_.try_emplace(operation, static_cast<int>(rows_.size()) + 1);
+  const std::string place = ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(row->second);
   if (added) {
     append("{\"name\":\"thread_name\",\"ph\":\"M\"" + place + ",\"args\":{\"name\":" + quoted(operation) + "}}");
   }

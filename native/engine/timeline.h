@@ -30,7 +30,7 @@ class Timeline {
   bool on() const { return on_; }
   // A stretch of time of one operation. Does nothing when off, like cycle().
   void span(const std::string& operation, const std::string& what, Clock::time_point begin, Clock::time_point end);
-  // A turn of the engine's thread.
+  // The engine's thread begins a cycle.
   void cycle();
 
  private:
@@ -52,7 +52,7 @@ class Timeline {
   std::string pending_;  // events, each with a comma before it
   int rank_ = 0;
   Clock::time_point zero_;
-  std::unordered_map<std::string, int> lanes_;  // a row of the trace for each operation
+  std::unordered_map<std::string, int> rows_;  // a row of the trace for each operation
 
   std::atomic<bool> on_{false}, mark_cycles_{false};
 };

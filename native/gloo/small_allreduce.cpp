@@ -21,18 +21,18 @@ void small_allreduce(gloo::Context& context, void* data, size_t count, size_t el
   const bool carried = paired && rank % 2 == 0;
   const int place = paired ? rank / 2 : rank - outside;  // in the core
   const auto rank_at = [&](int where) { return where < outside ? 2 * where + 1 : where + outside; };
-  const gloo::Slot slot = gloo::Slot::build(gloo::kAllreduceSlotPrefix, tag);
+  const gloo::Slot tags = gloo::Slot::build(gloo::kAllreduceSlotPrefix, tag);
   constexpr uint8_t kIn = 0, kOut = 1, kFirstStep = 2;
 
   const auto mine = context.createUnboundBuffer(data, bytes);
   const auto send = [&](int to, uint8_t step) {
-    mine->send(to, slot + step);
+    mine->send(to, tags + step);
     mine->waitSend(timeout);
   };
   if (carried) {
     const auto result = context.createUnboundBuffer(data, bytes);
     send(rank + 1, kIn);
-    result->recv(rank + 1, slot + kOut);
+    result->recv(rank + 1, tags + kOut);
     result->waitRecv(timeout);
     return;
   }
@@ -46,7 +46,7 @@ void small_allreduce(gloo::Context& context, void* data, size_t count, size_t el
   const auto expect = [&](int from, uint8_t step) {
     std::unique_ptr<char[]> room(new char[bytes]);
     auto buffer = context.createUnboundBuffer(room.get(), bytes);
-    buffer->recv(from, slot + step);
+    buffer->recv(from, tags + step);
     steps.push_back({from, std::move(room), std::move(buffer)});
   };
   // Receives are all posted before anything is sent: nobody reads what was not asked for, and two who only send would

@@ -89,16 +89,16 @@ class Transport::Buffer final : public gloo::transport::UnboundBuffer {
   void abortWaitRecv() override {}
   void abortWaitSend() override {}
 
-  void send(int member, uint64_t slot, size_t offset, size_t bytes) override {
+  void send(int member, uint64_t tag, size_t offset, size_t bytes) override {
     last_target_ = member;
-    transport_.post_send(this, member, slot, static_cast<const char*>(ptr) + offset, counted(offset, bytes));
+    transport_.post_send(this, member, tag, static_cast<const char*>(ptr) + offset, counted(offset, bytes));
   }
-  void recv(int member, uint64_t slot, size_t offset, size_t bytes) override {
-    transport_.post_receive(this, member, slot, static_cast<char*>(ptr) + offset, counted(offset, bytes));
+  void recv(int member, uint64_t tag, size_t offset, size_t bytes) override {
+    transport_.post_receive(this, member, tag, static_cast<char*>(ptr) + offset, counted(offset, bytes));
   }
-  void recv(std::vector<int> members, uint64_t slot, size_t offset, size_t bytes) override {
+  void recv(std::vector<int> members, uint64_t tag, size_t offset, size_t bytes) override {
     if (members.size() != 1) throw std::logic_error("no algorithm in use receives from any of several members");
-    recv(members[0], slot, offset, bytes);
+    recv(members[0], tag, offset, bytes);
   }
 
   Count sends, receives;
@@ -160,23 +160,23 @@ void Transport::activate(int member) {
   active = 1;
 }
 
-void Transport::post_send(Buffer* buffer, int member, uint64_t slot, const char* data, size_t bytes) {
+void Transport::post_send(Buffer* buffer, int member, uint64_t tag, const char* data, size_t bytes) {
   check();
-  link(member).outgoing.push_back({buffer, {slot, bytes}, data, 0});
+  link(member).outgoing.push_back({buffer, {tag, bytes}, data, 0});
   ++buffer->sends.under_way;
   activate(member);
   if (link(member).outgoing.size() == 1) push(member);
 }
 
-void Transport::post_receive(Buffer* buffer, int member, uint64_t slot, char* data, size_t bytes) {
+void Transport::post_receive(Buffer* buffer, int member, uint64_t tag, char* data, size_t bytes) {
   check();
   Link& from = link(member);
   ++buffer->receives.under_way;
-  from.incoming.push_back({buffer, slot, data, bytes});
+  from.incoming.push_back({buffer, tag, data, bytes});
   activate(member);
   const auto early =
-      std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) { return one.slot == slot; });
-  // Of two for one slot, the first one asked for gets the first that comes.
+      std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) { return one.tag == tag; });
+  // Of two for one tag, the first one asked for gets the first that comes.
   if (early == from.early.end()) return;
   if (early->bytes != bytes) {
     broken_ = "rank " + std::to_string(ranks_[static_cast<size_t>(member)]) + " sent a message of another size";
@@ -241,10 +241,10 @@ void Transport::push(int member) {
 void Transport::place_message(int member) {
   Link& from = link(member);
   const auto asked = std::find_if(from.incoming.begin(), from.incoming.end(),
-                                  [&](const Incoming& one) { return one.slot == from.head.slot; });
+                                  [&](const Incoming& one) { return one.tag == from.head.tag; });
   if (asked == from.incoming.end()) {
     from.early.push_back(
-        {from.head.slot, std::unique_ptr<char[]>(new char[std::max<uint64_t>(from.head.bytes, 1)]), from.head.bytes});
+        {from.head.tag, std::unique_ptr<char[]>(new char[std::max<uint64_t>(from.head.bytes, 1)]), from.head.bytes});
     from.into = from.early.back().data.get();
     from.into_buffer = nullptr;
   } else {

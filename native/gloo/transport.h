@@ -46,7 +46,7 @@ class AbortSwitch {
 
 class Transport : public gloo::transport::Context {
  public:
-  // `ranks` of the members, for messages; `sockets` by member, do not block; this one's own place has none.
+  // `ranks` of the members, for errors; `sockets` by member, do not block; this one's own place has none.
   Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets,
             std::shared_ptr<AbortSwitch> abort_switch);
 
@@ -78,7 +78,7 @@ class Transport : public gloo::transport::Context {
   };
   // Before each message.
   struct Head {
-    uint64_t slot;
+    uint64_t tag;  // what Gloo calls a slot
     uint64_t bytes;
   };
   struct Outgoing {
@@ -89,12 +89,12 @@ class Transport : public gloo::transport::Context {
   };
   struct Incoming {
     Buffer* buffer;
-    uint64_t slot;
+    uint64_t tag;
     char* data;
     size_t bytes;
   };
   struct Early {  // came before it was asked for
-    uint64_t slot;
+    uint64_t tag;
     std::unique_ptr<char[]> data;
     size_t bytes;
   };
@@ -114,8 +114,8 @@ class Transport : public gloo::transport::Context {
   };
 
   Link& link(int member) { return links_[static_cast<size_t>(member)]; }
-  void post_send(Buffer* buffer, int member, uint64_t slot, const char* data, size_t bytes);
-  void post_receive(Buffer* buffer, int member, uint64_t slot, char* data, size_t bytes);
+  void post_send(Buffer* buffer, int member, uint64_t tag, const char* data, size_t bytes);
+  void post_receive(Buffer* buffer, int member, uint64_t tag, char* data, size_t bytes);
   void forget(Buffer* buffer);
   void push(int member);
   void pull(int member);

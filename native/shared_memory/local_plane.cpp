@@ -52,7 +52,7 @@ size_t offset_of(const std::vector<size_t>& sizes, int index) {
 }
 
 // One after the other, within a reply and from reply to reply.
-int slot_for(uint64_t number) { return static_cast<int>(((number >> kTurnBits) + number) % kSlots); }
+int mailbox_for(uint64_t number) { return static_cast<int>(((number >> kStepBits) + number) % kMailboxes); }
 
 // The elements that piece `index` of `pieces` begins with; on a cache line's border.
 size_t piece_begin(size_t count, size_t width, int pieces, int index) {
@@ -63,15 +63,15 @@ size_t piece_begin(size_t count, size_t width, int pieces, int index) {
 
 }  // namespace
 
-// One operation of this worker: its phases, and the slot it may use.
-class LocalPlane::Turn {
+// One operation of this worker: its phases, and the mailbox it may use.
+class LocalPlane::Exchange {
  public:
   static constexpr uint64_t kDone = (1 << kPhaseBits) - 1;
 
-  Turn(LocalPlane& plane, const Party& party, uint64_t number)
-      : plane_(plane), party_(party), base_(number << kPhaseBits), slot_(slot_for(number)) {
-    // Whoever used this slot last may still be reading it.
-    Guard& guard = plane_.guards_[slot_];
+  Exchange(LocalPlane& plane, const Party& party, uint64_t number)
+      : plane_(plane), party_(party), base_(number << kPhaseBits), mailbox_(mailbox_for(number)) {
+    // Whoever used this mailbox last may still be reading it.
+    Guard& guard = plane_.guards_[mailbox_];
     for (const int rank : guard.ranks) plane_.wait(plane_.peer(rank).words(), guard.value);
     guard.value = base_ + kDone;
     guard.ranks.clear();
@@ -89,12 +89,12 @@ class LocalPlane::Turn {
   void done() { publish(kDone); }
 
   void show(const void* input, const void* output) {
-    plane_.own_->words().published[slot_] = {plane_.own_->address_of(input), plane_.own_->address_of(output)};
+    plane_.own_->words().published[mailbox_] = {plane_.own_->address_of(input), plane_.own_->address_of(output)};
   }
-  const Words::Buffers& shown(int member) { return peer(member).words().published[slot_]; }
+  const Words::Buffers& shown(int member) { return peer(member).words().published[mailbox_]; }
 
-  char* own_slot() { return plane_.own_->slot(slot_); }
-  const char* slot_of(int member) { return member == party_.index ? own_slot() : peer(member).slot(slot_); }
+  char* own_mailbox() { return plane_.own_->mailbox(mailbox_); }
+  const char* mailbox_of(int member) { return member == party_.index ? own_mailbox() : peer(member).mailbox(mailbox_); }
   PeerSegment& peer(int member) { return plane_.peer(party_.ranks[static_cast<size_t>(member)]); }
 
   // Beginning with the next one, so that not all read from the same at once.
@@ -107,7 +107,7 @@ class LocalPlane::Turn {
   LocalPlane& plane_;
   const Party& party_;
   const uint64_t base_;
-  const int slot_;
+  const int mailbox_;
 };
 
 LocalPlane::LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::unique_ptr<PeerSegment>> peers, bool direct,
@@ -178,16 +178,16 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
     finish(out, count);
     return;
   }
-  Turn turn(*this, party, number);
-  if (spread == 0 && bytes <= kSlotBytes) {
-    copy(turn.own_slot(), in, bytes);
-    turn.publish(1);
+  Exchange exchange(*this, party, number);
+  if (spread == 0 && bytes <= kMailboxBytes) {
+    copy(exchange.own_mailbox(), in, bytes);
+    exchange.publish(1);
     // In the members' order, so that all compute the same bits.
-    turn.wait_all(1);
-    kernel(out, turn.slot_of(0), turn.slot_of(1), count);
-    for (int member = 2; member < party.size(); ++member) kernel(out, out, turn.slot_of(member), count);
+    exchange.wait_all(1);
+    kernel(out, exchange.mailbox_of(0), exchange.mailbox_of(1), count);
+    for (int member = 2; member < party.size(); ++member) kernel(out, out, exchange.mailbox_of(member), count);
     finish(out, count);
-    turn.done();
+    exchange.done();
     return;
   }
   const char* source = static_cast<const char*>(in);
@@ -201,19 +201,19 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
   }
   const int pieces = spread == 0 ? party.size() : spread;
   const auto begin = [&](int piece) { return piece_begin(count, width, pieces, piece); };
-  turn.show(source, target);
-  turn.publish(1);
+  exchange.show(source, target);
+  exchange.publish(1);
   if (party.index < pieces) {
-    turn.wait_all(1);
+    exchange.wait_all(1);
     const size_t first = begin(party.index) * width, last = begin(party.index + 1) * width;
     for (size_t at = first; at < last; at += kTile) {
       const size_t size = std::min(kTile, last - at);
       copy(target + at, source + at, size);
-      turn.each_other([&](int member) {
-        const Address input = turn.shown(member).input;
-        const char* theirs = turn.peer(member).mapped(input, at);
+      exchange.each_other([&](int member) {
+        const Address input = exchange.shown(member).input;
+        const char* theirs = exchange.peer(member).mapped(input, at);
         if (theirs == nullptr) {
-          turn.peer(member).read(input, at, scratch_.get(), size);
+          exchange.peer(member).read(input, at, scratch_.get(), size);
           theirs = scratch_.get();
         }
         kernel(target + at, target + at, theirs, size / width);
@@ -221,23 +221,23 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
       if (spread == 0) finish(target + at, size / width);
     }
     if (spread != 0) finish(target + first, (last - first) / width);
-    turn.publish(2);
+    exchange.publish(2);
   }
   for (int i = 0; i < pieces; ++i) {
     const int piece = (party.index + i) % pieces;
     if (piece == party.index) continue;
     const size_t first = begin(piece) * width, last = begin(piece + 1) * width;
-    turn.wait(piece, 2);
+    exchange.wait(piece, 2);
     if (first == last) continue;
     // In place, the others must have read this piece of the input before it is overwritten; only its owner reads it.
-    turn.peer(piece).read(turn.shown(piece).output, first, result + first, last - first);
+    exchange.peer(piece).read(exchange.shown(piece).output, first, result + first, last - first);
   }
   if (target != result && party.index < pieces) {
     const size_t first = begin(party.index) * width;
     copy(result + first, target + first, begin(party.index + 1) * width - first);
   }
-  turn.done();
-  turn.wait_all(Turn::kDone);
+  exchange.done();
+  exchange.wait_all(Exchange::kDone);
 }
 
 void LocalPlane::reducescatter(const Party& party, uint64_t number, const void* in, void* out,
@@ -254,86 +254,86 @@ void LocalPlane::reducescatter(const Party& party, uint64_t number, const void* 
     copy(staged, in, total * width);
     source = staged;
   }
-  Turn turn(*this, party, number);
-  turn.show(source, nullptr);
-  turn.publish(1);
-  turn.wait_all(1);
+  Exchange exchange(*this, party, number);
+  exchange.show(source, nullptr);
+  exchange.publish(1);
+  exchange.wait_all(1);
   for (size_t at = 0; at < mine; at += kTile) {
     const size_t size = std::min(kTile, mine - at);
     copy(result + at, source + first + at, size);
-    turn.each_other([&](int member) {
-      turn.peer(member).read(turn.shown(member).input, first + at, scratch_.get(), size);
+    exchange.each_other([&](int member) {
+      exchange.peer(member).read(exchange.shown(member).input, first + at, scratch_.get(), size);
       kernel(result + at, result + at, scratch_.get(), size / width);
     });
   }
   finish(result, mine / width);
-  turn.done();
-  turn.wait_all(Turn::kDone);
+  exchange.done();
+  exchange.wait_all(Exchange::kDone);
 }
 
 void LocalPlane::allgather(const Party& party, uint64_t number, const void* in, void* out,
                            const std::vector<size_t>& sizes) {
   const size_t mine = sizes[static_cast<size_t>(party.index)];
   auto* const result = static_cast<char*>(out);
-  const bool small = *std::max_element(sizes.begin(), sizes.end()) <= kSlotBytes;
+  const bool small = *std::max_element(sizes.begin(), sizes.end()) <= kMailboxBytes;
   const void* source = in;
   if (party.size() > 1 && !small && !reachable(in)) {
     char* const staged = staging(mine);
     copy(staged, in, mine);
     source = staged;
   }
-  Turn turn(*this, party, number);
+  Exchange exchange(*this, party, number);
   if (small) {
-    copy(turn.own_slot(), in, mine);
+    copy(exchange.own_mailbox(), in, mine);
   } else {
-    turn.show(source, nullptr);
+    exchange.show(source, nullptr);
   }
-  turn.publish(1);
+  exchange.publish(1);
   copy(result + offset_of(sizes, party.index), in, mine);
-  turn.each_other([&](int member) {
+  exchange.each_other([&](int member) {
     char* const to = result + offset_of(sizes, member);
     const size_t bytes = sizes[static_cast<size_t>(member)];
-    turn.wait(member, 1);
+    exchange.wait(member, 1);
     if (small) {
-      copy(to, turn.slot_of(member), bytes);
+      copy(to, exchange.mailbox_of(member), bytes);
     } else if (bytes != 0) {
-      turn.peer(member).read(turn.shown(member).input, 0, to, bytes);
+      exchange.peer(member).read(exchange.shown(member).input, 0, to, bytes);
     }
   });
-  turn.done();
-  if (!small) turn.wait_all(Turn::kDone);
+  exchange.done();
+  if (!small) exchange.wait_all(Exchange::kDone);
 }
 
 void LocalPlane::broadcast(const Party& party, uint64_t number, const void* in, void* out, size_t bytes, int root) {
-  const bool small = bytes <= kSlotBytes;
+  const bool small = bytes <= kMailboxBytes;
   const void* source = in;
   if (party.index == root && party.size() > 1 && !small && !reachable(in)) {
     char* const staged = staging(bytes);
     copy(staged, in, bytes);
     source = staged;
   }
-  Turn turn(*this, party, number);
+  Exchange exchange(*this, party, number);
   if (party.index == root) {
     if (small) {
-      copy(turn.own_slot(), in, bytes);
+      copy(exchange.own_mailbox(), in, bytes);
     } else {
-      turn.show(source, nullptr);
+      exchange.show(source, nullptr);
     }
-    turn.publish(1);
+    exchange.publish(1);
     copy(out, in, bytes);
-    turn.done();
-    if (!small) turn.wait_all(Turn::kDone);
+    exchange.done();
+    if (!small) exchange.wait_all(Exchange::kDone);
     return;
   }
-  turn.wait(root, 1);
+  exchange.wait(root, 1);
   if (small) {
-    copy(out, turn.slot_of(root), bytes);
+    copy(out, exchange.mailbox_of(root), bytes);
   } else {
-    turn.peer(root).read(turn.shown(root).input, 0, out, bytes);
+    exchange.peer(root).read(exchange.shown(root).input, 0, out, bytes);
     // The root, of which nothing more is awaited, may have given up while its memory was read.
-    if (turn.peer(root).words().gave_up.load() != 0) throw CollectiveError("the root of the broadcast gave up");
+    if (exchange.peer(root).words().gave_up.load() != 0) throw CollectiveError("the root of the broadcast gave up");
   }
-  turn.done();
+  exchange.done();
 }
 
 void LocalPlane::alltoall(const Party& party, uint64_t number, const void* in, void* out,
@@ -346,9 +346,9 @@ void LocalPlane::alltoall(const Party& party, uint64_t number, const void* in, v
     copy(staged, in, sent);
     source = staged;
   }
-  Turn turn(*this, party, number);
-  turn.show(source, nullptr);
-  turn.publish(1);
+  Exchange exchange(*this, party, number);
+  exchange.show(source, nullptr);
+  exchange.publish(1);
   auto* to = static_cast<char*>(out);
   for (int member = 0; member < party.size(); ++member) {
     const auto& theirs = sizes[static_cast<size_t>(member)];
@@ -356,20 +356,20 @@ void LocalPlane::alltoall(const Party& party, uint64_t number, const void* in, v
     if (member == party.index) {
       copy(to, static_cast<const char*>(in) + offset, bytes);
     } else if (bytes != 0) {
-      turn.wait(member, 1);
-      turn.peer(member).read(turn.shown(member).input, offset, to, bytes);
+      exchange.wait(member, 1);
+      exchange.peer(member).read(exchange.shown(member).input, offset, to, bytes);
     }
     to += bytes;
   }
-  turn.done();
-  turn.wait_all(Turn::kDone);
+  exchange.done();
+  exchange.wait_all(Exchange::kDone);
 }
 
 void LocalPlane::barrier(const Party& party, uint64_t number) {
-  Turn turn(*this, party, number);
-  turn.publish(1);
-  turn.wait_all(1);
-  turn.done();
+  Exchange exchange(*this, party, number);
+  exchange.publish(1);
+  exchange.wait_all(1);
+  exchange.done();
 }
 
 }  // namespace elastic

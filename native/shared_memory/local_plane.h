@@ -5,7 +5,7 @@
 // worker come so far" is one comparison, whatever others it works with meanwhile. Who must wait sleeps in a futex on
 // that worker's segment.
 //
-// Small messages go through a slot of the segment: each writes its own and reads the others', one wait in all. Large
+// Small messages go through a mailbox of the segment: each writes its own and reads the others', one wait in all. Large
 // ones are read where they lie: in the segments if they are there, else from the other's private memory
 // (process_vm_readv), else over a staging copy.
 #pragma once
@@ -28,9 +28,9 @@ struct Party {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Numbers operations: the `turn`-th of reply number `reply`.
-constexpr int kTurnBits = 20;
-inline uint64_t turn_number(uint64_t reply, uint64_t turn) { return (reply << kTurnBits) | turn; }
+// Numbers operations: the `step`-th of reply number `reply`.
+constexpr int kStepBits = 20;
+inline uint64_t operation_number(uint64_t reply, uint64_t step) { return (reply << kStepBits) | step; }
 
 class LocalPlane {
  public:
@@ -60,8 +60,8 @@ class LocalPlane {
   void barrier(const Party& party, uint64_t number);
 
  private:
-  class Turn;
-  friend class Turn;
+  class Exchange;
+  friend class Exchange;
 
   PeerSegment& peer(int rank) { return *peers_by_rank_[static_cast<size_t>(rank)]; }
   void publish(uint64_t value);
@@ -79,7 +79,7 @@ class LocalPlane {
     std::vector<int> ranks;
     uint64_t value = 0;
   };
-  Guard guards_[kSlots];
+  Guard guards_[kMailboxes];
   char* staging_ = nullptr;
   size_t staging_bytes_ = 0;
   std::unique_ptr<char[]> scratch_;

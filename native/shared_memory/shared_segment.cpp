@@ -59,7 +59,7 @@ SharedSegment::SharedSegment() : owner_(getpid()) {
     if (getrandom(&words->nonce, sizeof(words->nonce), 0) != sizeof(words->nonce)) {
       throw CollectiveError("cannot get random bytes: " + reason());
     }
-    // Slots are written in the middle of a collective: better no room now than SIGBUS then.
+    // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
     if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kHeapOffset)) != 0) {
       throw CollectiveError("cannot make shared memory: " + reason());
     }

@@ -1,4 +1,5 @@
-// Memory of one worker that the other workers of its machine map: words to wait on, slots for small messages, a heap.
+// Memory of one worker that the other workers of its machine map: words to wait on, mailboxes for small messages, a
+// heap.
 //
 // It is a memfd: it has no name, /dev/shm's size is no limit to it, and the kernel frees it with the last process that
 // has it mapped, however they end. Peers open it as /proc/PID/fd/N, which takes the same user and pid namespace.
@@ -16,8 +17,8 @@
 
 namespace elastic {
 
-constexpr size_t kSlotBytes = 32 * 1024;
-constexpr int kSlots = 2;
+constexpr size_t kMailboxBytes = 32 * 1024;
+constexpr int kMailboxes = 2;
 
 // Where an operation's memory is: in its owner's segment, or in the rest of its owner's address space.
 struct Address {
@@ -37,7 +38,7 @@ struct Words {
   struct Buffers {
     Address input, output;
   };
-  alignas(64) Buffers published[kSlots];
+  alignas(64) Buffers published[kMailboxes];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
@@ -64,7 +65,7 @@ class SharedSegment {
 
   SegmentName name() const;
   Words& words() { return *reinterpret_cast<Words*>(base_); }
-  char* slot(int which) { return base_ + kSlotsOffset + static_cast<size_t>(which) * kSlotBytes; }
+  char* mailbox(int which) { return base_ + kMailboxesOffset + static_cast<size_t>(which) * kMailboxBytes; }
 
   // Zeroed memory of the heap, aligned to pages; nullptr when the heap is full.
   void* allocate(size_t bytes);
@@ -77,7 +78,7 @@ class SharedSegment {
     return {reinterpret_cast<uint64_t>(memory), false};
   }
 
-  static constexpr size_t kSlotsOffset = 4096;
+  static constexpr size_t kMailboxesOffset = 4096;
   static constexpr size_t kHeapOffset = size_t{1} << 20;
   // Address space, not memory: pages come when they are written.
   static constexpr size_t kBytes = size_t{1} << 34;
@@ -100,8 +101,8 @@ class PeerSegment {
   PeerSegment& operator=(const PeerSegment&) = delete;
 
   Words& words() { return *reinterpret_cast<Words*>(base_); }
-  const char* slot(int which) const {
-    return base_ + SharedSegment::kSlotsOffset + static_cast<size_t>(which) * kSlotBytes;
+  const char* mailbox(int which) const {
+    return base_ + SharedSegment::kMailboxesOffset + static_cast<size_t>(which) * kMailboxBytes;
   }
 
   // Whether this process may read the peer's private memory.

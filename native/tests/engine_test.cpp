@@ -45,7 +45,7 @@ struct World {
       std::shared_ptr<elastic::ContextGroup> own;
       if (apart) {
         const int rank = engine.rank();
-        const std::vector<elastic::GroupPlan> plans{{"global", ranks, rank}, {"lane", ranks, rank}};
+        const std::vector<elastic::GroupPlan> plans{{"global", ranks, rank}, {"cross", ranks, rank}};
         own = std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all");
         const std::string address = own->prepare();
         own->connect(engine.gather(address, elastic::ContextGroup::kOwnBytes, Seconds(20)), Seconds(20));
@@ -153,7 +153,7 @@ Contexts connected(const std::vector<int>& ranks, const std::string& purpose) {
   std::vector<std::string> blobs;
   for (size_t place = 0; place < ranks.size(); ++place) {
     const int index = static_cast<int>(place);
-    const std::vector<elastic::GroupPlan> plans{{"global", ranks, index}, {"lane", ranks, index}};
+    const std::vector<elastic::GroupPlan> plans{{"global", ranks, index}, {"cross", ranks, index}};
     contexts.push_back(std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", purpose));
     blobs.push_back(contexts.back()->prepare());
   }
@@ -202,7 +202,7 @@ void test_engine_messages() {
   std::string reply;
   {
     elastic::Coordinator coordinator(1, 1 << 20, {});
-    coordinator.handle(0, good, now);
+    coordinator.receive(0, good, now);
     reply = coordinator.flush();
     CHECK(elastic::ReplyReader().read(reply).size() == 2);
   }
@@ -220,7 +220,7 @@ void test_engine_messages() {
         writer.add(name, plan(Kind::kAllgather, kInt32, {i % 1000}), {i});
         const std::string message = writer.message();
         if (i > 0) most = std::max(most, message.size());
-        coordinator.handle(rank, message, now);
+        coordinator.receive(rank, message, now);
       }
       const auto replies = reader.read(coordinator.flush());
       CHECK(replies.size() == 2);
@@ -240,8 +240,8 @@ void test_engine_messages() {
   for (int i = 0; i < 20'000; ++i) {
     try {
       elastic::Coordinator coordinator(2, 1 << 20, {});
-      coordinator.handle(0, spoil(good), now);
-      coordinator.handle(1, spoil(good), now);
+      coordinator.receive(0, spoil(good), now);
+      coordinator.receive(1, spoil(good), now);
       coordinator.flush();
     } catch (const elastic::CollectiveError&) {
     }

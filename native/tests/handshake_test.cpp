@@ -152,7 +152,7 @@ void test_handshakes() {
     CHECK(why.find("does not prove") != std::string::npos);
     CHECK(!unused.empty());
   }
-  const auto [late, also] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 0.3, "lane", "global");
+  const auto [late, also] = meet({3, "key", "round 1"}, {0, "key", "round 1"}, direct, 0.3, "cross", "global");
   CHECK(!late.empty() && !also.empty());
   // All that a relay passes on is right, but the ends are not those of one connection.
   std::unique_ptr<Relay> relay;

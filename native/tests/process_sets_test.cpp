@@ -35,14 +35,14 @@ bool is_refused(std::vector<int> ranks) {
 
 void test_process_sets_by_machine() {
   const ProcessSet all({0, 1, 2, 3, 4}, contexts_of({4, 0}), 4, kMachines);
-  CHECK(all.place == 4 && !all.one_machine && all.lanes == 2);
+  CHECK(all.place == 4 && !all.one_machine && all.cross_groups == 2);
   CHECK(all.party.ranks == (std::vector<int>{3, 4}) && all.party.index == 1);
   // In the members' order, which need not be that of the ranks.
   const ProcessSet local({2, 0}, nullptr, 0, kMachines);
   CHECK(local.place == 1 && local.one_machine);
   CHECK(local.party.ranks == (std::vector<int>{2, 0}) && local.party.index == 1);
   const ProcessSet others({1, 3}, nullptr, 0, kMachines);  // no member needs no contexts
-  CHECK(others.place == -1 && !others.one_machine && others.lanes == 1);
+  CHECK(others.place == -1 && !others.one_machine && others.cross_groups == 1);
   CHECK(is_refused({}) && is_refused({0, 0}) && is_refused({-1, 0}) && is_refused({0, 5}) && is_refused({0, 3}));
 }
 

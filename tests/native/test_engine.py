@@ -596,12 +596,11 @@ def test_device_operations_take_turns_in_one_order() -> None:
         while len(orders[rank]) < 20:
             turn = engine.next_turn(1.0)
             assert turn is not None
-            number, native_turn, kind, *_, tensors_of, sizes = turn
-            assert (kind, tensors_of, sizes) == (Kind.ALLREDUCE, [("float32", (4,))], [])
-            name, handle = handles[number]
+            assert (turn.kind, turn.tensors, turn.sizes) == (Kind.ALLREDUCE, [("float32", (4,))], [])
+            name, handle = handles[turn.number]
             assert not handle.done()
             orders[rank].append(name)
-            engine.conclude(native_turn, "")
+            engine.conclude(turn, "")
             handle.result()
         assert engine.next_turn(0.01) is None
 

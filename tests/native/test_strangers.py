@@ -101,7 +101,7 @@ def test_strangers_who_come_first_keep_no_peer_out(guests: int) -> None:
     """To each listener of a round's contexts, before any peer, again and again."""
     for _ in range(5):
         before = listening()
-        groups = [[("global", [0, 1, 2], rank), ("lane", [0, 1, 2], rank)] for rank in range(3)]
+        groups = [[("global", [0, 1, 2], rank), ("cross", [0, 1, 2], rank)] for rank in range(3)]
         members = [native.ContextGroup(each, host="127.0.0.1", key=b"key", purpose="test") for each in groups]
         blobs = [member.prepare() for member in members]
         ports = listening() - before
@@ -117,7 +117,7 @@ def test_strangers_who_come_first_keep_no_peer_out(guests: int) -> None:
         ) -> None:
             try:
                 members[rank].connect(blobs, TIMEOUT_S)
-                for group in ("global", "lane"):
+                for group in ("global", "cross"):
                     data = np.full(1000, rank, np.float32)
                     members[rank].allreduce(group, data, "float32", "sum", TIMEOUT_S)
                     assert data[0] == 3

@@ -25,7 +25,7 @@ JOB = """
 import numpy as np
 import elastic_driver as hvd
 from elastic_driver.worker.engine import native_loader
-from elastic_driver.worker.rounds.runtime import current
+from elastic_driver.worker.rounds.current import current
 
 hvd.init()
 total = hvd.allreduce(np.full(1000, hvd.rank() + 1.0, np.float32), op=hvd.Sum)

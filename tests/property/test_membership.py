@@ -7,6 +7,8 @@ promises hold: workers that do as they are told bring the job to rest or to its 
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,9 +24,12 @@ from elastic_driver.core.events import (
     StopRequested,
     WorkerDying,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkerSpared,
     WorkerStarted,
 )
 from elastic_driver.core.state import WorkerPhase, record_of
@@ -33,7 +38,11 @@ from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
 
 pytestmark = pytest.mark.property
 
+# scripts/mutate asks for fewer.
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "150"))
 HOSTNAMES = ("a", "b", "c")
+
+draws = st.integers(0, 1024).map(lambda number: number / 1024)
 
 host_lists = st.lists(
     st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
@@ -51,6 +60,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 5))),
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
+        "drain_timeout_s": 10.0,
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
         "num_standby": draw(st.integers(0, 2)),
@@ -143,14 +153,30 @@ class Membership(RuleBasedStateMachine):
             self.job.running(str(worker), commits=self.job.round_commits + commits)
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=st.floats(0, 1))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9)), draw=draws)
     def crashed(self, data: st.DataObject, returncode: int, draw: float) -> None:
         self.job.feed(WorkerExited(self.a_worker(data), returncode, f"ended with {returncode}", draw))
 
     @precondition(lambda self: self.job.started)
-    @rule(data=st.data(), draw=st.floats(0, 1))
-    def dying(self, data: st.DataObject, draw: float) -> None:
-        self.job.feed(WorkerDying(self.a_worker(data), "killed by SIGKILL", draw))
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9, None)), draw=draws)
+    def dying(self, data: st.DataObject, returncode: int | None, draw: float) -> None:
+        self.job.feed(WorkerDying(self.a_worker(data), returncode, "ends", draw))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data(), silent=st.booleans())
+    def hung(self, data: st.DataObject, *, silent: bool) -> None:
+        self.job.feed(WorkerHung(self.a_worker(data), "no news", silent))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data())
+    def exiting(self, data: st.DataObject) -> None:
+        self.job.feed(WorkerExiting(self.a_worker(data)))
+
+    @precondition(lambda self: any(record.killed for record in self.job.state.workers))
+    @rule(data=st.data())
+    def spared(self, data: st.DataObject) -> None:
+        killed = [record.worker for record in self.job.state.workers if record.killed]
+        self.job.feed(WorkerSpared(data.draw(st.sampled_from(killed))))
 
     @rule()
     def those_told_to_go_are_gone(self) -> None:
@@ -251,4 +277,4 @@ TestOtherWorkers = OtherWorkers.TestCase
 TestOtherWorkers.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMembership.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

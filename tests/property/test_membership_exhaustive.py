@@ -119,7 +119,7 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
                 yield WorkerNotStarted(worker, "no such host", 0.5, bad_command=False)
             case WorkerPhase.READY | WorkerPhase.MEMBER if not asks:
                 yield WorkerExited(worker, 1, "exited with code 1", 0.5)
-                yield WorkerDying(worker, "killed by SIGKILL", 0.5)
+                yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.BOOTING:
                 yield WorkerReady(worker, 0, 0, ReadyCause.START, "", BOTH)
@@ -130,7 +130,7 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.MEMBER:
                 yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)
-                yield WorkerDying(worker, "killed by SIGKILL", 0.5)
+                yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
                 if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:
@@ -150,6 +150,7 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
 def test_every_order_of_events(name: str) -> None:
     world = WORLDS[name]
     job = Job(**world.limits)
+    job.rereads_each = 50  # the random histories are read again at every step
     if world.trained:
         job.train(*world.answers[0].split(), commits=1)
     else:

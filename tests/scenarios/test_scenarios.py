@@ -11,10 +11,15 @@ A line that is not indented is input:
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
                [raised=1]           _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
-    TIME exit WHO CODE [draw=0.5] [fault=own] [error=TEXT] [where=TEXT]     negative for a signal
+    TIME exit WHO CODE [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal
     TIME dying WHO                  killed by SIGKILL, but not dead yet
+    TIME exiting WHO                says that its script is over
+    TIME spared WHO                 was to be killed at its exit, but its script had ended
+    TIME hung WHO REASON            found by its heartbeats; silent instead: not heard at all
+    TIME drain HOST [SLOT]          undrain for the opposite
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
+    TIME driver-failed ERROR
     TIME timer
 
 TIME is seconds, "+" and seconds since the line before, "." for the same moment, or "next" for the next deadline. WHO is
@@ -44,18 +49,24 @@ from elastic_driver.core.events import (  # noqa: E402
     DiscoveryFailed,
     DismissWorker,
     DrainRequested,
+    DriverFailed,
     EndJob,
-    Fault,
+    KillWorker,
     PublishRound,
     Report,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
     StopRequested,
     StopWorker,
     WorkerDying,
+    WorkerExiting,
+    WorkerHung,
     WorkerNotStarted,
     WorkerRunning,
+    WorkerSpared,
     WorkerStarted,
 )
 from elastic_driver.core.membership import explain  # noqa: E402
@@ -73,6 +84,7 @@ LIMITS = {
     "--standby": "num_standby",
     "--elastic-timeout": "elastic_timeout_s",
     "--start-timeout": "start_timeout_s",
+    "--drain-timeout": "drain_timeout_s",
     "--reset-limit": "reset_limit",
     "--reset-window": "reset_window_s",
 }
@@ -105,6 +117,10 @@ def told(command: Command) -> str:
             return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}{standby}"
         case StopWorker():
             return f"stop {command.worker}: {command.reason}"
+        case KillWorker():
+            how = " (prints its stacks)" if command.hangs else ""
+            unless = " (unless its script has ended)" if command.exits else ""
+            return f"kill {command.worker}: {command.reason}{how}{unless}"
         case DismissWorker():
             return f"dismiss {command.worker}: {command.reason}"
         case PublishRound():
@@ -117,6 +133,10 @@ def told(command: Command) -> str:
             return f"notice {command.version} to round {command.round_id}: {command.kind} {command.reason}".rstrip()
         case ReportResumed():
             return f"round {command.round_id} trains from commit {command.commits}, after {command.took_s:g} s"
+        case ReportDying():
+            return f"dying {command.worker}: {command.how}"
+        case ReportExit():
+            return f"ended {command.worker}{'' if command.expected else ', of itself'}"
         case Report():
             return f"{'warn' if command.warning else 'say'}: {command.text}"
         case EndJob():
@@ -146,6 +166,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
         case "drain" | "undrain":
             slot = int(words[1]) if len(words) > 1 else None
             return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
+        case "driver-failed":
+            return job.feed(DriverFailed(" ".join(words)))
         case "stop":
             return job.feed(StopRequested(signal.Signals[words[0]], words[0]))
     commands: list[Command] = []
@@ -174,14 +196,19 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     who,
                     int(words[1]),
                     draw=float(options.get("draw", 0)),
-                    fault=Fault(options["fault"]) if "fault" in options else None,
                     error=options.get("error", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
                 )
             case "started":
                 commands += job.feed(WorkerStarted(worker_id(who)))
             case "dying":
-                commands += job.feed(WorkerDying(worker_id(who), "killed by SIGKILL", 0.0))
+                commands += job.feed(WorkerDying(worker_id(who), -9, "killed by SIGKILL", 0.0))
+            case "exiting":
+                commands += job.feed(WorkerExiting(worker_id(who)))
+            case "spared":
+                commands += job.feed(WorkerSpared(worker_id(who)))
+            case "hung" | "silent":
+                commands += job.feed(WorkerHung(worker_id(who), " ".join(words[1:]), verb == "silent"))
             case "not-started" | "bad-command":
                 bad = verb == "bad-command"
                 commands += job.feed(WorkerNotStarted(worker_id(who), " ".join(words[1:]), 0.5, bad))

@@ -25,7 +25,7 @@ def collectives(kind: str) -> None:
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     device = torch.device(kind, rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
-    lanes = lane.takes(members_of(hvd.global_process_set), [torch.ones(1, device=device)])
+    lanes = lane.torch_lane.takes(members_of(hvd.global_process_set), [torch.ones(1, device=device)])
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
         for count in (0, 1, 1000, 300_000):
             mine = torch.full((count,), rank + 1, dtype=dtype, device=device)
@@ -182,7 +182,7 @@ def ways() -> None:
     error, on_device = "", False
     try:
         tensor = torch.full((1000,), rank + 1.0, device=device)
-        on_device = lane.takes(members_of(hvd.global_process_set), [tensor])
+        on_device = lane.torch_lane.takes(members_of(hvd.global_process_set), [tensor])
         assert (hvd.allreduce(tensor, op=hvd.Sum) == size * (size + 1) / 2).all()
         model = torch.nn.Linear(30, 1).to(device)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)

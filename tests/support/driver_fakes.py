@@ -26,7 +26,7 @@ from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
 
 PATIENCE_S = 30.0
-OURS = OurDialect({}, exported={}, cores=1)
+OURS = OurDialect({}, exported={})
 
 
 class FakeProcess:
@@ -39,6 +39,8 @@ class FakeProcess:
         self.dying: asyncio.Future[str] = loop.create_future()
         self.last_lines: Sequence[str] = ()
         self.is_stubborn = False
+        self.runs_script = False
+        self.printed = 0
         self.stop_error: Exception | None = None
 
     def end(self, returncode: int) -> None:
@@ -47,7 +49,13 @@ class FakeProcess:
             self.exited.set_result(ExitStatus(returncode))
 
     def watch_threads(self, pid: int, thread: int) -> None:
-        """It has none."""
+        self.runs_script = True
+
+    async def print_stacks(self, limit_s: float) -> None:
+        self.printed += 1
+        if not self.is_stubborn:
+            self.end(-6)
+        await asyncio.wait([self.exited], timeout=limit_s)
 
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.exited)
@@ -74,6 +82,12 @@ class FakeLauncher:
         self.start_error: BaseException | None = None
         self.close_error: Exception | None = None
         self.on_start: Callable[[FakeProcess], None] = lambda process: None
+
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Any will do."""
+
+    def cores(self, hostname: str) -> int:
+        return 2
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

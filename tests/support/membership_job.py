@@ -6,18 +6,25 @@ holds the state), and compares every command with them. It is the twin that the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import copy
+from itertools import count
 
+import pytest
+
+from elastic_driver.core.document import read, write
 from elastic_driver.core.events import (
     Command,
     DismissWorker,
     EndJob,
     Event,
-    Fault,
     HostsDiscovered,
+    KillWorker,
     PublishRound,
     Report,
+    ReportDying,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
@@ -28,14 +35,20 @@ from elastic_driver.core.events import (
     WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
     WorkerStarted,
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
+from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
+
+# Where the clock of a driver that came back begins. Times in tests are multiples of 1/1024 s: moved there and back,
+# they are what they were.
+OTHER_ORIGIN = 2.0**20
 
 BOTH = (Backend.NATIVE, Backend.TORCH)
 
@@ -73,7 +86,10 @@ class Job:
         state, now: the core's state, and the present.
         history: every event that was fed.
         commands: every command that was given.
+        rereads_each: one of so many steps is taken from a written state, too.
     """
+
+    rereads_each = 1
 
     def __init__(self, **limits: object) -> None:
         given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, **limits}
@@ -88,6 +104,8 @@ class Job:
         self.started: set[WorkerId] = set()
         self.alive: set[WorkerId] = set()
         self.told_to_go: set[WorkerId] = set()
+        self.killed: set[WorkerId] = set()
+        self.failed: set[WorkerId] = set()
         self.waiting: set[WorkerId] = set()
         self.left: set[WorkerId] = set()
         self.holders: set[WorkerId] = set()
@@ -100,6 +118,7 @@ class Job:
         self.idle = 1  # rounds in a row, with the present one, that came no further than any before
         self.notice_version = 0
         self.ended: EndJob | None = None
+        self._steps = count()  # with those of all forks
 
     def fork(self) -> Job:
         """An independent copy: the same job, to be driven another way from here."""
@@ -117,7 +136,13 @@ class Job:
             assert at >= self.now, "a clock that goes back"
             self.now = at
         before = self.state
+        if not self._is_possible(event):
+            with pytest.raises(IllegalEventError):
+                step(before, event, self.now)
+            return []
         self.state, commands = step(before, event, self.now)
+        if next(self._steps) % self.rereads_each == 0:
+            self._compare_with_one_that_came_back(before, event, commands)
         self.history.append(event)
         self.commands += commands
         check_invariants(self.state)
@@ -183,13 +208,12 @@ class Job:
         *,
         at: float | None = None,
         draw: float = 0.0,
-        fault: Fault | None = None,
         error: str = "",
         where: str = "",
     ) -> list[Command]:
         """A process ends."""
         how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
-        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, fault, error, where), at=at)
+        return self.feed(WorkerExited(worker_id(text), returncode, how, draw, error, where), at=at)
 
     def timer(self, *, at: float | None = None) -> list[Command]:
         """The time of next_deadline comes (or another, when given)."""
@@ -211,6 +235,36 @@ class Job:
             self.running(str(worker), commits=commits)
         assert self.state.phase is JobPhase.RUNNING
 
+    def _is_possible(self, event: Event) -> bool:
+        """Whether anybody could say this without lying, after the books that are kept here."""
+        match event:
+            case WorkersReported():
+                return all(self._is_possible(report) for report in event.reports)
+            case WorkerReady() | WorkerRunning():
+                named = event.after_round if isinstance(event, WorkerReady) else event.round_id
+                alive = event.worker in self.alive
+                last = self.last_round.get(event.worker, 0) if alive else self.round_id
+                return self.ended is not None or (event.worker in self.started and named <= last)
+            case WorkerDying() | WorkerExited() | WorkerNotStarted():
+                asked = isinstance(event, WorkerNotStarted) and event.worker in self.alive - self.told_to_go
+                asked = asked and (event.worker in self.waiting or event.worker in self.members)
+                return self.ended is not None or (event.worker in self.started and not asked)
+            case _:
+                return True
+
+    def _compare_with_one_that_came_back(self, before: State, event: Event, commands: list[Command]) -> None:
+        """A driver that stopped before this event, and came back to it on another clock, does the same.
+
+        Its state is the same too, so that by induction it does not matter how often it stops.
+        """
+        now = self.now + OTHER_ORIGIN
+        there, given = step(read(json.loads(json.dumps(write(before, self.now))), now), event, now)
+        assert given == commands
+        assert read(write(there, now), self.now) == self.state
+        assert explain(there, now) == explain(self.state, self.now)
+        deadline, later = next_deadline(self.state), next_deadline(there)
+        assert later == (None if deadline is None else deadline + OTHER_ORIGIN)
+
     # --- asking ----------------------------------------------------------------------------------------------------
 
     def of(self, phase: WorkerPhase) -> list[str]:
@@ -228,10 +282,13 @@ class Job:
     # --- the audit -------------------------------------------------------------------------------------------------
 
     def _audit(self, event: Event, commands: list[Command]) -> None:
-        assert self.ended is None or not commands, "commands after the end"
         self._note(event)
+        launches = any(isinstance(command, StartWorker) for command in commands)
+        self.idle += (
+            self.policy.on_change is OnChange.RESTART and launches
+        )  # a launch is a round, whether it begins or not
         for command in commands:
-            assert self.ended is None, "a command after EndJob"
+            assert self.ended is None or isinstance(command, ReportExit), "a command after EndJob"
             match command:
                 case StartWorker():
                     self._audit_start(command)
@@ -244,6 +301,10 @@ class Job:
                     self.told_to_go.add(command.worker)
                     self.waiting.discard(command.worker)
                     self.left.add(command.worker)
+                case KillWorker():
+                    assert command.reason
+                    assert command.worker in self.alive - self.killed, "one that does not live, or is killed already"
+                    self.killed.add(command.worker)
                 case PublishRound():
                     self._audit_round(command)
                 case SetNotice():
@@ -253,6 +314,15 @@ class Job:
                 case ReportResumed():
                     assert command.round_id == self.round_id
                     assert command.took_s >= 0
+                case ReportDying():
+                    assert command.worker in self.alive
+                    self.failed.add(command.worker)
+                case ReportExit():
+                    assert command.worker in self.exits
+                    ordered = (
+                        self.ended is not None or command.worker in self.told_to_go
+                    ) and command.worker not in self.failed
+                    assert command.expected is ordered, "a failure that is told as an order, or the other way round"
                 case EndJob():
                     assert command.message
                     if command.message.startswith("the training failed"):
@@ -315,6 +385,8 @@ class Job:
                     self.holders.add(event.worker)
                     self.commits[event.worker] = record.commits
                     self._came_to(record.commits, 0)
+            case WorkerSpared():
+                self.killed.discard(event.worker)
             case WorkersReported():
                 for report in event.reports:
                     self._note(report)
@@ -388,7 +460,6 @@ class Job:
         assert command.backend is None
         self.round_id, self.members, self.left = command.round_id, workers, set(workers) - self.alive
         self.waiting -= set(workers)
-        self.idle += 1
         self.last_round.update(dict.fromkeys(workers, command.round_id))
 
     # --- ends ------------------------------------------------------------------------------------------------------
@@ -415,6 +486,8 @@ class Job:
     def _act_for(self, record: WorkerRecord) -> bool:
         name = str(record.worker)
         match record.phase:
+            case _ if record.killed is not None:
+                self.exit(name, -9)
             case WorkerPhase.LEAVING:
                 self.exit(name, -15 if record.stopped else 0)
             case WorkerPhase.BOOTING:
@@ -447,16 +520,19 @@ class Job:
             known: where that has been seen already; added to.
         """
         policy = self.policy
-        horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s) + 10
+        horizon = self.now + 2 * (policy.start_timeout_s + policy.elastic_timeout_s + policy.drain_timeout_s) + 10
         while self.ended is None:
             if self._is_known(known):
                 return
-            leaving = [record for record in self.state.workers if record.phase is WorkerPhase.LEAVING]
-            if leaving:
-                self.exit(str(leaving[0].worker), -15)
+            going = [r for r in self.state.workers if r.phase is WorkerPhase.LEAVING or r.killed is not None]
+            if going:
+                self.exit(str(going[0].worker), -15)
                 continue
             deadline = next_deadline(self.state)
             if deadline is None or deadline > horizon:
                 break
             self.timer()
-        assert self.state.phase in (JobPhase.ENDED, JobPhase.RUNNING), explain(self.state, self.now)
+        runs = self.state.phase is JobPhase.RUNNING
+        if self.policy.on_change is OnChange.NO_ROUNDS:
+            runs = bool(self.of(WorkerPhase.MEMBER))
+        assert runs or self.state.phase is JobPhase.ENDED, explain(self.state, self.now)

@@ -26,6 +26,7 @@ from elastic_driver.errors import HorovodInternalError, MismatchError
 from elastic_driver.torch.elastic import TorchState
 from elastic_driver.torch.optimizer import reducer
 from elastic_driver.torch.optimizer.compression import Compressor
+from elastic_driver.worker.settings import read_worker_settings
 
 reducer.FIRST_BUCKET_BYTES, reducer.BUCKET_BYTES = 400, 1000  # so that there are several buckets
 
@@ -802,10 +803,12 @@ def one_process() -> None:
 @contextlib.contextmanager
 def elastic_environment() -> Iterator[None]:
     os.environ["HOROVOD_ELASTIC"] = "1"
+    read_worker_settings()
     try:
         yield
     finally:
         del os.environ["HOROVOD_ELASTIC"]
+        read_worker_settings()
 
 
 # --- resets -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
+    DrainReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -82,9 +83,9 @@ class Handler:
     def leave(self, request: LeaveRequest) -> None:
         self.left.append(request)
 
-    def drain(self, request: DrainHostRequest) -> str:
+    def drain(self, request: DrainHostRequest) -> DrainReply:
         self.drained.append(request)
-        return f"host {request.hostname} is drained"
+        return DrainReply(done=True, text=f"host {request.hostname} is drained")
 
     def status(self) -> dict[str, object]:
         return {"explain": "waiting", "round_id": self.current_round}

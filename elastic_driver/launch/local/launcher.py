@@ -22,8 +22,9 @@ from pathlib import Path
 import psutil
 
 from elastic_driver.errors import LaunchError, shortage
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, OutputSink
+from elastic_driver.launch.local.locality import check_local
 from elastic_driver.launch.local.log_files import LogFiles
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.death import (
@@ -125,6 +126,7 @@ class LocalWorker:
         self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
         self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
         self.finished: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self._script_pid: int | None = None
         self._popen = spawned.popen
         self._leader = spawned.leader
         self._scanner = scanner
@@ -152,6 +154,7 @@ class LocalWorker:
 
     def watch_threads(self, pid: int, thread: int) -> None:
         """Watches two threads for ``dying``; see the protocol."""
+        self._script_pid = pid
         if pid != self.pid or self._unwatch or self.dying.done() or self.exited.done():
             return
         # Two, because the last thread of a process to end is the one that has to free its memory.
@@ -161,6 +164,24 @@ class LocalWorker:
                 if one > 0:
                     watches.append(watch_thread(one, self._look_if_dying))
         self._unwatch = tuple(watches)
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the process that called init() is there."""
+        with contextlib.suppress(OSError):
+            return self._script_pid is not None and os.getsid(self._script_pid) == self.pid
+        return False
+
+    async def print_stacks(self, limit_s: float) -> None:
+        """Has it print where its threads are; see the protocol."""
+        pid = self._script_pid or self.pid
+        # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
+        # stopped process takes it when it goes on.
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == self.pid:
+                os.kill(pid, signal.SIGABRT)
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.wait([self.exited], timeout=limit_s)
 
     def _look_if_dying(self, looks: int = _LOOKS) -> None:
         """A thread has ended: with the process, or, if it called exec, without it."""
@@ -350,6 +371,16 @@ class LocalLauncher:
     def guard_pid(self) -> int | None:
         """The process id of the guard; None when there is none."""
         return None if self._guard is None else self._guard.pid
+
+    @staticmethod
+    def check_hosts(hosts: Sequence[Host]) -> None:
+        """Raises DiscoveryError when a host is not this machine. May resolve names, so it may block."""
+        check_local(hosts)
+
+    @staticmethod
+    def cores(hostname: str) -> int:
+        """The processors that this process may use: all hosts are this machine."""
+        return len(os.sched_getaffinity(0))
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

@@ -26,6 +26,7 @@ from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
+    DrainReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -76,8 +77,8 @@ class RoundHandler(Protocol):
     def leave(self, request: LeaveRequest) -> None:
         """A worker wants to leave. Raises RendezvousClosedError when it is to end at once."""
 
-    def drain(self, request: DrainHostRequest) -> str:
-        """A host's workers are to leave, or not any more. Returns what comes of it, in words."""
+    def drain(self, request: DrainHostRequest) -> DrainReply:
+        """A host's workers are to leave, or not any more."""
 
     def status(self) -> dict[str, object]:
         """The job, as JSON."""
@@ -326,8 +327,8 @@ class RendezvousServer:
                     connection.reply(204)
             case ["drain"]:
                 if self._may(connection, method, "drain"):
-                    said = self._handler.drain(DrainHostRequest.from_json(body))
-                    connection.reply(200, json.dumps({"said": said}).encode(), is_json=True)
+                    reply = self._handler.drain(DrainHostRequest.from_json(body))
+                    connection.reply(200, reply.to_json(), is_json=True)
             case ["status"]:
                 if self._may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)

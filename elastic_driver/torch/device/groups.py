@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -36,7 +37,6 @@ _OPS = {
 }
 _PROBE_ELEMENTS = 8
 _CLOSE_S = 2.0
-_LATE = "its first sum did not end within"
 
 _stuck: list[Any] = []  # groups whose abort did not end; their destructors would block
 _said: set[str] = set()
@@ -78,8 +78,8 @@ class Store(c10d.Store):
         if known is None:
             if not _is_id(key):
                 raise KeyError(key)
-            told = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=b"")
-            known = next((each for each in told if each), b"")
+            values = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=b"")
+            known = next((value for value in values if value), b"")
             with self._lock:
                 self._values[key] = known
         return known
@@ -125,7 +125,7 @@ class MakeFast(Protocol):
 def _make_nccl(store: Store, index: int, size: int, timeout_s: float) -> Any:
     options: Any = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    # What it reads of the environment the driver has set (worker_env.NCCL): here, in a thread, setenv would pull the
+    # What it reads of the environment the driver has set (dialects/ours.py): here, in a thread, setenv would pull the
     # environment from under other threads' getenv.
     return c10d.ProcessGroupNCCL(store, index, size, options)
 
@@ -159,6 +159,19 @@ def _identity(device: torch.device) -> str:
     return str(getattr(properties, "uuid", None) or f"{os.uname().nodename}:{device.index}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How the making of a fast group went on one member.
+
+    Attributes:
+        why: it cannot be used; "" when it can.
+        late: whether it did not come up in time, which may be because another member's has failed.
+    """
+
+    why: str = ""
+    late: bool = False
+
+
 class _Probe:
     """The making of a fast group and a sum over it, in a thread that may never come back."""
 
@@ -172,16 +185,16 @@ class _Probe:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic-device-probe", daemon=True)
 
-    def run(self, limit_s: float, stopped: threading.Event) -> str:
-        """Why it cannot be used; "" if it can. Returns after ``limit_s`` at the latest, or when ``stopped``."""
+    def run(self, limit_s: float, stopped: threading.Event) -> _Verdict:
+        """Whether it can be used. Returns after ``limit_s`` at the latest, or when ``stopped``."""
         self._thread.start()
         waited_s = 0.0
         while not self._over.wait(0.05) and not stopped.is_set():
             waited_s += 0.05
             if waited_s >= limit_s:
                 native_loader.load().park_threads_at_exit()  # the thread may come back at any time, or never
-                return f"{_LATE} {limit_s:g} s"
-        return self.failure or ("the round is over" if stopped.is_set() else "")
+                return _Verdict(f"its first sum did not end within {limit_s:g} s", late=True)
+        return _Verdict(self.failure or ("the round is over" if stopped.is_set() else ""))
 
     def _run(self) -> None:
         try:
@@ -268,22 +281,21 @@ class Peers:
     def _refusal(self, make: MakeFast) -> str:
         """Why the members do not use the fast group; the same on all of them."""
         global _given_up
-        told = self._tell("who", _identity(self.device))
         places: dict[str, int] = {}
-        for rank, device in zip(self.ranks, told, strict=True):
+        for rank, device in zip(self.ranks, self._share("who", _identity(self.device)), strict=True):
             if device in places:
                 return f"ranks {places[device]} and {rank} share a device ({device})"
             places[device] = rank
         self._store = Store(f"{self._name}.store", self.index, self.size, self._exchange)
         probe = _Probe(make, self._store, self.index, self.size, self.device, self._timeout_s)
-        failure = probe.run(self._probe_s, self._stopped)
+        verdict = probe.run(self._probe_s, self._stopped)
         with self._lock:
             self._fast = probe.group
         if self._stopped.is_set():
             raise HorovodInternalError("cannot go on: the round is over")
-        told = self._tell("verdict", failure)
+        verdicts = self._share("verdict", [verdict.why, verdict.late])
         failures = [
-            (_LATE in text, f"rank {rank}: {text}") for rank, text in zip(self.ranks, told, strict=True) if text
+            (late, f"rank {rank}: {why}") for rank, (why, late) in zip(self.ranks, verdicts, strict=True) if why
         ]
         if failures:
             _given_up = min(failures)[1]  # who is late has often waited for one that failed
@@ -292,10 +304,11 @@ class Peers:
         self._group = probe.group
         return ""
 
-    def _tell(self, what: str, text: str) -> list[str]:
-        value = json.dumps(text).encode()
-        values = self._exchange(f"{self._name}.{what}", key=self.index, count=self.size, value=value)
-        return [str(json.loads(each)) for each in values]
+    def _share(self, scope: str, value: Any) -> list[Any]:
+        """What each member gives for this scope, by rank. Blocks until all have."""
+        own = json.dumps(value).encode()
+        values = self._exchange(f"{self._name}.{scope}", key=self.index, count=self.size, value=own)
+        return [json.loads(text) for text in values]
 
     def abort(self) -> None:
         """Ends what is blocked. Never blocks."""

@@ -2,7 +2,7 @@
 
 The engine negotiates these operations like all others and hands them out in one order on all members. Process groups
 are made over the round's rendezvous, one for each process set at its first operation, and go with the round (see
-device_groups.py).
+groups.py).
 
 An operation is done, for its handle, when the device has finished it: so that a round that ends meanwhile is an error
 there and never a result.
@@ -25,41 +25,50 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from elastic_driver.errors import DeviceLaneError, HorovodInternalError, SettingsError
+from elastic_driver.errors import DeviceLaneError, HorovodInternalError
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device.groups import Peers
-from elastic_driver.torch.device.math import Terms, absent, carry_out
+from elastic_driver.torch.device.math import Instruction, absent, carry_out
 from elastic_driver.worker.api.handles import begin
 from elastic_driver.worker.engine.collectives import ReduceOp
-from elastic_driver.worker.engine.native import NativeEngine, NativeHandle
+from elastic_driver.worker.engine.native import NativeEngine, NativeHandle, Turn
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.engine.reductions import carried_dtype, engine_op
 from elastic_driver.worker.rounds import devices
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.process_sets import Members
+from elastic_driver.worker.settings import ENV_LANE, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
 _NAME = "torch"  # by which this lane is known among those of devices
-ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
-_MODES = ("auto", "cuda", "off", "cpu")
 _IDLE_S = 1.0
 # Between looks at whether the device has finished: at first about what a small collective takes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 20e-6, 1e-3
 
-_resolved: weakref.WeakKeyDictionary[Context, tuple[str, str]] = weakref.WeakKeyDictionary()
+
+class Choice(NamedTuple):
+    """Which tensors go this way in a round.
+
+    Attributes:
+        kind: "cuda", "cpu", or "" for none.
+        why: CUDA tensors do not although they might; "" when they do, or are not meant to.
+    """
+
+    kind: str
+    why: str = ""
+
+
+_resolved: weakref.WeakKeyDictionary[Context, Choice] = weakref.WeakKeyDictionary()
 
 
 def mode() -> str:
     """What the environment asks for. Raises SettingsError when there is no such mode."""
-    chosen = os.environ.get(ENV_LANE, "") or "auto"
-    if chosen not in _MODES:
-        raise SettingsError(f"cannot use {ENV_LANE}={chosen!r}: it is one of {', '.join(_MODES)}")
-    return chosen
+    return worker_settings().device_lane
 
 
 def describe() -> dict[str, Any]:
@@ -74,7 +83,7 @@ def describe() -> dict[str, Any]:
     elif not count:
         why = "it sees no GPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [name.strip() for name in visible.split(",") if name.strip()] or [str(each) for each in range(count)]
+    named = [name.strip() for name in visible.split(",") if name.strip()] or [str(number) for number in range(count)]
     return {"mode": chosen, "why": why, "machine": os.uname().nodename, "visible": named[:count]}
 
 
@@ -83,25 +92,22 @@ def _descriptions(context: Context) -> list[dict[str, Any] | None]:
     return [devices.get(_NAME) for devices in context.devices]
 
 
-def _lane_in(context: Context) -> tuple[str, str]:
-    """Which tensors go this way in a round ("cuda", "cpu" or ""), and why CUDA tensors do not although they might.
-
-    The same on all ranks: what they look at is what all have told each other.
-    """
+def _choice_in(context: Context) -> Choice:
+    """The choice of a round. The same on all ranks: what they look at is what all have told each other."""
     known = _resolved.get(context)
     if known is None:
         known = _resolved[context] = _resolve(context)
     return known
 
 
-def _resolve(context: Context) -> tuple[str, str]:
+def _resolve(context: Context) -> Choice:
     descriptions = _descriptions(context)
     silent = next((rank for rank, description in enumerate(descriptions) if description is None), None)
     modes = {description["mode"] for description in descriptions if description is not None}
     if not descriptions or "off" in modes:
-        return "", ""
+        return Choice("")
     if modes == {"cpu"}:
-        return ("cpu", "") if silent is None else ("", "")
+        return Choice("cpu" if silent is None else "")
     why = ""
     if silent is not None:
         why = f"rank {silent} does not use elastic_driver.torch"
@@ -113,57 +119,16 @@ def _resolve(context: Context) -> tuple[str, str]:
         known = [description for description in descriptions if description is not None]
         why = next((f"rank {rank}: {own['why']}" for rank, own in enumerate(known) if own["why"]), "")
         why = why or device_groups.shared_devices([(own["machine"], own["visible"]) for own in known])
-    return ("", why) if why else ("cuda", "")
+    return Choice("", why) if why else Choice("cuda")
 
 
 def _strict(context: Context) -> bool:
     return any(own is not None and own["mode"] == "cuda" for own in _descriptions(context))
 
 
-def takes(members: Members, tensors: Sequence[Any]) -> bool:
-    """Whether an operation on these tensors goes this way.
-
-    Raises:
-        DeviceLaneError: it should, and cannot.
-    """
-    if not tensors or not isinstance(tensors[0], torch.Tensor):
-        return False
-    kind = tensors[0].device.type
-    context = members.context
-    if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
-        return False
-    if any(not isinstance(each, torch.Tensor) or each.is_sparse or each.device.type != kind for each in tensors):
-        return False
-    if members.size == 1 and context.slot.size == 1:
-        return False
-    lane, why = _lane_in(context)
-    if lane != kind and kind == "cuda" and why:
-        if _strict(context):
-            raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
-        if context.slot.rank == 0:
-            device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
-    return lane == kind and isinstance(context.engine, NativeEngine)
-
-
 def _for_cpu(context: Context) -> bool:
     descriptions = _descriptions(context)
     return bool(descriptions) and descriptions[0] is not None and descriptions[0]["mode"] == "cpu"
-
-
-class _Lanes:
-    """See DeviceLane: what rounds know of this module."""
-
-    def describe(self) -> dict[str, Any]:
-        """See DeviceLane."""
-        return describe()
-
-    def prepare_join(self, context: Context) -> None:
-        """See DeviceLane."""
-        if context.slot.size > 1 and _lane_in(context)[0] and isinstance(context.engine, NativeEngine):
-            _lane_of(context.engine, context)
-
-
-devices.register(_NAME, _Lanes())
 
 
 @dataclass(slots=True)
@@ -214,7 +179,7 @@ class Lane:
         self._engine = engine
         self._context = context
         self._rank = context.slot.rank
-        self._kind = _lane_in(context)[0]
+        self._kind = _choice_in(context).kind
         self._strict = _strict(context)
         self._lock = threading.Lock()  # guards what follows
         self._jobs: dict[int, _Job] = {}
@@ -237,7 +202,9 @@ class Lane:
         with self._lock:
             if self._aborted:
                 raise HorovodInternalError(f"cannot go on: {self._aborted}")
-            for number in [each for each, old in self._jobs.items() if old.handle is not None and old.handle.done()]:
+            for number in [
+                number for number, old in self._jobs.items() if old.handle is not None and old.handle.done()
+            ]:
                 del self._jobs[number]  # failed before their turn
             handle = self._engine.submit(operation)
             job.handle = handle
@@ -255,8 +222,8 @@ class Lane:
         with self._lock:
             self._aborted = self._aborted or reason or "aborted"
             peers = list(self._peers.values())
-        for each in peers:
-            each.abort()
+        for group in peers:
+            group.abort()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread after abort()."""
@@ -282,21 +249,20 @@ class Lane:
                 self._aborted = self._aborted or "the round is over"
                 peers, self._peers = list(self._peers.values()), {}
                 self._jobs.clear()
-            for each in peers:
+            for group in peers:
                 with contextlib.suppress(Exception):
-                    each.close()
+                    group.close()
 
     def _free(self) -> None:
         with self._lock:
             peers = [self._peers.pop(number) for number in self._gone if number in self._peers]
             self._gone.clear()
-        for each in peers:
-            each.close()
+        for group in peers:
+            group.close()
 
-    def _take(self, turn: tuple[Any, ...]) -> None:
-        number, native_turn = turn[0], turn[1]
+    def _take(self, turn: Turn) -> None:
         with self._lock:
-            job = self._jobs.pop(number, None) if number else None
+            job = self._jobs.pop(turn.number, None) if turn.number else None
         error = ""
         try:
             with torch.no_grad():
@@ -307,13 +273,12 @@ class Lane:
         except Exception as failure:  # whatever it is, the peers must not wait for this rank
             error = self._aborted or f"an operation on a device failed: {failure}"
         error = error or self._aborted
-        self._engine.conclude(native_turn, error)
+        self._engine.conclude(turn, error)
         if error:
             self._context.abort(error)
 
-    def _carry_out(self, turn: tuple[Any, ...], job: _Job | None) -> None:
-        _, _, kind, reduction, root, before, after, number, plans, sizes = turn
-        peers = self._peers_of(number, job.sources[0].device if job is not None else self._device())
+    def _carry_out(self, turn: Turn, job: _Job | None) -> None:
+        peers = self._peers_of(turn.process_set, job.sources[0].device if job is not None else self._device())
         device = peers.device
         with contextlib.ExitStack() as stack:
             stream = None
@@ -324,13 +289,15 @@ class Lane:
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
             if job is None:
-                sources = [absent(dtype, shape, device) for dtype, shape in plans]
+                sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
             own = job is None or job.in_place or sources is not job.sources
-            terms = Terms(Kind(kind), ReduceOp(reduction), root, (before, after), own=own)
+            factors = (turn.prescale, turn.postscale)
+            instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, own=own)
             results = [
-                carry_out(peers, terms, source, place, len(plans), sizes) for place, source in enumerate(sources)
+                carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
+                for place, source in enumerate(sources)
             ]
             if job is not None:
                 results = [result.to(source.device) for result, source in zip(results, job.sources, strict=True)]
@@ -343,8 +310,8 @@ class Lane:
         peers.settle()
         if job is not None:
             job.results = results
-            if kind == Kind.ALLTOALL:
-                job.received = [int(sizes[member * peers.size + peers.index]) for member in range(peers.size)]
+            if turn.kind is Kind.ALLTOALL:
+                job.received = [turn.sizes[member * peers.size + peers.index] for member in range(peers.size)]
 
     def _fetch(self, job: _Job, device: torch.device, stream: Any) -> list[torch.Tensor]:
         """The sources, on the device that the process set's group is for: one device of each process."""
@@ -419,88 +386,128 @@ def _lane_of(engine: NativeEngine, context: Context) -> Lane:
     return made
 
 
-def submit(members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
-    """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
-
-    Raises:
-        HorovodInternalError: the round is broken or over.
-        DuplicateNameError: an operation of this name is under way.
-    """
-    engine = members.context.engine
-    assert isinstance(engine, NativeEngine)
-    job = _Job(list(tensors), _events(tensors), in_place=True)
-    return _lane_of(engine, members.context).submit(operation, job)
-
-
 def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
     if not tensors[0].is_cuda:
         return []
     return [torch.cuda.current_stream(tensors[0].device).record_event()]
 
 
-def begin_on_device(
-    members: Members,
-    kind: Kind,
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    make: Callable[[list[torch.Tensor], list[int]], Any],
-    *,
-    op: ReduceOp = ReduceOp.SUM,
-    root: int = 0,
-    factors: tuple[float, float] = (1.0, 1.0),
-    splits: tuple[tuple[int, ...], ...] = (),
-) -> int:
-    """Begins an operation on tensors that ``takes`` has chosen; ``make``: of the results, what synchronize returns."""
-    engine = members.context.engine
-    assert isinstance(engine, NativeEngine)
-    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-    # A conjugate or a negative may be a flag on memory that says otherwise.
-    sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
-    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
-    if reduces:
-        sources = [
-            source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
-        ]
-        op = engine_op(names, op)
-    sources = [
-        source if str(source.dtype).removeprefix("torch.") in WIRE_DTYPES else source.unsqueeze(-1).view(torch.uint8)
-        for source in sources
-    ]
-    devices = {source.device for source in sources}
-    if len(devices) > 1:
-        raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
-    job = _Job(sources, _events(sources))
-    specs = tuple(_spec(source) for source in sources)
-    operation = Operation(
-        kind,
-        specs,
-        name or "",
-        op,
-        root,
-        float(factors[0]),
-        float(factors[1]),
-        splits,
-        members.number,
-        device=1,
-    )
-    lane = _lane_of(engine, members.context)
-
-    @torch.no_grad()
-    def finish(_: Result) -> Any:
-        results = []
-        for result, tensor in zip(job.results, tensors, strict=True):
-            if result.is_cuda:
-                result.record_stream(torch.cuda.current_stream(result.device))
-            if reduces:
-                results.append(result.to(tensor.dtype))
-            else:
-                results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
-        return make(results, job.received)
-
-    return begin(members, operation, keep=job, finish=finish, submit=lambda what: lane.submit(what, job))
-
-
 def _spec(tensor: torch.Tensor) -> TensorSpec:
     nbytes = tensor.numel() * tensor.element_size()
     address = tensor.data_ptr() if nbytes else 0
     return TensorSpec(address, nbytes, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), address)
+
+
+class TorchLane:
+    """The device lane of PyTorch's tensors: see DeviceLane, of rounds, and OperationLane, of the adapter."""
+
+    def describe(self) -> dict[str, Any]:
+        """See DeviceLane."""
+        return describe()
+
+    def prepare_join(self, context: Context) -> None:
+        """See DeviceLane."""
+        if context.slot.size > 1 and _choice_in(context).kind and isinstance(context.engine, NativeEngine):
+            _lane_of(context.engine, context)
+
+    def takes(self, members: Members, tensors: Sequence[Any]) -> bool:
+        """See OperationLane."""
+        if not tensors or not isinstance(tensors[0], torch.Tensor):
+            return False
+        kind = tensors[0].device.type
+        context = members.context
+        if kind not in ("cuda", "cpu") or (kind == "cpu" and not _for_cpu(context)):
+            return False
+        if any(
+            not isinstance(tensor, torch.Tensor) or tensor.is_sparse or tensor.device.type != kind for tensor in tensors
+        ):
+            return False
+        if members.size == 1 and context.slot.size == 1:
+            return False
+        chosen, why = _choice_in(context)
+        if chosen != kind and kind == "cuda" and why:
+            if _strict(context):
+                raise DeviceLaneError(f"cannot run operations on CUDA tensors by NCCL, as {ENV_LANE} asks for: {why}")
+            if context.slot.rank == 0:
+                device_groups.say_once(f"CUDA tensors go through the CPU: {why}")
+        return chosen == kind and isinstance(context.engine, NativeEngine)
+
+    def begin(
+        self,
+        members: Members,
+        kind: Kind,
+        tensors: Sequence[torch.Tensor],
+        name: str | None,
+        finish: Callable[[list[torch.Tensor], list[int]], Any],
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        factors: tuple[float, float] = (1.0, 1.0),
+        splits: tuple[tuple[int, ...], ...] = (),
+    ) -> int:
+        """See OperationLane."""
+        engine = members.context.engine
+        assert isinstance(engine, NativeEngine)
+        names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+        # A conjugate or a negative may be a flag on memory that says otherwise.
+        sources = [tensor.detach().contiguous().resolve_conj().resolve_neg() for tensor in tensors]
+        reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+        if reduces:
+            sources = [
+                source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
+            ]
+            op = engine_op(names, op)
+        sources = [
+            source
+            if str(source.dtype).removeprefix("torch.") in WIRE_DTYPES
+            else source.unsqueeze(-1).view(torch.uint8)
+            for source in sources
+        ]
+        devices = {source.device for source in sources}
+        if len(devices) > 1:
+            raise ValueError(f"cannot group tensors of several devices: {', '.join(sorted(map(str, devices)))}")
+        job = _Job(sources, _events(sources))
+        specs = tuple(_spec(source) for source in sources)
+        operation = Operation(
+            kind,
+            specs,
+            name or "",
+            op,
+            root,
+            float(factors[0]),
+            float(factors[1]),
+            splits,
+            members.number,
+            device=1,
+        )
+        lane = _lane_of(engine, members.context)
+
+        @torch.no_grad()
+        def deliver(_: Result) -> Any:
+            results = []
+            for result, tensor in zip(job.results, tensors, strict=True):
+                if result.is_cuda:
+                    result.record_stream(torch.cuda.current_stream(result.device))
+                if reduces:
+                    results.append(result.to(tensor.dtype))
+                else:
+                    results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
+            return finish(results, job.received)
+
+        return begin(members, operation, keep=job, finish=deliver, submit=lambda submitted: lane.submit(submitted, job))
+
+    def submit(self, members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
+        """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
+
+        Raises:
+            HorovodInternalError: the round is broken or over.
+            DuplicateNameError: an operation of this name is under way.
+        """
+        engine = members.context.engine
+        assert isinstance(engine, NativeEngine)
+        job = _Job(list(tensors), _events(tensors), in_place=True)
+        return _lane_of(engine, members.context).submit(operation, job)
+
+
+torch_lane = TorchLane()
+devices.register(_NAME, torch_lane)

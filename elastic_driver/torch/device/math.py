@@ -1,4 +1,4 @@
-"""One rank's part of each operation on a device, in terms of a process group's four collectives."""
+"""One rank's part of each operation on a device, in instruction of a process group's four collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Instruction:
     """What is to be done.
 
     Attributes:
@@ -39,34 +39,34 @@ def absent(dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Te
 
 
 def carry_out(
-    peers: Peers, terms: Terms, source: torch.Tensor, place: int, count: int, sizes: Sequence[int]
+    peers: Peers, instruction: Instruction, source: torch.Tensor, place: int, count: int, sizes: Sequence[int]
 ) -> torch.Tensor:
     """Runs one tensor's part of an operation; the result, on the same device.
 
     Args:
         peers: the group.
-        terms: what is to be done.
+        instruction: what is to be done.
         source: contiguous.
         place: number of the tensor in its operation.
         count: tensors of the operation.
         sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
     """
-    kind, row = terms.kind, _row_bytes(source)
+    kind, row = instruction.kind, _row_bytes(source)
     if kind is Kind.ALLREDUCE:
-        return _reduced(peers, terms, source)
+        return _reduced(peers, instruction, source)
     if kind is Kind.REDUCESCATTER:
-        whole = _reduced(peers, terms, source)
-        each, more = divmod(source.shape[0], peers.size)
-        start = peers.index * each + min(peers.index, more)
-        return whole[start : start + each + (peers.index < more)].clone()
+        whole = _reduced(peers, instruction, source)
+        share, more = divmod(source.shape[0], peers.size)
+        start = peers.index * share + min(peers.index, more)
+        return whole[start : start + share + (peers.index < more)].clone()
     if kind is Kind.BROADCAST:
-        data = _bytes(source) if terms.own else _bytes(source).clone()
+        data = _bytes(source) if instruction.own else _bytes(source).clone()
         if data.numel():
-            peers.broadcast(data, terms.root)
+            peers.broadcast(data, instruction.root)
         return data.view(source.dtype).reshape(source.shape)
     if kind is Kind.ALLGATHER:
         rows = [sizes[member * count + place] for member in range(peers.size)]
-        joined = torch.cat(peers.allgather(_bytes(source), [each * row for each in rows]))
+        joined = torch.cat(peers.allgather(_bytes(source), [extent * row for extent in rows]))
         return joined.view(source.dtype).reshape(sum(rows), *source.shape[1:])
     table = [
         [sizes[(member * count + place) * peers.size + to] for to in range(peers.size)] for member in range(peers.size)
@@ -74,8 +74,8 @@ def carry_out(
     received = [table[member][peers.index] for member in range(peers.size)]
     if not any(map(any, table)) or row == 0:
         return source.new_empty((sum(received), *source.shape[1:]))
-    sent = [each * row for each in table[peers.index]]
-    output = peers.alltoall(_bytes(source), sent, [each * row for each in received])
+    sent = [extent * row for extent in table[peers.index]]
+    output = peers.alltoall(_bytes(source), sent, [extent * row for extent in received])
     return output.view(source.dtype).reshape(sum(received), *source.shape[1:])
 
 
@@ -98,10 +98,10 @@ def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
     return flat.double().mul_(factor).trunc_().to(flat.dtype)
 
 
-def _reduced(peers: Peers, terms: Terms, source: torch.Tensor) -> torch.Tensor:
-    op, factors = terms.op, terms.factors
+def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> torch.Tensor:
+    op, factors = instruction.op, instruction.factors
     # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
-    work = source.float() if source.dtype in _HALVES else source if terms.own else source.clone()
+    work = source.float() if source.dtype in _HALVES else source if instruction.own else source.clone()
     work = _scale(work.reshape(-1), factors[0])
     if work.numel():
         if op is ReduceOp.ADASUM:

@@ -13,7 +13,7 @@ import torch
 
 from elastic_driver.torch.optimizer.buckets import Parameter, dense_strides, spec_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.context import Context

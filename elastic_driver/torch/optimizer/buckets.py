@@ -1,6 +1,6 @@
 """The gradients of some parameters, on their way: the flat buffer they travel in, and what comes back.
 
-A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (device.py).
+A bucket's buffer is memory that peers can see, or memory of the device where operations are run there (torch/device).
 Where nothing speaks against it the gradients live in it, as views: then a gradient is copied once, when autograd has
 made it, and its result is where it is looked for. What speaks against it: another dtype on the way, another device,
 and a caller who keeps gradients beyond a step, whose memory would be overwritten by the next (see ``_is_kept``).
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from elastic_driver.torch.device import lane as device_lane
+from elastic_driver.torch.device.lane import torch_lane
 from elastic_driver.torch.optimizer.compression import Compressor, wire_dtype
 from elastic_driver.worker.engine.collectives import DTYPES, Average, ReduceOp, Sum
 from elastic_driver.worker.engine.protocol import Engine, Handle, Kind, Operation, Result, TensorSpec
@@ -145,7 +145,7 @@ class Bucket:
         self._learned = learned
         self._members = members
         self._engine: Engine = members.context.engine
-        self._on_device = device_lane.takes(members, self.params)
+        self._on_device = torch_lane.takes(members, self.params)
         self._wire = wire_dtype(terms.compression, params[0].dtype)
         # As long as it is so, gradients live in the buffer.
         self._in_place = (
@@ -197,7 +197,7 @@ class Bucket:
         """Begins one of ``operations()``. Raises HorovodInternalError, DuplicateNameError."""
         if operation.device:
             assert self._flat is not None
-            return device_lane.submit(self._members, operation, [self._flat])
+            return torch_lane.submit(self._members, operation, [self._flat])
         return self._engine.submit(operation)
 
     @torch.no_grad()
@@ -353,7 +353,7 @@ class Bucket:
             view = self._flat[start : start + param.numel()]
             self._views[param] = view.as_strided(param.shape, dense_strides(param))
         del view
-        self._own_references = [_references(each) for each in self._views.values()]
+        self._own_references = [_references(view) for view in self._views.values()]
         self._own_storage_references = _storage_references(self._flat)
         return self._views
 
@@ -362,7 +362,7 @@ class Bucket:
         assert self._flat is not None
         if _storage_references(self._flat) > self._own_storage_references:
             return True
-        found = [_references(each) for each in self._views.values()]
+        found = [_references(view) for view in self._views.values()]
         for own, now, (param, view) in zip(self._own_references, found, self._views.items(), strict=True):
             if now > own + (_ATTACHED if param.grad is view else 0):
                 return True

@@ -10,7 +10,6 @@ looked at when a pass begins, and no history counts: a process that joins late l
 
 from __future__ import annotations
 
-import os
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +21,13 @@ import torch
 from elastic_driver.errors import MismatchError
 from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.engine.protocol import Handle, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
+from elastic_driver.worker.settings import worker_settings
 
 # The first bucket starts the overlap early; nothing overlaps the last one. On one machine the size hardly matters:
 # benchmarks/buckets.py, 2 ranks on 2 busy cores, 32 MB of gradients: medians of 26, 26, 24 and 23 ms a step with
@@ -51,10 +51,8 @@ _left: list[tuple[Handle, Callable[[Result], None]]] = []
 
 def _bucket_limits() -> tuple[int, int]:
     """Bytes of the first and the other buckets. Horovod's fusion threshold, when it is set, bounds both."""
-    text = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
-    if not text.isdigit():
-        return FIRST_BUCKET_BYTES, BUCKET_BYTES
-    return min(FIRST_BUCKET_BYTES, int(text)), min(BUCKET_BYTES, int(text))
+    threshold = worker_settings().fusion_bytes
+    return min(FIRST_BUCKET_BYTES, threshold), min(BUCKET_BYTES, threshold)
 
 
 def _remove(hooks: dict[Parameter, Any]) -> None:
@@ -143,7 +141,7 @@ class Reducer:
         if self._process_set is not global_process_set and rank not in self._process_set.ranks:
             return None
         members = members_of(self._process_set)
-        return members if members.size > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None
+        return members if members.size > 1 or worker_settings().elastic else None
 
     def hook(self) -> None:
         """Has gradients counted that were not: of new parameters, and of those that did not require gradients."""

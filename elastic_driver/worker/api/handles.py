@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.protocol import Handle, Operation, Result
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.process_sets import Members
@@ -46,7 +46,7 @@ class _Keeper:
     def let_go(self, context: object) -> None:
         """Frees what is kept for operations of other rounds than this context's, as far as they are done."""
         with _lock:
-            others = [number for number, one in _pending.items() if one.context is not context]
+            others = [number for number, pending in _pending.items() if pending.context is not context]
             over = [number for number in others if _pending[number].handle.done()]
             freed = [_pending.pop(number) for number in over]
             _lost.update(over)

@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine.byte_messages import broadcast, gather
+from elastic_driver.worker.engine.byte_collectives import broadcast, gather
 from elastic_driver.worker.engine.collectives import as_bytes
 from elastic_driver.worker.engine.seal import SEAL_BYTES, Place
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from elastic_driver.errors import SettingsError
-from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
@@ -27,11 +23,7 @@ from elastic_driver.worker.durable.folder import Marks, commit_files, prune, wri
 from elastic_driver.worker.durable.restore import DurableState, View, find_and_load
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.runtime import runtime
-
-ENV_DIR = "ELASTIC_DRIVER_DURABLE_DIR"
-ENV_EVERY = "ELASTIC_DRIVER_DURABLE_EVERY"
-ENV_INTERVAL = "ELASTIC_DRIVER_DURABLE_INTERVAL"
-ENV_KEEP = "ELASTIC_DRIVER_DURABLE_KEEP"
+from elastic_driver.worker.settings import WorkerSettings, worker_settings
 
 # A commit that is on its way for longer is told of: the disc hangs, or is too slow for the state.
 SLOW_S = 30.0
@@ -83,27 +75,19 @@ class Durable:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Durable | None:
-        """As the driver asked for; None when it did not.
-
-        Raises:
-            SettingsError: a variable is no number above 0.
-        """
-        folder = environ.get(ENV_DIR)
-        if not folder:
+    def of(cls, settings: WorkerSettings) -> Durable | None:
+        """As the driver asked for; None when it did not."""
+        if settings.durable_dir is None:
             return None
-        try:
-            every = int(environ[ENV_EVERY]) if environ.get(ENV_EVERY) else None
-            interval_s = float(environ[ENV_INTERVAL]) if environ.get(ENV_INTERVAL) else None
-            keep = int(environ.get(ENV_KEEP) or 2)
-        except ValueError as error:
-            raise SettingsError(f"cannot read {ENV_EVERY}, {ENV_INTERVAL} or {ENV_KEEP}: {error}") from error
-        if min(every or 1, keep) < 1 or not 0 < (interval_s or 1.0) < 1e9:
-            raise SettingsError(f"{ENV_EVERY}, {ENV_INTERVAL} and {ENV_KEEP} must be above 0")
-        if every is None and interval_s is None:
-            every = 1
-        job_id, host = environ.get(ENV_JOB, ""), environ.get("HOROVOD_HOSTNAME", "")
-        return cls(Path(folder), every=every, interval_s=interval_s, keep=keep, job_id=job_id, host=host)
+        every, interval_s = settings.durable_every, settings.durable_interval_s
+        return cls(
+            settings.durable_dir,
+            every=1 if every is None and interval_s is None else every,
+            interval_s=interval_s,
+            keep=settings.durable_keep,
+            job_id=settings.job,
+            host=settings.hostname,
+        )
 
     @property
     def busy(self) -> bool:
@@ -273,7 +257,7 @@ def durable() -> Durable | None:
     """The process's durable commits, as its environment has them; None without."""
     global _durable, _read
     if not _read:
-        _durable, _read = Durable.from_environ(os.environ), True
+        _durable, _read = Durable.of(worker_settings()), True
     if _durable is not None:
         runtime().report_disc(_durable.report)
     return _durable

@@ -17,7 +17,7 @@ from elastic_driver.errors import DurableError, HorovodInternalError
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import commit_path
-from elastic_driver.worker.engine.byte_messages import broadcast
+from elastic_driver.worker.engine.byte_collectives import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

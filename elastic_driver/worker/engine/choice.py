@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,47 +19,22 @@ from elastic_driver.worker.engine.collectives import Collectives, Group, Meeting
 from elastic_driver.worker.engine.plain import Make, PlainEngine
 from elastic_driver.worker.engine.protocol import Engine
 from elastic_driver.worker.engine.seal import Seal
+from elastic_driver.worker.settings import DEFAULTS, WorkerSettings, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
-
-_MOST_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
-DEFAULT_BUILD_TIMEOUT_S = 30.0  # Horovod's HOROVOD_GLOO_TIMEOUT_SECONDS
-DEFAULT_COLLECTIVE_TIMEOUT_S = 1800.0  # torch.distributed's default for a process group
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long things may take, in seconds."""
 
-    build_s: float = DEFAULT_BUILD_TIMEOUT_S
-    collective_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    build_s: float = DEFAULTS.build_timeout_s
+    collective_s: float = DEFAULTS.collective_timeout_s
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Limits:
-        """Reads HOROVOD_GLOO_TIMEOUT_SECONDS and ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S.
-
-        Raises:
-            SettingsError: one of them is not a number above 0.
-        """
-
-        def read(name: str, default: float) -> float:
-            text = environ.get(name, "")
-            if not text:
-                return default
-            try:
-                value = float(text)
-            except ValueError:
-                value = 0.0
-            if not 0 < value <= _MOST_S:
-                raise SettingsError(
-                    f"cannot use {name}={text!r}: it must be a number of seconds above 0, at most {_MOST_S:g}"
-                )
-            return value
-
-        return cls(
-            read("HOROVOD_GLOO_TIMEOUT_SECONDS", DEFAULT_BUILD_TIMEOUT_S),
-            read("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", DEFAULT_COLLECTIVE_TIMEOUT_S),
-        )
+    def of(cls, settings: WorkerSettings) -> Limits:
+        """As the environment has them."""
+        return cls(settings.build_timeout_s, settings.collective_timeout_s)
 
 
 class ConnectableEngine(Engine, Protocol):
@@ -76,17 +49,12 @@ def make_engine(assignment: RoundAssignment, address: str, limits: Limits, seal:
 
     Raises:
         HorovodInternalError: the backend that the driver chose cannot be loaded here.
-        SettingsError: the environment asks for an engine that there is not, or lacks what ranks prove themselves with.
+        SettingsError: the environment lacks what ranks prove themselves with, or holds what cannot be used.
     """
     slot = assignment.slot
     if slot.size > 1 and not seal.key:
         raise SettingsError(
             f"cannot join a round of {slot.size} workers: {ENV_RANKS_KEY} is not set, although elasticrun sets it"
-        )
-    if os.environ.get("ELASTIC_DRIVER_ENGINE", "") == "plain":
-        raise SettingsError(
-            "cannot use ELASTIC_DRIVER_ENGINE=plain: there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch "
-            "does without the native one"
         )
     try:
         if slot.size > 1 and assignment.backend is Backend.NATIVE:
@@ -128,7 +96,7 @@ def usable_backends() -> tuple[Backend, ...]:
         _log.debug("the native backend cannot be used: %s", error)
     if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
         backends.append(Backend.TORCH)
-    forced = os.environ.get("ELASTIC_DRIVER_BACKEND", "")
-    if forced:
+    forced = worker_settings().backend
+    if forced is not None:
         backends = [backend for backend in backends if backend == forced]
     return tuple(backends)

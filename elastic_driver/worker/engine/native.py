@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError, SettingsError
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError, MismatchError
 from elastic_driver.system.safe_files import open_named
 from elastic_driver.worker.engine import native_loader
-from elastic_driver.worker.engine.byte_messages import gather
-from elastic_driver.worker.engine.collectives import Exchange, Meeting
+from elastic_driver.worker.engine.byte_collectives import gather
+from elastic_driver.worker.engine.collectives import Exchange, Meeting, ReduceOp
 from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
 from elastic_driver.worker.engine.seal import NO_SEAL, Seal
+from elastic_driver.worker.settings import DEFAULTS, WorkerSettings, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
 ENGINE_SCOPE = "engine"
-# Horovod's default (HOROVOD_FUSION_THRESHOLD).
-_FUSION_BYTES = 64 << 20
-_STALL_WARN_S = 60.0
-_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
 _LANE_END_S = 5.0
 
 
@@ -45,55 +42,58 @@ class EngineSettings:
         machine: ranks with different ones share no memory, as if they were on different machines.
     """
 
-    fusion_bytes: int = _FUSION_BYTES
-    stall_warn_s: float = _STALL_WARN_S
+    fusion_bytes: int = DEFAULTS.fusion_bytes
+    stall_warn_s: float = DEFAULTS.stall_warn_s
     stall_fail_s: float = 0.0
     shared_memory: bool = True
     direct_reads: bool = True
     machine: str = ""
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> EngineSettings:
-        """Reads Horovod's variables of fusion and stall checks, and two of this package's.
-
-        ELASTIC_DRIVER_SHARED_MEMORY is ``on``, ``staged`` (private memory of peers is not read) or ``off``;
-        ELASTIC_DRIVER_MACHINE is any text.
-
-        Raises:
-            SettingsError: one of them cannot be used.
-        """
-
-        def number(name: str, default: float) -> float:
-            text = environ.get(name, "")
-            try:
-                value = float(text) if text else default
-            except ValueError:
-                value = -1.0
-            if not 0 <= value <= _MOST:
-                raise SettingsError(f"cannot use {name}={text!r}: it must be a number from 0 to {_MOST:g}")
-            return value
-
-        sharing = environ.get("ELASTIC_DRIVER_SHARED_MEMORY", "on")
-        if sharing not in ("on", "staged", "off"):
-            raise SettingsError(f"cannot use ELASTIC_DRIVER_SHARED_MEMORY={sharing!r}: it is on, staged or off")
-        checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0", "false")
+    def of(cls, settings: WorkerSettings) -> EngineSettings:
+        """As the environment has them."""
+        is_checked = not settings.stall_check_disable
         return cls(
-            fusion_bytes=int(number("HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES)),
-            stall_warn_s=number("HOROVOD_STALL_CHECK_TIME_SECONDS", _STALL_WARN_S) if checked else 0.0,
-            stall_fail_s=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) if checked else 0.0,
-            shared_memory=sharing != "off",
-            direct_reads=sharing == "on",
-            machine=environ.get("ELASTIC_DRIVER_MACHINE", ""),
+            fusion_bytes=settings.fusion_bytes,
+            stall_warn_s=settings.stall_warn_s if is_checked else 0.0,
+            stall_fail_s=settings.stall_fail_s if is_checked else 0.0,
+            shared_memory=settings.shared_memory != "off",
+            direct_reads=settings.shared_memory == "on",
+            machine=settings.machine,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An operation on a device's memory that all members are to run now.
+
+    Attributes:
+        number: of its handle; 0 when this process has not submitted it, because it has joined.
+        native: what ``conclude`` takes.
+        kind, reduce_op, root, prescale, postscale, process_set: see Operation.
+        tensors: their dtypes and shapes.
+        sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
+    """
+
+    number: int
+    native: Any
+    kind: Kind
+    reduce_op: ReduceOp
+    root: int
+    prescale: float
+    postscale: float
+    process_set: int
+    tensors: list[tuple[str, tuple[int, ...]]]
+    sizes: list[int]
 
 
 class NativeHandle:
     """See Handle."""
 
-    def __init__(self, native: Any, engine: NativeEngine, what: str) -> None:
+    def __init__(self, native: Any, engine: NativeEngine, deed: str) -> None:
         self._native = native
         self._engine = engine
-        self._what = what
+        self._deed = deed  # "finish allreduce 'x'": for what it fails with
         self._result: Result | None = None
 
     @property
@@ -108,7 +108,7 @@ class NativeHandle:
     def result(self) -> Result:
         """See Handle."""
         if self._result is None:
-            with self._engine.failures(self._what):
+            with self._engine.failures(self._deed):
                 self._native.wait()
             result = Result(last_joined=self._native.last_joined)
             for memory, rows, received in self._native.outputs():
@@ -140,7 +140,7 @@ class NativeEngine:
         self._rank, self._size, self._address = rank, size, address
         self._timeout_s = timeout_s
         self._seal = seal
-        settings = settings or EngineSettings.from_environ(os.environ)
+        settings = settings or EngineSettings.of(worker_settings())
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
@@ -163,7 +163,7 @@ class NativeEngine:
             )
 
     @contextlib.contextmanager
-    def failures(self, what: str) -> Iterator[None]:
+    def failures(self, deed: str) -> Iterator[None]:
         """Raises the native module's errors as this package's."""
         try:
             yield
@@ -172,7 +172,7 @@ class NativeEngine:
         except self._module.DuplicateNameError as error:
             raise DuplicateNameError(str(error)) from None
         except self._module.CollectiveError as error:
-            raise HorovodInternalError(f"rank {self._rank} cannot {what}: {error}") from error
+            raise HorovodInternalError(f"rank {self._rank} cannot {deed}: {error}") from error
 
     def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
         """Connects to the peers. Blocks until all are there or the time is up.
@@ -213,8 +213,8 @@ class NativeEngine:
         place = mine.index(self._rank)
         groups = [("global", ranks, ranks.index(self._rank))]
         if place < min(len(part) for part in parts):
-            lane = [part[place] for part in parts]
-            groups.append(("lane", lane, lane.index(self._rank)))
+            cross = [part[place] for part in parts]
+            groups.append(("cross", cross, cross.index(self._rank)))
         with self.failures("connect to its peers"):
             contexts = self._module.ContextGroup(
                 groups, host=self._address, key=self._seal.key, purpose=self._seal.purpose(f"process set {number}")
@@ -237,19 +237,22 @@ class NativeEngine:
 
     def submit(self, operation: Operation) -> NativeHandle:
         """See Engine."""
-        what = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
-        with self.failures(what):
-            return NativeHandle(self._native.submit(operation), self, f"finish {what}")
+        title = f"{operation.kind.name.lower()}{f' {operation.name!r}' if operation.name else ''}"
+        with self.failures(title):
+            return NativeHandle(self._native.submit(operation), self, f"finish {title}")
 
-    def next_turn(self, timeout_s: float) -> tuple[Any, ...] | None:
-        """The next operation on a device's memory, for the caller to run; see ``_native.Engine.next_turn``.
+    def next_turn(self, timeout_s: float) -> Turn | None:
+        """The next operation on a device's memory, for the caller to run; None when there is none within that time.
 
         Raises:
             HorovodInternalError: the round is broken or over.
         """
         with self.failures("go on"):
             turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
-            return turn
+        if turn is None:
+            return None
+        number, native, kind, reduction, *rest = turn
+        return Turn(number, native, Kind(kind), ReduceOp(reduction), *rest)
 
     def members(self, number: int) -> tuple[int, ...]:
         """The ranks of a process set, whether this one has used it or not. Raises KeyError."""
@@ -269,9 +272,9 @@ class NativeEngine:
         if aborted:
             lane.abort(aborted)
 
-    def conclude(self, turn: Any, error: str) -> None:
+    def conclude(self, turn: Turn, error: str) -> None:
         """It was run; ``error``: what it failed with, which ends the round for this process."""
-        self._native.conclude(turn, error)
+        self._native.conclude(turn.native, error)
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """See Engine."""
@@ -321,8 +324,8 @@ class NativeEngine:
             self._aborted = self._aborted or reason
             contexts = list(self._contexts.values())
             lane = self.lane
-        for each in contexts:
-            each.abort(reason)
+        for context in contexts:
+            context.abort(reason)
         self._native.abort(reason)
         if lane is not None:
             lane.abort(reason)
@@ -339,8 +342,8 @@ class NativeEngine:
         self._native.close()
         with self._lock:
             contexts, self._contexts = list(self._contexts.values()), {}
-        for each in contexts:
-            each.close()
+        for context in contexts:
+            context.close()
 
     def abandon(self) -> None:
         """See Engine. The native module knows its process."""

@@ -4,8 +4,8 @@ For processes without the native extension, and for jobs of one process. It nego
 the members compare what they are about to do (one small allgather), so that a program whose ranks differ gets an
 error on every rank instead of rubbish or a hang.
 
-Each process set is a lane: a queue, a thread that runs the operations, and collectives over its members alone. The
-global set's thread ("elastic-comm-ROUND") also makes and ends the other lanes. Lanes of one member have no thread:
+Each process set has a runner: a queue, a thread that runs the operations, and collectives over its members alone. The
+global set's thread ("elastic-comm-ROUND") also makes and ends the other runners. Runners of one member have no thread:
 their operations run at once, in the thread that submits them.
 """
 
@@ -53,7 +53,7 @@ _SPLIT = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)  # along the first 
 
 @dataclass(slots=True)
 class _Work:
-    """Something for a lane's thread to do, once its members have agreed on the text."""
+    """Something for a runner's thread to do, once its members have agreed on the text."""
 
     text: str
     act: Callable[[Link], Any]
@@ -91,7 +91,7 @@ class PlainHandle:
         return self._future.result()
 
 
-class _Lane:
+class _Runner:
     """One process set as this member has it."""
 
     def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
@@ -260,7 +260,7 @@ class PlainEngine:
         self._lock = threading.Lock()  # guards what follows
         self._broken = ""
         self._closed = False
-        self._lanes: dict[int, _Lane] = {}
+        self._runners: dict[int, _Runner] = {}
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
         self._building: Collectives | None = None
         self._trace: Trace | None = None
@@ -292,14 +292,14 @@ class PlainEngine:
                 collectives.close()
                 raise
         name = f"elastic-comm-{self._round_id}" + (f".{number}" if number else "")
-        lane = _Lane(Link(collectives, members, index, self._collective_s), name, self)
+        runner = _Runner(Link(collectives, members, index, self._collective_s), name, self)
         with self._lock:
             self._building = None
-            self._lanes[number] = lane
+            self._runners[number] = runner
             broken = self._broken
         if broken:
             collectives.abort(broken)
-        lane.start()
+        runner.start()
 
     def check(self) -> None:
         """Raises HorovodInternalError when the engine is broken."""
@@ -311,8 +311,8 @@ class PlainEngine:
 
     def submit(self, operation: Operation) -> PlainHandle:
         """See Engine."""
-        lane = self._lane_of(operation)
-        self._validate(operation, lane.link.members)
+        runner = self._runner_of(operation)
+        self._validate(operation, runner.link.members)
         state = _JOINED if operation.kind is Kind.JOIN else _LEAVING if operation.name == plans.LEAVING else _ACTIVE
         work = _Work(
             plans.encode(operation),
@@ -323,37 +323,37 @@ class PlainEngine:
             row(operation),
             activity(operation),
         )
-        return PlainHandle(self._enter(lane, work))
+        return PlainHandle(self._enter(runner, work))
 
-    def _enter(self, lane: _Lane, work: _Work) -> Future[Any]:
+    def _enter(self, runner: _Runner, work: _Work) -> Future[Any]:
         with self._lock:
             if self._broken:
                 raise self._error()
-            if work.name in lane.names:
+            if work.name in runner.names:
                 raise DuplicateNameError(f"cannot submit '{work.name}': an operation of this name is under way")
             if work.name:
-                lane.names.add(work.name)
-            lane.pending += 1
-            if lane.threaded:
-                lane.put(work)
-        if not lane.threaded:
-            lane.perform(work)
+                runner.names.add(work.name)
+            runner.pending += 1
+            if runner.threaded:
+                runner.put(work)
+        if not runner.threaded:
+            runner.perform(work)
         return work.future
 
-    def _lane_of(self, operation: Operation) -> _Lane:
+    def _runner_of(self, operation: Operation) -> _Runner:
         with self._lock:
             if self._broken:
                 raise self._error()
-            lane = self._lanes.get(operation.process_set)
+            runner = self._runners.get(operation.process_set)
             members = self._ranks.get(operation.process_set)
         if members is None:
             raise ValueError(f"cannot use process set {operation.process_set}: there is none of this number")
-        if lane is None:
+        if runner is None:
             raise ValueError(
                 f"cannot use process set {operation.process_set}: rank {self._rank} is none of its ranks "
                 f"{list(members)}"
             )
-        return lane
+        return runner
 
     def _validate(self, operation: Operation, members: tuple[int, ...]) -> None:
         kind = operation.kind
@@ -382,12 +382,12 @@ class PlainEngine:
                         f"{spec.shape[0]}"
                     )
 
-    def finished(self, lane: _Lane, work: _Work, begun: float, agreed: float) -> None:
-        """A lane's work is over."""
+    def finished(self, runner: _Runner, work: _Work, begun: float, agreed: float) -> None:
+        """A runner's work is over."""
         with self._lock:
-            lane.pending -= 1
+            runner.pending -= 1
             self._finished += 1
-            lane.names.discard(work.name)
+            runner.names.discard(work.name)
             trace = self._trace
         if trace is not None and work.activity:
             trace.operation(work.row, work.activity, work.submitted, begun, agreed)
@@ -423,17 +423,17 @@ class PlainEngine:
 
         def end(link: Link) -> None:
             with self._lock:
-                lane = self._lanes.pop(number, None)
+                runner = self._runners.pop(number, None)
                 self._ranks.pop(number, None)
-            if lane is not None:
-                lane.end()
-                lane.join()
+            if runner is not None:
+                runner.end()
+                runner.join()
 
         self._control("remove process set", end, number=number)
 
     def _control(self, what: str, act: Callable[[Link], None], **details: object) -> None:
         work = _Work(control_text(what, **details), act, title=what)
-        self._enter(self._lanes[GLOBAL_SET], work).result()
+        self._enter(self._runners[GLOBAL_SET], work).result()
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Engine."""
@@ -442,7 +442,7 @@ class PlainEngine:
     def progress(self) -> tuple[int, bool]:
         """See Engine."""
         with self._lock:
-            return self._finished, any(lane.pending for lane in self._lanes.values())
+            return self._finished, any(runner.pending for runner in self._runners.values())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. A cycle is one operation's turn."""
@@ -465,13 +465,13 @@ class PlainEngine:
             if self._broken:
                 return
             self._broken = reason or "aborted"
-            collectives = [lane.link.collectives for lane in self._lanes.values()]
+            collectives = [runner.link.collectives for runner in self._runners.values()]
             if self._building is not None:
                 collectives.append(self._building)
-        for each in collectives:
-            each.abort(self._broken)
+        for backend in collectives:
+            backend.abort(self._broken)
         with self._lock:
-            if not any(lane.current for lane in self._lanes.values()):
+            if not any(runner.current for runner in self._runners.values()):
                 return
             # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
             # goes on for ever. Nothing but the closed connections could still write to its memory.
@@ -481,9 +481,9 @@ class PlainEngine:
 
     def _give_up(self) -> None:
         with self._lock:
-            lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.give_up(self._error())
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.give_up(self._error())
 
     def close(self) -> None:
         """See Engine. Blocks until the threads have ended."""
@@ -491,16 +491,16 @@ class PlainEngine:
             if self._closed:
                 return
             self._closed = True
-            unfinished = self._building is not None or any(lane.pending for lane in self._lanes.values())
+            unfinished = self._building is not None or any(runner.pending for runner in self._runners.values())
         if unfinished:
             self.abort("the library was shut down in this process")
         with self._lock:
             self._broken = self._broken or "the round is over in this process"
-            lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.end()
-        for lane in lanes:
-            lane.join()
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.end()
+        for runner in runners:
+            runner.join()
         if self._timer is not None:
             self._timer.cancel()
         self.stop_timeline()
@@ -508,7 +508,7 @@ class PlainEngine:
     def abandon(self) -> None:
         """See Engine."""
         self._lock = threading.Lock()  # the parent's may have been held at the fork
-        for lane in self._lanes.values():
-            lane.link.collectives.abandon()
+        for runner in self._runners.values():
+            runner.link.collectives.abandon()
         if self._building is not None:
             self._building.abandon()

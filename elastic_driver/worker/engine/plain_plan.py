@@ -73,34 +73,34 @@ def disagreement(texts: Sequence[tuple[int, str]]) -> str:
     return f"cannot {title(reference)}: {'; '.join(parts)}"
 
 
-def _difference(one: dict[str, Any], one_rank: int, other: dict[str, Any], other_rank: int) -> str:
-    def say(what: str, mine: object, yours: object) -> str:
-        return f"rank {one_rank} has {what} {mine}, rank {other_rank} has {what} {yours}"
+def _difference(first: dict[str, Any], first_rank: int, other: dict[str, Any], other_rank: int) -> str:
+    def say(term: str, mine: object, yours: object) -> str:
+        return f"rank {first_rank} has {term} {mine}, rank {other_rank} has {term} {yours}"
 
-    if one["operation"] != other["operation"]:
-        return say("operation", one["operation"], other["operation"])
-    if one["name"] != other["name"]:
+    if first["operation"] != other["operation"]:
+        return say("operation", first["operation"], other["operation"])
+    if first["name"] != other["name"]:
         return (
-            say("name", repr(one["name"]), repr(other["name"]))
-            + " (without the native extension all ranks must submit operations in one order)"
+            say("name", repr(first["name"]), repr(other["name"]))
+            + " (without the native extension all ranks must submit operations in first order)"
         )
-    mine, yours = one.get("tensors", []), other.get("tensors", [])
+    mine, yours = first.get("tensors", []), other.get("tensors", [])
     if len(mine) != len(yours):
         return say("number of tensors", len(mine), len(yours))
     for (dtype, shape), (other_dtype, other_shape) in zip(mine, yours, strict=True):
         if dtype != other_dtype:
             return say("dtype", dtype, other_dtype)
         if shape != other_shape:
-            free = one["operation"] in [kind.name.lower() for kind in _FREE_ROWS]
+            free = first["operation"] in [kind.name.lower() for kind in _FREE_ROWS]
             return say("shape", _shape(shape, free=free), _shape(other_shape, free=free))
-    if one.get("root") != other.get("root"):
-        return say("root rank", one.get("root"), other.get("root"))
-    if one.get("op") != other.get("op"):
-        names = [ReduceOp(plan["op"]).name.capitalize() for plan in (one, other)]
+    if first.get("root") != other.get("root"):
+        return say("root rank", first.get("root"), other.get("root"))
+    if first.get("op") != other.get("op"):
+        names = [ReduceOp(plan["op"]).name.capitalize() for plan in (first, other)]
         return say("op", *names)
-    for what in sorted(one):
-        if one[what] != other.get(what):
-            return say(what, one[what], other.get(what))
+    for term in sorted(first):
+        if first[term] != other.get(term):
+            return say(term, first[term], other.get(term))
     return "they differ"
 
 

@@ -1,9 +1,9 @@
 """What the API asks of an engine: named operations, submitted in any order, each with a handle to wait on.
 
-Owns the words between the API (numpy_api.py, torch/) and the engines that carry operations out: ``NativeEngine``
-(native_engine.py), which negotiates, so that ranks may submit in any order; and ``PlainEngine`` (plain_engine.py),
-which runs operations in the order of submission over a backend's four collectives, where the extension is missing and
-in a job of one process. Knows nothing of rounds or the driver.
+Owns the words between the API (worker/api, torch/) and the engines that carry operations out: ``NativeEngine``
+(native.py), which negotiates, so that ranks may submit in any order; and ``PlainEngine`` (plain.py), which runs
+operations in the order of submission over a backend's four collectives, where the extension is missing and in a job of
+one process. Knows nothing of rounds or the driver.
 
 An operation names memory by address. Whoever submits keeps that memory alive until the handle is done.
 """

@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.rendezvous.credentials import ranks_key
 
 SEAL_BYTES = hashlib.sha256().digest_size
 
@@ -34,11 +32,6 @@ class Seal:
 
     key: bytes = field(repr=False)
     round_id: int
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str], round_id: int) -> Self:
-        """That of this process's job. Raises SettingsError."""
-        return cls(ranks_key(environ), round_id)
 
     def purpose(self, what: str) -> str:
         """What a connection is made for."""

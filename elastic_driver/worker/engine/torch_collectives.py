@@ -144,8 +144,8 @@ class TorchCollectives:
         with self._failures("connect to its peers", store):
             self._process_group = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
         ends = self._adopt_connections(before, port, store.peer_ports)
-        told = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
-        _check_ends(group, [_unpack(each) for each in told])
+        packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
+        _check_ends(group, [_unpack(member_ends) for member_ends in packed])
 
     @property
     def process_group(self) -> Any:
@@ -262,17 +262,17 @@ class TorchCollectives:
         with self._lock:
             self._aborted = self._aborted or reason
             own = list(self._own)
-        for each in own:
-            _shut(each)
+        for connection in own:
+            _shut(connection)
 
     def close(self) -> None:
         """See Collectives."""
         with self._lock:
             own, self._own = self._own, []
             self._aborted = self._aborted or "closed"
-        for each in own:
-            _shut(each)
-            each.close()
+        for connection in own:
+            _shut(connection)
+            connection.close()
         self._process_group = None
 
     def abandon(self) -> None:
@@ -292,7 +292,7 @@ def _unpack(value: bytes) -> list[Ends]:
     return [(own, far) for own, far in json.loads(value)]
 
 
-def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
+def _check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
     """Sees to it that the connections of this member are those of the others to it, one with each and no more.
 
     torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
@@ -300,11 +300,11 @@ def _check_ends(group: Group, told: Sequence[Sequence[Ends]]) -> None:
     Raises:
         HorovodInternalError: it is not so.
     """
-    owners = {(far, own): index for index, ends in enumerate(told) for own, far in ends}
-    found = [owners.get(each, -1) for each in told[group.index]]
+    owners = {(far, own): index for index, ends in enumerate(ends_of) for own, far in ends}
+    found = [owners.get(end, -1) for end in ends_of[group.index]]
     others = [index for index in range(len(group.members)) if index != group.index]
     if -1 in found:
-        stranger = told[group.index][found.index(-1)][1]
+        stranger = ends_of[group.index][found.index(-1)][1]
         raise HorovodInternalError(
             f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
             "and belongs to no rank of this job; the native extension would have sent it away"

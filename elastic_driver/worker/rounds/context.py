@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +24,14 @@ from typing import Any
 from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
-from elastic_driver.worker.engine.byte_messages import wait
+from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
 from elastic_driver.worker.engine.plain_plan import LEAVING
 from elastic_driver.worker.engine.protocol import Engine, Kind, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
 from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
 from elastic_driver.worker.rounds.watch import Watch
+from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -41,13 +42,6 @@ class TimelineSettings:
 
     path: str = ""
     mark_cycles: bool = False
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> TimelineSettings:
-        """Reads them. DYNAMIC is no file: it is for Horovod, where only this lets ``start_timeline`` be called."""
-        path = environ.get("HOROVOD_TIMELINE", "")
-        mark_cycles = environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "") not in ("", "0", "false")
-        return cls("" if path.upper() == "DYNAMIC" else path, mark_cycles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ class Context:
         self._members: Sequence[MemberFacts] = ()
         self._joins = 0
         self._finished_before: int | None = None  # operations before the restore point; None: no training
-        self.seal = Seal.from_environ(os.environ, assignment.round_id)
+        self.seal = Seal(worker_settings().ranks_key, assignment.round_id)
         self._calls: dict[tuple[int, str], int] = {}
         self._address = address
         self._client = client

@@ -8,15 +8,12 @@ waiting for that. Only one that is dead, or of which nothing can be known, is gi
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 
-from elastic_driver.rendezvous.client import PATIENCE_S
-from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_PATIENCE
 from elastic_driver.system.process_name import look_up, place_of_processes
+from elastic_driver.worker.settings import worker_settings
 
 # From /proc/PID/stat (proc(5)); all others are said to be alive.
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "blocked, perhaps by a disc that hangs"}
@@ -95,14 +92,5 @@ def owner() -> Owner:
     """The process's one owner, as its environment names it."""
     global _owner
     if _owner is None:
-        _owner = Owner(os.environ.get(ENV_OWNER, ""))
+        _owner = Owner(worker_settings().owner)
     return _owner
-
-
-def patience_s(environ: Mapping[str, str]) -> float:
-    """How long an owner may be silent of which it is not known that it lives, seconds."""
-    try:
-        value = float(environ.get(ENV_PATIENCE, ""))
-    except ValueError:
-        return PATIENCE_S
-    return value if 0 < value < 1e9 else PATIENCE_S

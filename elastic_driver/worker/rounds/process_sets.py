@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_driver.errors import MismatchError
-from elastic_driver.worker.engine.byte_messages import as_data, gather
+from elastic_driver.worker.engine.byte_collectives import as_data, gather
 from elastic_driver.worker.engine.protocol import GLOBAL_SET
 from elastic_driver.worker.rounds import devices
 from elastic_driver.worker.rounds.context import Context, MemberFacts
@@ -220,11 +220,11 @@ def _compare(context: Context, key: tuple[int, ...]) -> None:
     """Raises MismatchError, on all ranks, when they do not add the same."""
     if context.slot.size == 1:
         return
-    told = [bytes(each).decode() for each in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
-    for rank, other in enumerate(told):
-        if other != told[0]:
+    keys = [bytes(sent).decode() for sent in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
+    for rank, other in enumerate(keys):
+        if other != keys[0]:
             raise MismatchError(
-                f"cannot add a process set: rank 0 has ranks {told[0]}, rank {rank} has ranks {other}; all ranks must "
+                f"cannot add a process set: rank 0 has ranks {keys[0]}, rank {rank} has ranks {other}; all ranks must "
                 "add the same sets in the same order"
             )
 

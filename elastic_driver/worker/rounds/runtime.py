@@ -17,7 +17,7 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from elastic_driver.errors import (
@@ -29,7 +29,6 @@ from elastic_driver.errors import (
 )
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential
-from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     JobOver,
@@ -50,6 +49,7 @@ from elastic_driver.worker.rounds.context import Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
 from elastic_driver.worker.rounds.meeting import RoundClient
 from elastic_driver.worker.rounds.watch import poll_s
+from elastic_driver.worker.settings import read_worker_settings, worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -81,9 +81,9 @@ class DriverClient(RoundClient, Protocol):
 
 def _connect(url: str, credential: Credential) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
-    from elastic_driver.worker.rounds.owner import owner, patience_s
+    from elastic_driver.worker.rounds.owner import owner
 
-    return RendezvousClient(url, credential, patience_s=patience_s(os.environ), owner=owner())
+    return RendezvousClient(url, credential, patience_s=worker_settings().patience_s, owner=owner())
 
 
 def _no_disc() -> None:
@@ -103,7 +103,6 @@ class Runtime:
         self._left_by_exception = False
         self._begins_another = False  # a training has ended, and of none after it was told
         self._disc: Callable[[], DiscReport | None] = _no_disc
-        self._environ = os.environ
         self._timeline = TimelineSettings()
 
     def note_exception(self, *, raised: bool) -> None:
@@ -114,20 +113,21 @@ class Runtime:
         """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
         if self._current.initialized:
             return
-        if self._environ.get(ENV_WARM):
+        # Now, not when a round is joined: programs set variables for this call only.
+        settings = read_worker_settings()
+        if settings.warm:
             # It has no place in the job: it would begin a training of its own, and write over the job's files.
             raise SettingsError(
                 "this process was to be held in its start, but its Python has not imported the sitecustomize that does "
                 "so; use --no-preload"
             )
-        # Now, not when a round is joined: programs set the variables for this call only.
-        self._timeline = TimelineSettings.from_environ(self._environ)
+        self._timeline = TimelineSettings(settings.timeline, settings.timeline_mark_cycles)
         _install_exit()
-        if self._environ.get(ENV_RENDEZVOUS):
+        if settings.rendezvous:
             tie_this_process()
             leaving.install(self.ask_to_leave)
-        if not self._after_round and self._environ.get(ENV_ROUND, "0") != "0":
-            self._current.plan(_planned_slot(self._environ), self._join_outside_of_run)
+        if not self._after_round and settings.planned is not None:
+            self._current.plan(settings.planned, self._join_outside_of_run)
             return
         cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
         self._join_round(cause, commits=0, detail="")
@@ -266,7 +266,7 @@ class Runtime:
     def _join_round(
         self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False
     ) -> None:
-        limits = Limits.from_environ(self._environ)
+        limits = Limits.of(worker_settings())
         while True:
             assignment = self._ask(cause, commits=commits, detail=detail, where=where, raised=raised)
             old = self._current.leave()
@@ -295,11 +295,10 @@ class Runtime:
     def _open(self, assignment: RoundAssignment, limits: Limits) -> Context:
         # A client of its own: closing it ends what the round's threads wait for, and nothing else.
         client = None if self._worker is None else self._new_client()
-        address = self._environ.get(ENV_ADDRESS, "127.0.0.1")
         return Context(
             assignment,
             worker=self._worker,
-            address=address,
+            address=worker_settings().address,
             limits=limits,
             client=client,
             timeline=self._timeline,
@@ -311,15 +310,18 @@ class Runtime:
         print(f"elastic_driver: worker {self._worker} {text}", file=sys.stderr, flush=True)
 
     def _own_id(self) -> WorkerId:
-        worker = Credential.of_worker(self._environ).identity.worker
-        assert worker is not None
-        return worker
+        credential = worker_settings().credential
+        assert credential is not None
+        assert credential.identity.worker is not None
+        return credential.identity.worker
 
     def _new_client(self) -> DriverClient:
-        return _connect(self._environ[ENV_RENDEZVOUS], Credential.of_worker(self._environ))
+        settings = worker_settings()
+        assert settings.credential is not None  # who has a driver has one
+        return _connect(settings.rendezvous, settings.credential)
 
     def _ask(self, cause: ReadyCause, *, commits: int, detail: str, where: str, raised: bool) -> RoundAssignment:
-        if not self._environ.get(ENV_RENDEZVOUS):
+        if not worker_settings().rendezvous:
             return RoundAssignment(
                 round_id=self._after_round + 1,
                 slot=SlotInfo(0, 1, 0, 1, 0, 1),
@@ -347,7 +349,7 @@ class Runtime:
             raised=raised,
         )
         try:
-            reply = self._client.next_round(request, poll_s=poll_s(self._environ))
+            reply = self._client.next_round(request, poll_s=poll_s())
         except RendezvousClosedError as error:
             self._say(f"ends: {error}")
             reply = JobOver(str(error))
@@ -361,21 +363,6 @@ class Runtime:
                 _log.info("elastic_driver: worker %s ends: the job is over (%s)", self._worker, reply.reason)
         self.note_exception(raised=True)
         raise SystemExit(0)
-
-
-def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
-    """The place that the driver planned when it started this process.
-
-    Raises:
-        SettingsError: the variables are not there, or no numbers.
-    """
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    try:
-        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
-    except (KeyError, ValueError) as error:
-        raise SettingsError(
-            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
-        ) from error
 
 
 _runtime = Runtime(current_round())

@@ -7,16 +7,14 @@ the process lives and how far it is. It owns no state of the round.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Mapping
 from typing import Protocol
 
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.rendezvous.messages import DiscReport, Notice, WatchRequest
 from elastic_driver.words import NoticeKind
+from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -27,13 +25,10 @@ _RETRY_S = 1.0
 _LONG_POLL_S = 30.0
 
 
-def poll_s(environ: Mapping[str, str]) -> float:
+def poll_s() -> float:
     """How long one request may wait for its answer, seconds, so that the driver hears from this process in time."""
-    try:
-        value = float(environ.get(ENV_HEARTBEAT, ""))
-    except ValueError:
-        return _LONG_POLL_S
-    return value if 0 < value < _LONG_POLL_S else _LONG_POLL_S
+    heartbeat_s = worker_settings().heartbeat_s
+    return heartbeat_s if 0 < heartbeat_s < _LONG_POLL_S else _LONG_POLL_S
 
 
 class WatchClient(Protocol):
@@ -70,7 +65,7 @@ class Watch:
         self._worker = worker
         self._round_id = round_id
         self._listener = listener
-        self._poll_s = poll_s(os.environ)
+        self._poll_s = poll_s()
         self._stopped = threading.Event()
         # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
         # stopped. The driver's answers and stop() wake it; stop() and the end of the round end it.

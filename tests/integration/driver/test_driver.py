@@ -13,6 +13,7 @@ import uvloop
 from driver_fakes import FakeProcess, Job
 from virtual_loop import VirtualLoop, run_virtually
 
+from elastic_driver.core.events import WorkerHung
 from elastic_driver.driver import loop as driver_module
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host
@@ -114,9 +115,7 @@ def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-@pytest.mark.parametrize(
-    "where", ["timer", "callback", "task", "watch_over", "supervision", "explain", "tick", "story"]
-)
+@pytest.mark.parametrize("where", ["timer", "callback", "task", "watch_over", "kill", "explain", "tick", "story"])
 def test_a_bug_anywhere_on_the_loop_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
@@ -137,9 +136,9 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.driver._tasks.start(asyncio.to_thread(fail))
             case "watch_over":
                 job.driver._supervisor._heartbeats.find = fail  # type: ignore[method-assign]
-            case "supervision":
-                worker = job.launcher.asked[0]
-                job.driver._supervisor.end_unless_gone(worker, 0.001, "does not end", while_=fail)
+            case "kill":
+                job.driver._workers.kill = fail  # type: ignore[method-assign]
+                job.driver._stepper.report(WorkerHung(job.launcher.asked[0], "no heartbeat", True))
             case "explain" | "tick":
                 monkeypatch.setattr(driver_module, "explain", fail)
                 if where == "explain":

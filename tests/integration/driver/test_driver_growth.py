@@ -52,6 +52,12 @@ class World:
     def remark(self) -> str:
         return ""
 
+    def check_hosts(self, hosts: Sequence[Host]) -> None:
+        """Any will do."""
+
+    def cores(self, hostname: str) -> int:
+        return 1
+
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> FakeProcess:
@@ -148,7 +154,7 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         world = World()
         with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             chronicle = Chronicle(log, Narrator(console))
-            dialect = OurDialect({}, exported={}, cores=1)
+            dialect = OurDialect({}, exported={})
             driver = ElasticDriver(
                 settings, discovery=world, launcher=world, chronicle=chronicle, dialect=dialect, job_id="growth"
             )

@@ -32,7 +32,9 @@ class OtherDialect:
     def routes(self) -> Routes:
         return {}
 
-    def environment(self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int) -> dict[str, str]:
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
         self.told[worker] = f"rank {planned.rank} of {planned.size} in round {round_id}"
         return {"RANK": str(planned.rank), "WORLD_SIZE": str(planned.size), "MASTER_ADDR": job.address}
 

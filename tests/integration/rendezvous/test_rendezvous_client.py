@@ -17,7 +17,6 @@ import pytest
 from rendezvous_service import (
     ASSIGNMENT,
     OPERATOR,
-    PATIENCE_S,
     READY,
     WORKER,
     Calls,
@@ -36,6 +35,7 @@ from elastic_driver.errors import (
     StaleRoundError,
 )
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import JobOver, Notice, RunningReport, WatchRequest
 from elastic_driver.rendezvous.proof import REPLY_HEADER
 from elastic_driver.rendezvous.server.server import ServerLimits

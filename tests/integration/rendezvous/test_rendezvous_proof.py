@@ -18,7 +18,6 @@ from rendezvous_service import (
     IDENTITY,
     KEY,
     NONCE,
-    PATIENCE_S,
     READER,
     READY,
     WORKER,
@@ -37,7 +36,7 @@ from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleR
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     JobOver,

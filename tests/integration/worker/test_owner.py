@@ -11,10 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_driver.rendezvous.client import PATIENCE_S
-from elastic_driver.rendezvous.environment import ENV_PATIENCE
 from elastic_driver.system.process_name import name_of_this_process
-from elastic_driver.worker.rounds.owner import Owner, patience_s
+from elastic_driver.worker.rounds.owner import Owner
 
 pytestmark = pytest.mark.integration
 
@@ -82,10 +80,3 @@ def test_it_says_once_that_it_waits_and_once_that_it_goes_on(capsys: pytest.Capt
     ]
     assert owner.is_waited_for(time.monotonic())
     assert "has not answered for 0 s" in capsys.readouterr().err
-
-
-def test_the_patience_with_others() -> None:
-    assert patience_s({}) == PATIENCE_S
-    assert patience_s({ENV_PATIENCE: "2.5"}) == 2.5
-    for text in ("", "x", "0", "-1", "inf", "nan"):
-        assert patience_s({ENV_PATIENCE: text}) == PATIENCE_S

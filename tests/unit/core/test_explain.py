@@ -104,7 +104,7 @@ def test_every_reason_for_which_a_listed_slot_is_not_used_is_named() -> None:
 def test_a_place_that_a_dying_worker_still_holds_is_named() -> None:
     job = Job(num_proc=2, min_num_proc=2, elastic_timeout_s=60.0, cooldown_range_s=(1.0, 1.0))
     job.train("a:1", "b:1")
-    job.feed(WorkerDying(worker_id("b[0]"), "killed by SIGKILL", 0.5))
+    job.feed(WorkerDying(worker_id("b[0]"), -9, "killed by SIGKILL", 0.5))
     job.ready("a[0]")
     job.timer(at=2.0)
     assert said(job).startswith(

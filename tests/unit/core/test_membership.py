@@ -14,10 +14,11 @@ from elastic_driver.core.deadlines import JOINERS_WINDOW_S, next_deadline
 from elastic_driver.core.events import (
     DiscoveryFailed,
     DismissWorker,
+    DrainRequested,
     EndJob,
-    Fault,
     HostsDiscovered,
     PublishRound,
+    ReportExit,
     ReportResumed,
     SetNotice,
     StartWorker,
@@ -30,7 +31,7 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import new_state, step
-from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, WorkerPhase
+from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, ResetTally, WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
@@ -76,7 +77,7 @@ def test_the_first_round_is_formed_when_all_have_called_init() -> None:
 def test_slots_that_come_in_time() -> None:
     job = Job(num_proc=2, elastic_timeout_s=60.0)
     job.hosts("a:1")
-    job.hosts("a:2", at=59.9)
+    job.hosts("a:2", at=59.875)
     assert job.state.phase is JobPhase.STARTING
 
 
@@ -129,8 +130,8 @@ def test_a_crash_stops_the_siblings_aborts_the_round_and_counts_once() -> None:
     job = Job(num_proc=3, cooldown_range_s=(10.0, 100.0))
     job.train("a:1", "b:2")
     commands = job.exit("b[0]", 1)
-    assert kinds(commands) == ["StopWorker", "SetNotice"]
-    assert job.exit("b[1]", -9) == [], "the sibling's end is no news"
+    assert kinds(commands) == ["ReportExit", "StopWorker", "SetNotice"]
+    assert job.exit("b[1]", -9) == [ReportExit(worker_id("b[1]"), expected=True)], "the sibling's end is no news"
     (entry,) = job.state.blacklist.entries
     assert (entry.hostname, entry.failures) == ("b", 1)
     job.ready("a[0]", commits=1)
@@ -167,7 +168,7 @@ def test_the_silent_are_voted_out_at_the_deadline_and_their_hosts_stay() -> None
     assert [str(c.worker) for c in commands if isinstance(c, StopWorker)] == ["b[0]"]
     assert job.ranks() == ["a[0]"]
     assert not job.state.blacklist.is_blacklisted("b")
-    assert kinds(job.exit("b[0]", -9)) == ["StartWorker"]
+    assert kinds(job.exit("b[0]", -9)) == ["ReportExit", "StartWorker"]
 
 
 def test_the_hung_before_their_first_round_are_replaced_and_their_hosts_stay() -> None:
@@ -176,7 +177,7 @@ def test_the_hung_before_their_first_round_are_replaced_and_their_hosts_stay() -
     job.hosts("a:1", "b:1", at=5.0)
     assert kinds(job.timer()) == ["StopWorker"]
     assert (job.now, job.state.blacklist.entries) == (35.0, ())
-    assert kinds(job.exit("b[0]", -9)) == ["StartWorker"]
+    assert kinds(job.exit("b[0]", -9)) == ["ReportExit", "StartWorker"]
     assert job.state.phase is JobPhase.RUNNING
 
 
@@ -512,6 +513,46 @@ def test_backends() -> None:
     assert alone.ranks() == ["a[0]"]
 
 
+def test_members_that_leave_go_as_soon_as_there_are_enough_without_them() -> None:
+    job = Job(num_proc=2, min_num_proc=2)
+    job.train("a:1", "b:1")
+    job.hosts("b:1", "c:1", "d:1")
+    assert job.state.notice_kind is NoticeKind.NONE
+    # d still boots, and c would wait for it; but a is to go, and b and c are the two that it takes.
+    job.ready("c[0]")
+    assert job.state.notice_kind is NoticeKind.HOSTS_UPDATED
+
+
+def test_a_place_that_comes_back_takes_none_from_one_that_boots() -> None:
+    job = Job(num_proc=2, min_num_proc=1, max_num_proc=2)
+    job.hosts("a:1", "b:1", "c:1")
+    job.feed(DrainRequested("a", None, "as asked"))
+    job.exit("a[0]", -15)
+    assert job.of(WorkerPhase.BOOTING) == ["b[0]", "c[0]"]
+    assert job.feed(DrainRequested("a", None, "as asked", undo=True))[1:] == []
+    assert job.of(WorkerPhase.BOOTING) == ["b[0]", "c[0]"]
+
+
+def test_a_standby_takes_no_place_from_a_member_behind_it() -> None:
+    job = Job(num_proc=2, min_num_proc=1, max_num_proc=2, num_standby=1, cooldown_range_s=(10.0, 60.0))
+    job.train("a:1", "b:1", "c:1")
+    job.ready("c[0]")
+    job.exit("a[0]", -9)
+    job.ready("b[0]")
+    assert job.ranks() == ["b[0]", "c[0]"]
+    job.timer()
+    job.ready("a[0]#1")
+    assert (job.state.notice_kind, job.of(WorkerPhase.READY)) == (NoticeKind.NONE, ["a[0]#1"])
+
+
+def test_resets_count_for_as_long_as_the_window() -> None:
+    tally = ResetTally(7, (0.0, 1.0))
+    assert [tally.that_count(now, 10.0) for now in (9.0, 10.0, 11.0)] == [2, 1, 0]
+    assert tally.that_count(11.0, None) == 7
+    assert tally.one_more(10.0, 10.0) == ResetTally(8, (1.0, 10.0))
+    assert tally.one_more(10.0, None) == ResetTally(8, ())
+
+
 def test_step_changes_no_argument() -> None:
     state = new_state(Job(num_proc=2).policy, 0.0)
     copy = dataclasses.replace(state)
@@ -523,7 +564,8 @@ def test_after_the_end_only_the_dead_are_taken_off_the_list() -> None:
     job = Job(num_proc=2)
     job.train("a:2")
     job.feed(StopRequested(15, "SIGTERM"))
-    assert job.feed(WorkerExited(worker_id("a[0]"), -15, "killed by SIGTERM", 0.0)) == []
+    worker = worker_id("a[0]")
+    assert job.feed(WorkerExited(worker, -15, "killed by SIGTERM", 0.0)) == [ReportExit(worker, expected=True)]
     assert [str(record.worker) for record in job.state.workers] == ["a[1]"]
 
 
@@ -589,9 +631,8 @@ def test_reports_that_come_together_are_those_that_come_one_by_one() -> None:
     ready = [WorkerReady(r.worker, 0, 0, ReadyCause.START, "", BOTH) for r in together.state.workers]
     for event in ready:
         one_by_one.feed(event)
-    # Somebody who asks twice, and somebody whom nobody knows, change nothing here either.
-    stranger = WorkerReady(worker_id("z[0]"), 0, 0, ReadyCause.START, "", BOTH)
-    commands = together.feed(WorkersReported((*ready, ready[0], stranger)))
+    # Somebody who asks twice changes nothing here either.
+    commands = together.feed(WorkersReported((*ready, ready[0])))
     assert kinds(commands).count("PublishRound") == 1
     assert together.state == one_by_one.state
     running = [WorkerRunning(worker, 1, 0) for worker in together.state.members]
@@ -640,7 +681,7 @@ def test_who_calls_shutdown_and_init_is_told_of_as_that(
     assert round_.reinit is reinit
     assert "changed back" not in round_.cause
     assert ("host c lost" in round_.cause) is bool(dead)
-    assert job.state.reinits == ()
+    assert job.state.reset is None
 
 
 def test_a_start_that_fails_again_and_again_is_told_in_a_line_that_can_be_read() -> None:
@@ -661,7 +702,7 @@ def test_the_end_says_what_the_first_failure_was_and_where() -> None:
     job = Job(num_proc=1, min_num_proc=1)
     job.train("a:1")
     worker = job.members[0]
-    job.feed(WorkerExited(worker, 1, "exited with code 1", 0.5, Fault.OWN, "ValueError: 7 rows", "train.py:40"))
+    job.feed(WorkerExited(worker, 1, "exited with code 1", 0.5, "ValueError: 7 rows", "train.py:40"))
     end = job.last(EndJob)
     assert isinstance(end, EndJob)
     assert "worker a[0] (rank 0) exited with code 1: ValueError: 7 rows (at train.py:40)" in end.message

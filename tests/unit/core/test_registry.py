@@ -14,7 +14,7 @@ READY, SUCCESS, FAILURE = WorkerState.READY, WorkerState.SUCCESS, WorkerState.FA
 
 
 def registry() -> WorkerStateRegistry:
-    return WorkerStateRegistry(1, (A, B, C))
+    return WorkerStateRegistry((A, B, C))
 
 
 def test_it_is_complete_when_all_have_reported_whatever_they_said() -> None:
@@ -28,7 +28,7 @@ def test_it_is_complete_when_all_have_reported_whatever_they_said() -> None:
 
 
 def test_nobody_expected_is_complete() -> None:
-    assert WorkerStateRegistry(0, ()).complete
+    assert WorkerStateRegistry(()).complete
 
 
 def test_the_same_report_twice_changes_nothing() -> None:
@@ -64,6 +64,6 @@ def test_one_who_is_expected_no_more() -> None:
 
 
 def test_reports_are_in_order_of_arrival_and_the_missing_in_order_of_rank() -> None:
-    now = WorkerStateRegistry(1, (C, B, A)).record(A, READY).record(C, READY)
+    now = WorkerStateRegistry((C, B, A)).record(A, READY).record(C, READY)
     assert now.workers_in(READY) == (A, C)
     assert registry().missing == (A, B, C)

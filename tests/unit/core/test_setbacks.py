@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from membership_job import Job
+from membership_job import Job, worker_id
 
-from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, WorkerRunning
+from elastic_driver.core.events import EndJob, Fault, PublishRound, Report, WorkerHung, WorkerRunning
 from elastic_driver.core.setbacks import Failure, Setbacks, fault_of, last_words
 from elastic_driver.core.state import JobPhase, WorkerPhase
 from elastic_driver.hosts import WorkerId
@@ -47,7 +47,7 @@ def test_pauses_grow_from_the_second_on() -> None:
     setbacks, pauses = Setbacks(), []
     for _ in range(9):
         setbacks = after(A, setbacks=setbacks)
-        pauses.append(setbacks.until)
+        pauses.append(setbacks.present.until)
     assert pauses == [0, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -179,9 +179,10 @@ def test_each_pause_is_told_once() -> None:
 
 
 def test_a_hang_is_its_own_failure_and_silence_is_not() -> None:
-    for fault, count in ((Fault.OWN, 1), (Fault.OUTSIDE, 0)):
+    for silent, count in ((False, 1), (True, 0)):
         job = failing(cooldown_range_s=(1.0, 1.0))
-        job.exit("b[0]", -signal.SIGABRT, fault=fault)
+        job.feed(WorkerHung(worker_id("b[0]"), "no news for 60 s", silent))
+        job.exit("b[0]", -signal.SIGABRT)
         job.ready("a[0]")
         assert job.state.setbacks.count == count
 

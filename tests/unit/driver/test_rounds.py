@@ -14,7 +14,9 @@ from elastic_driver.core.events import (
     DismissWorker,
     EndJob,
     HostsDiscovered,
+    KillWorker,
     PublishRound,
+    Report,
     SetNotice,
     StopRequested,
     WorkerExited,
@@ -28,6 +30,7 @@ from elastic_driver.hosts import WorkerId, parse_host
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
+    DrainReply,
     JobOver,
     LeaveRequest,
     NextRoundReply,
@@ -46,7 +49,7 @@ A, B, C = WorkerId("a", 0, 0), WorkerId("b", 0, 0), WorkerId("c", 0, 0)
 
 
 class Known:
-    """See Processes and the supervisor: keeps what it is told."""
+    """See Processes and Heartbeats: keeps what it is told."""
 
     def __init__(self) -> None:
         self.threads: list[tuple[WorkerId, int, int]] = []
@@ -58,7 +61,7 @@ class Known:
     def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
         self.threads.append((worker, pid, thread))
 
-    def heard(self, worker: WorkerId, progress: int = 0, **_: object) -> None:
+    def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
 
     def forget(self, worker: WorkerId) -> None:
@@ -117,13 +120,9 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
     return Rounds(
         world.stepper,
         processes=world.known,
-        supervisor=world.known,  # type: ignore[arg-type]
+        heartbeats=world.known,
         clock=loop.time,
-        drain_place=lambda *_: None,
-        undo_drain=lambda _: None,
-        warn=lambda _: None,
         on_disc=world.disc.append,
-        exit_limit_s=1.0,
     )
 
 
@@ -305,6 +304,21 @@ def test_who_leaves_its_round_is_answered_at_once_and_not_listened_for() -> None
     play(test)
 
 
+def test_who_says_that_it_exits_has_a_limit() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        await world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        await asyncio.sleep(6)
+        world.rounds.watch(WatchRequest(A, 1, 1, exiting=True))
+        await asyncio.sleep(5)
+        kills = [command for command in world.commands if isinstance(command, KillWorker)]
+        assert [(kill.worker, kill.reason) for kill in kills] == [
+            (A, "did not end within 10 s of its exit (--start-timeout)")
+        ]
+
+    play(test, start_timeout_s=10.0)
+
+
 # --- the end, and who asks from outside ----------------------------------------------------------------------------
 
 
@@ -331,11 +345,45 @@ def test_a_leave_before_the_first_round_or_of_nobody_is_refused() -> None:
     play(test)
 
 
+def test_a_leave_drains_the_place_of_who_leaves() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.rounds.leave(LeaveRequest(B, "SIGTERM"))
+        world.rounds.leave(LeaveRequest(B, "SIGTERM"))
+        assert world.stepper.state.drained == {("b", 0)}
+        texts = [command.text for command in world.commands if isinstance(command, Report)]
+        assert texts == ["worker b[0] leaves at the next commit: it was sent SIGTERM"]
+
+    play(test)
+
+
+def test_who_drains_a_host_is_told_what_comes_of_it() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+
+        def drain(host: str, *, undo: bool = False) -> str:
+            reply = world.rounds.drain(DrainHostRequest(host, undo=undo))
+            assert reply.done
+            return reply.text
+
+        assert drain("b") == "host b is drained: its workers leave at their next commit"
+        assert drain("b") == "host b is already drained: its workers leave at their next commit"
+        short = (
+            "that leaves 0 slots of the 1 that the job needs (--min-np): it waits for others, and ends after 600 s "
+            "(--elastic-timeout)"
+        )
+        assert drain("a") == f"host a is drained: its workers leave at their next commit; {short}"
+        assert drain("a", undo=True) == "host a may be used again"
+        assert drain("a", undo=True) == "host a was not drained"
+
+    play(test)
+
+
 def test_a_drain_of_a_host_that_is_not_there() -> None:
     async def test(world: World) -> None:
         await world.train(A, B)
-        said = world.rounds.drain(DrainHostRequest("c", undo=False))
-        assert said == "there is no host c in the job; its hosts: a, b"
+        reply = world.rounds.drain(DrainHostRequest("c", undo=False))
+        assert reply == DrainReply(done=False, text="there is no host c in the job; its hosts: a, b")
 
     play(test)
 

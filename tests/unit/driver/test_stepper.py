@@ -20,6 +20,7 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import Policy
+from elastic_driver.driver import stepper
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import Backend, ReadyCause
@@ -149,11 +150,25 @@ def test_a_closed_one_feeds_nothing_by_itself() -> None:
     play(test)
 
 
+def test_a_core_that_fails_at_an_error_of_the_drivers_own_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError("a bug of the core")
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(stepper, "step", fail)
+        assert world.stepper.fail(ValueError("a bug")) is None
+        assert world.stepper.is_over
+
+    play(test)
+
+
 def test_after_an_error_of_the_drivers_own_nothing_follows() -> None:
     async def test(world: World) -> None:
         world.stepper.post(HOSTS)
         world.commands.clear()
-        world.stepper.give_up()
+        end = world.stepper.fail(ZeroDivisionError("a bug"))
+        assert end == EndJob(70, "internal error of the driver: ZeroDivisionError('a bug')")
+        assert world.stepper.fail(ZeroDivisionError("another")) is None
         world.stepper.report(ready(A))
         world.stepper.post(ready(B))
         await asyncio.sleep(1000)

@@ -10,7 +10,7 @@ import pytest
 from driver_fakes import FakeProcess
 from virtual_loop import VirtualLoop, run_virtually
 
-from elastic_driver.core.events import StartWorker
+from elastic_driver.core.events import KillWorker, StartWorker
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import LaunchError
@@ -62,8 +62,10 @@ class ADialect:
     def routes(self) -> Routes:
         return {}
 
-    def environment(self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int) -> dict[str, str]:
-        return {"PLACE": f"{worker} has rank {planned.rank} after round {round_id} of job {job.job_id}"}
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
+        return {"PLACE": f"{worker} has rank {planned.rank} after round {round_id} of job {job.job_id}, {cores} core"}
 
 
 class Kept:
@@ -96,6 +98,10 @@ class Kept:
         self.given[worker] = env
         self.launches[worker] = self.loop.create_future()
         return await self.launches[worker]
+
+    def cores(self, hostname: str) -> int:
+        """See Launcher."""
+        return len(hostname)
 
     def kill(self) -> None:
         """Nobody asks for it."""
@@ -144,7 +150,7 @@ def test_a_worker_from_its_start_to_its_end() -> None:
         kept.workers.label(A, "3")
         kept.workers.label(B, "4")
         assert process.label == "3"
-        assert kept.given == {A: {"PLACE": "a[0] has rank 0 after round 3 of job j"}}
+        assert kept.given == {A: {"PLACE": "a[0] has rank 0 after round 3 of job j, 1 core"}}
         process.end(1)
         await settle()
         assert kept.story.told == [("started", A, "1"), ("exited", A, "exited with code 1")]
@@ -317,5 +323,61 @@ def test_stopping_all_has_a_limit() -> None:
         await kept.workers.stop_all(40.0)
         assert kept.loop.time() == began + 40.0
         assert (stubborn.exited.done(), other.exited.done()) == (False, True)
+
+    among_fakes(test)
+
+
+# --- killing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_needs_a_process() -> None:
+    async def test(kept: Kept) -> None:
+        assert not kept.workers.kill(KillWorker(A, "did not leave"))
+        process = await kept.run(A)
+        assert kept.workers.kill(KillWorker(A, "did not leave"))
+        assert not kept.workers.kill(KillWorker(A, "did not leave")), "it is dead"
+        await settle()
+        assert kept.story.told[1:] == [("exited", A, "killed by SIGKILL")]
+        assert process.exited.done()
+
+    among_fakes(test)
+
+
+def test_a_kill_while_it_is_being_started() -> None:
+    async def test(kept: Kept) -> None:
+        await kept.order(A)
+        assert kept.workers.kill(KillWorker(A, "did not leave"))
+        process = await kept.launched(A)
+        assert process.exited.done()
+
+    among_fakes(test)
+
+
+def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        exits = KillWorker(A, "did not end", hangs=True, exits=True)
+        assert not kept.workers.kill(exits), "it has never called init()"
+        kept.workers.watch_threads(A, 11, 12)
+        process.runs_script = False
+        assert not kept.workers.kill(exits), "that process has ended"
+        assert not process.exited.done()
+        process.runs_script = True
+        assert kept.workers.kill(exits)
+        await settle()
+        assert (process.printed, process.exited.result().returncode) == (1, -6)
+
+    among_fakes(test)
+
+
+def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        process.is_stubborn = True
+        began = kept.loop.time()
+        assert kept.workers.kill(KillWorker(A, "no heartbeat", hangs=True))
+        await process.exited
+        assert process.exited.result().returncode == -9
+        assert kept.loop.time() == began + 2.0
 
     among_fakes(test)

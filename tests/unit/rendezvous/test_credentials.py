@@ -55,11 +55,12 @@ def test_rubbish_is_refused(text):
 def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
     job = JobKey.new()
     outer = {ENV_KEY: "of another job", ENV_RANKS_KEY: "of another job"}
-    env = OurDialect(outer, exported={}, cores=1).environment(
+    env = OurDialect(outer, exported={}).environment(
         WORKER,
         SlotInfo(0, 1, 0, 1, 0, 1),
         job=JobAddress("http://127.0.0.1:1", job, "id", "127.0.0.1"),
         round_id=0,
+        cores=1,
     )
     assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER), job.of_worker(WORKER))
     everything = "".join(env.values())

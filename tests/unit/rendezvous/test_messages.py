@@ -15,6 +15,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.entries import pack_entries, unpack_entries
 from elastic_driver.rendezvous.messages import (
     DiscReport,
+    DrainReply,
     JobOver,
     NextRoundRequest,
     Notice,
@@ -49,6 +50,7 @@ REQUESTS: list[tuple[Any, Any]] = [
     (WatchRequest.from_json, WatchRequest(WORKER, 8, 3, disc=DiscReport("id", "/d on a", -1, 7, "full", drivers=True))),
     (RunningReport.from_json, RunningReport(WORKER, 8, 120)),
     (RunningReport.from_json, RunningReport(WORKER, 8, 0, another=True)),
+    (DrainReply.from_json, DrainReply(done=False, text="there is no host c")),
     (Notice.from_json, Notice(4, 8, NoticeKind.ABORT, "worker b[0] is gone")),
     (parse_next_round_reply, ASSIGNMENT),
     (parse_next_round_reply, Removed("host b was removed")),

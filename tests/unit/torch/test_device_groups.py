@@ -18,6 +18,7 @@ from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device import lane as device
 from elastic_driver.torch.device.groups import Store, shared_devices
+from elastic_driver.worker import settings as worker_settings_module
 from elastic_driver.worker.engine.native import NativeEngine
 
 
@@ -92,8 +93,8 @@ def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest
 def test_workers_start_with_what_leaves_the_process_alone() -> None:
     job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job", "127.0.0.1")
     slot = SlotInfo(0, 1, 0, 1, 0, 1)
-    dialect = OurDialect({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, exported={}, cores=1)
-    env = dialect.environment(WorkerId("localhost", 0, 0), slot, job=job, round_id=0)
+    dialect = OurDialect({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, exported={})
+    env = dialect.environment(WorkerId("localhost", 0, 0), slot, job=job, round_id=0, cores=1)
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert env["TORCH_NCCL_ENABLE_MONITORING"] == "0"
 
@@ -145,10 +146,12 @@ def test_without_the_native_engine_tensors_are_copied() -> None:
 
 
 def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_settings_module, "_settings", None)
     for value, mode in (("", "auto"), ("off", "off"), ("cuda", "cuda"), ("cpu", "cpu")):
         monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", value)
+        worker_settings_module.read_worker_settings()
         assert device.mode() == mode
         assert device.describe()["mode"] == mode
     monkeypatch.setenv("ELASTIC_DRIVER_DEVICE_LANE", "gpu")
-    with pytest.raises(SettingsError, match="it is one of auto, cuda, off, cpu"):
-        device.mode()
+    with pytest.raises(SettingsError, match="it must be one of auto, cuda, off, cpu"):
+        worker_settings_module.read_worker_settings()

@@ -239,7 +239,7 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
 
     state = ObjectState(step=0)
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         for _ in range(3):
             state.commit()
             assert on_disc.wait()

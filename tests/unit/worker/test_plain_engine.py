@@ -22,7 +22,7 @@ from elastic_driver.worker.engine.choice import Limits, make_engine
 from elastic_driver.worker.engine.collectives import Bytes, Exchange, Group, SoloCollectives
 from elastic_driver.worker.engine.plain import PlainEngine
 from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
-from elastic_driver.worker.engine.seal import NO_SEAL, Seal
+from elastic_driver.worker.engine.seal import NO_SEAL
 from elastic_driver.worker.engine.trace import Trace
 
 pytestmark = pytest.mark.unit
@@ -131,14 +131,6 @@ def test_a_disc_that_fills_ends_the_timeline_only(tmp_path: Path, caplog: pytest
         trace.operation("allreduce.a", "ALLREDUCE", 0.0, 0.0, 0.0)
     trace.close()
     assert caplog.text.count("cannot go on with the timeline") == 1
-
-
-def test_the_engine_that_went_is_refused_with_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = SlotInfo(0, 2, 0, 2, 0, 1)
-    assignment = RoundAssignment(1, slot, sync=True, commits=0, backend=Backend.NATIVE)
-    monkeypatch.setenv("ELASTIC_DRIVER_ENGINE", "plain")
-    with pytest.raises(SettingsError, match="ELASTIC_DRIVER_BACKEND=torch"):
-        make_engine(assignment, "127.0.0.1", Limits(), Seal(b"key", 1))
 
 
 @pytest.mark.parametrize("backend", Backend)

@@ -1,4 +1,4 @@
-"""Bytes to all members, or from all of them, over an engine: what the library itself has to say between ranks."""
+"""Collectives of bytes: to all members, or from all of them, for what the library itself has to say between ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait(handle: Handle, keep: object) -> Result:
     finally:
         if not handle.done():
             with _lock:
-                _left[:] = [each for each in _left if not each[0].done()]
+                _left[:] = [(left, memory) for left, memory in _left if not left.done()]
                 _left.append((handle, keep))
 
 

@@ -1,0 +1,53 @@
+"""Drains, for who asks for one: whether it can be had, what comes of it, and who is to end instead.
+
+Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the requests, and
+:mod:`elastic_driver.core.membership` asks members to leave and ends who does not.
+"""
+
+from __future__ import annotations
+
+from elastic_driver.core.placement import usable_slots
+from elastic_driver.core.state import JobPhase, State, record_of
+from elastic_driver.hosts import WorkerId
+
+
+def ends_at_once(state: State, worker: WorkerId) -> bool:
+    """Whether a worker that was told to leave has no commit to leave at: no round yet, or it is being stopped."""
+    record = record_of(state, worker)
+    return record is None or record.stopped or state.phase is JobPhase.ENDED or not state.round_id
+
+
+def why_refused(state: State, hostname: str) -> str:
+    """Why a host can be neither drained nor let off; "" when it can."""
+    listed = [host.name for host in state.hosts]
+    if hostname in listed:
+        return ""
+    return f"there is no host {hostname} in the job; its hosts: {', '.join(listed) or 'none'}"
+
+
+def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> str:
+    """For who drained a host, or undid that: what has come of it.
+
+    Args:
+        before, after: the job before the request and after it.
+        hostname: the host.
+        undo: whether it may be used again.
+    """
+    if undo:
+        was_drained = any(name == hostname for name, _ in before.drained)
+        return f"host {hostname} may be used again" if was_drained else f"host {hostname} was not drained"
+    already = "already " if (hostname, None) in before.drained else ""
+    living = any(record.worker.hostname == hostname for record in after.workers)
+    leave = ": its workers leave at their next commit" if living else ""
+    return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
+
+
+def what_is_short(state: State) -> str:
+    """That the slots that are left do not suffice, and what comes of it; "" when they do."""
+    slots, policy = usable_slots(state), state.policy
+    if slots >= policy.min_num_proc:
+        return ""
+    return (
+        f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
+        f"(--min-np): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
+    )

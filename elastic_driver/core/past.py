@@ -1,0 +1,125 @@
+"""What belongs to the past: what is forgotten when, which reports come too late, and which can never have been.
+
+Owns the only code that drops anything of a worker or of a round, and the only code that refuses a report for its time.
+A report that was true once, such as a request that was answered already or a word of a process that has ended, comes
+late: it changes nothing. What was never true raises, since whoever says it is broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.core.events import (
+    DiscoveryFailed,
+    DrainRequested,
+    DriverFailed,
+    Event,
+    HostsDiscovered,
+    StopRequested,
+    TimerExpired,
+    WorkerDying,
+    WorkerExited,
+    WorkerExiting,
+    WorkerHung,
+    WorkerNotStarted,
+    WorkerReady,
+    WorkerReport,
+    WorkerRunning,
+    WorkerSpared,
+    WorkersReported,
+    WorkerStarted,
+)
+from elastic_driver.core.registry import WorkerStateRegistry
+from elastic_driver.core.state import Round, State, WorkerPhase, WorkerRecord, record_of
+from elastic_driver.errors import ElasticError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
+
+WorkerEvent = WorkerReport | WorkerNotStarted
+
+
+class IllegalEventError(ElasticError, ValueError):
+    """An event that cannot have happened in this job. The state is as it was."""
+
+
+def forget_worker(state: State, worker: WorkerId) -> State:
+    """What the end of a worker's process forgets: its record.
+
+    The books stay: it is a member of its round until the next one, what it reported there counts, and its name is never
+    given again.
+    """
+    return replace(state, workers=state.workers.without(worker))
+
+
+def forget_round(state: State, following: Round) -> State:
+    """What a new round forgets: the round before, the reset between them, who reported in it, and what it has shown."""
+    return replace(
+        state,
+        round=following,
+        reset=None,
+        registry=WorkerStateRegistry(following.members),
+        setbacks=state.setbacks.next_round(),
+    )
+
+
+def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
+    """The record of the worker that an event is about; None when the event is of the past, or no news."""
+    record = record_of(state, event.worker)
+    if record is None:
+        return None  # of a process that has ended
+    match event:
+        case WorkerStarted():
+            late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
+        case WorkerReady() if state.policy.on_change is not OnChange.IN_PLACE:
+            late = True  # no worker of theirs asks for a round
+        case WorkerReady():
+            # A request that was answered already, or one that is open and comes again.
+            late = event.after_round != record.round_id or record.phase in (WorkerPhase.READY, WorkerPhase.LEAVING)
+        case WorkerRunning():
+            late = event.round_id != record.round_id or record.phase is not WorkerPhase.MEMBER
+        case WorkerDying():
+            late = record.phase is WorkerPhase.LEAVING
+        case WorkerExiting():
+            late = record.exit_by is not None or record.killed is not None  # it has said so before
+        case WorkerHung():
+            late = record.killed is not None
+        case WorkerSpared():
+            late = record.killed is None
+        case WorkerExited() | WorkerNotStarted():
+            late = False
+    return None if late else record
+
+
+def why_impossible(state: State, event: Event) -> str:
+    """Why the event cannot have happened, late or not; "" when it can."""
+    match event:
+        case WorkersReported():
+            return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
+        case HostsDiscovered():
+            names = [host.name for host in event.hosts]
+            if len(names) != len(set(names)):
+                return "a host is listed twice"
+            return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
+        case DiscoveryFailed() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
+            return ""
+        case _:
+            return _why_impossible_of_worker(state, event)
+
+
+def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
+    worker = event.worker
+    record = record_of(state, worker)
+    if record is None and not state.attempts.has_given((worker.hostname, worker.slot), worker.attempt):
+        return f"worker {worker} was never started"
+    match event:
+        case WorkerReady(after_round=round_id) | WorkerRunning(round_id=round_id):
+            last = state.round_id if record is None else record.round_id
+            if not 0 <= round_id <= last:
+                return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
+        case WorkerNotStarted():
+            if record is not None and record.phase in (WorkerPhase.READY, WorkerPhase.MEMBER):
+                return f"worker {worker} was not started, and has asked for a round"
+        case _:
+            pass
+    draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0
+    return "" if 0 <= draw <= 1 else f"{draw} is no draw from 0 to 1"

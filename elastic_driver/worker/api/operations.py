@@ -1,0 +1,210 @@
+"""The collectives of any framework's tensors as operations of an engine, told once over an Adapter.
+
+Owns what is checked, how averages and narrow dtypes are reduced, and what is made of results. Signatures and defaults
+are collectives.py's, handles handles.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from elastic_driver.errors import UnsupportedOperationError
+from elastic_driver.worker.api.adapter import Adapter
+from elastic_driver.worker.api.handles import begin
+from elastic_driver.worker.api.objects import check_root
+from elastic_driver.worker.engine.collectives import ReduceOp
+from elastic_driver.worker.engine.protocol import Kind, Operation, Result
+from elastic_driver.worker.engine.reductions import carried_dtype, check_scattered, engine_op
+from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, members_of
+
+T = TypeVar("T")
+Factors = tuple[float, float]
+"""What a reduction multiplies by, before and after."""
+
+
+def check_rows(adapter: Adapter[T], tensors: Sequence[T], verb: str) -> None:
+    """Raises UnsupportedOperationError for scalars: they have no rows to gather or to deal."""
+    for tensor in tensors:
+        if adapter.rows(tensor) < 0:
+            raise UnsupportedOperationError(f"cannot {verb} a scalar: it has no first dimension; reshape it to (1,)")
+
+
+def begin_allreduce(
+    adapter: Adapter[T],
+    given: Sequence[Any],
+    outputs: Sequence[T] | None,
+    op: ReduceOp,
+    name: str | None,
+    factors: Factors,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+) -> int:
+    """Begins an allreduce. ``outputs`` are tensors to write into."""
+    tensors = adapter.tensors(given, "allreduce")
+    members = members_of(process_set)
+
+    def deliver(results: list[Any], _: list[int]) -> Any:
+        delivered = adapter.delivered(results, tensors, outputs)
+        return adapter.group(delivered) if grouped else delivered[0]
+
+    lane = adapter.lane
+    if lane is not None and lane.takes(members, tensors):
+        return lane.begin(members, Kind.ALLREDUCE, tensors, name, deliver, op=op, factors=factors)
+    dtypes = [adapter.dtype(tensor) for tensor in tensors]
+    hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    targets = [None] * len(hosts) if outputs is None else outputs
+    results = [adapter.result_for(host, output) for host, output in zip(hosts, targets, strict=True)]
+    operation = Operation(
+        Kind.ALLREDUCE,
+        tuple([adapter.spec(host, result) for host, result in zip(hosts, results, strict=True)]),
+        name or "",
+        engine_op(dtypes, op),
+        prescale=float(factors[0]),
+        postscale=float(factors[1]),
+        process_set=members.number,
+    )
+    return begin(members, operation, keep=(hosts, results, given), finish=lambda _: deliver(results, []))
+
+
+def begin_allgather(
+    adapter: Adapter[T], given: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool
+) -> int:
+    """Begins an allgather."""
+    tensors = adapter.tensors(given, "allgather")
+    members = members_of(process_set)
+    check_rows(adapter, tensors, "allgather")
+
+    def deliver(results: list[Any], _: list[int]) -> Any:
+        delivered = adapter.delivered(results, tensors, None)
+        return adapter.group(delivered) if grouped else delivered[0]
+
+    lane = adapter.lane
+    if lane is not None and lane.takes(members, tensors):
+        return lane.begin(members, Kind.ALLGATHER, tensors, name, deliver)
+    hosts = [adapter.sent(tensor, "allgather") for tensor in tensors]
+    specs = tuple([adapter.spec(host) for host in hosts])
+    operation = Operation(Kind.ALLGATHER, specs, name or "", process_set=members.number)
+    return begin(members, operation, keep=hosts, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
+
+
+def begin_broadcast(
+    adapter: Adapter[T], given: Any, output: T | None, root_rank: int, name: str | None, process_set: ProcessSet
+) -> int:
+    """Begins a broadcast, into ``output`` where one is given."""
+    tensors = adapter.tensors([given], "broadcast")
+    members = members_of(process_set)
+    check_root(members, root_rank)
+    outputs = None if output is None else [output]
+
+    def deliver(results: list[Any], _: list[int]) -> Any:
+        return adapter.delivered(results, tensors, outputs)[0]
+
+    lane = adapter.lane
+    if lane is not None and lane.takes(members, tensors):
+        return lane.begin(members, Kind.BROADCAST, tensors, name, deliver, root=root_rank)
+    host = adapter.sent(tensors[0], "broadcast")
+    result = adapter.result_for(host, output)
+    spec = adapter.spec(host, result)
+    operation = Operation(Kind.BROADCAST, (spec,), name or "", root=root_rank, process_set=members.number)
+    return begin(members, operation, keep=(host, result, given), finish=lambda _: deliver([result], []))
+
+
+def begin_alltoall(adapter: Adapter[T], given: Any, splits: Any, name: str | None, process_set: ProcessSet) -> int:
+    """Begins an alltoall; its result is the tensor received and the rows from each member."""
+    tensors = adapter.tensors([given], "alltoall")
+    members = members_of(process_set)
+    check_rows(adapter, tensors, "alltoall")
+
+    def deliver(results: list[Any], received: Sequence[int]) -> tuple[T, T]:
+        return adapter.delivered(results, tensors, None)[0], adapter.row_counts(received, splits)
+
+    lane = adapter.lane
+    if lane is not None and lane.takes(members, tensors):
+        counts = _checked_splits(members, adapter.split_counts(splits), adapter.rows(tensors[0]))
+        return lane.begin(members, Kind.ALLTOALL, tensors, name, deliver, splits=(counts,))
+    host = adapter.sent(tensors[0], "alltoall")
+    operation = Operation(
+        Kind.ALLTOALL,
+        (adapter.spec(host),),
+        name or "",
+        splits=(_checked_splits(members, adapter.split_counts(splits), adapter.rows(tensors[0])),),
+        process_set=members.number,
+    )
+
+    def finish(result: Result) -> tuple[T, T]:
+        return deliver(_rebuilt(adapter, result, [host]), result.received[0])
+
+    return begin(members, operation, keep=host, finish=finish)
+
+
+def begin_reducescatter(
+    adapter: Adapter[T],
+    given: Sequence[Any],
+    op: ReduceOp,
+    name: str | None,
+    factors: Factors,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+) -> int:
+    """Begins a reducescatter."""
+    tensors = adapter.tensors(given, "reducescatter")
+    check_scattered(op)
+    members = members_of(process_set)
+    check_rows(adapter, tensors, "reducescatter")
+
+    def deliver(results: list[Any], _: list[int]) -> Any:
+        delivered = adapter.delivered(results, tensors, None)
+        return adapter.group(delivered) if grouped else delivered[0]
+
+    lane = adapter.lane
+    if lane is not None and lane.takes(members, tensors):
+        return lane.begin(members, Kind.REDUCESCATTER, tensors, name, deliver, op=op, factors=factors)
+    dtypes = [adapter.dtype(tensor) for tensor in tensors]
+    hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    operation = Operation(
+        Kind.REDUCESCATTER,
+        tuple([adapter.spec(host) for host in hosts]),
+        name or "",
+        engine_op(dtypes, op),
+        prescale=float(factors[0]),
+        postscale=float(factors[1]),
+        process_set=members.number,
+    )
+    return begin(members, operation, keep=hosts, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
+
+
+def _rebuilt(adapter: Adapter[T], result: Result, hosts: Sequence[Any]) -> list[Any]:
+    return [
+        adapter.rebuilt(data, rows, host) for data, rows, host in zip(result.arrays, result.rows, hosts, strict=True)
+    ]
+
+
+def _even_splits(rows: int, members: int) -> tuple[int, ...]:
+    if rows % members:
+        raise ValueError(
+            f"cannot alltoall {rows} rows without splits: they cannot be divided among {members} ranks evenly"
+        )
+    return (rows // members,) * members
+
+
+def _checked_splits(members: Members, splits: Any, rows: int) -> tuple[int, ...]:
+    """Rows to each member. Raises ValueError when they do not add up to the rows there are."""
+    if splits is None:
+        return _even_splits(rows, members.size)
+    counts = np.asarray(splits)
+    if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
+        raise ValueError(f"cannot alltoall with splits {splits!r}: they must be a list of integers")
+    if not counts.size:
+        return _even_splits(rows, members.size)
+    chosen = tuple(counts.tolist())
+    if len(chosen) != members.size or min(chosen) < 0 or sum(chosen) != rows:
+        raise ValueError(
+            f"cannot alltoall {rows} rows with splits {list(chosen)}: they must be {members.size} counts of rows that "
+            "add up to all"
+        )
+    return chosen

@@ -1,0 +1,271 @@
+"""The variables that a worker reads, each once: name, unit, default, and what can be read as its value.
+
+Owns ``WorkerSettings`` and the process's one copy of it, read when the worker initializes. Who needs a variable asks
+for it here; nothing else of a worker's side looks into the environment for variables of ours or Horovod's.
+docs/operations.md lists them for users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.credentials import Credential, ranks_key
+from elastic_driver.rendezvous.environment import (
+    ENV_ADDRESS,
+    ENV_HEARTBEAT,
+    ENV_JOB,
+    ENV_OWNER,
+    ENV_PATIENCE,
+    ENV_RENDEZVOUS,
+    ENV_ROUND,
+    ENV_WARM,
+    PATIENCE_S,
+)
+from elastic_driver.words import Backend
+
+ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
+
+_MOST_CALL_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
+_MOST_WAIT_S = 1e9  # what elasticrun takes
+_MOST = 1 << 50  # what elasticrun takes of MB, in bytes
+_SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _MOST:
+        raise ValueError(f"it must be a number from 0 to {_MOST:g}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    return int(_number(text))
+
+
+def _seconds(most: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= most:
+            raise ValueError(f"it must be a number of seconds above 0, at most {most:g}")
+        return value
+
+    return read
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MOST:
+        raise ValueError("it must be an integer above 0")
+    return int(text)
+
+
+def _round(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MOST:
+        raise ValueError("it must be the number of a round, or 0")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text.isdecimal():  # Horovod takes any number above 0 for on
+        return int(text) > 0
+    if text.lower() not in _SWITCH:
+        raise ValueError(f"it must be one of 1, 0, {', '.join(_SWITCH)}")
+    return _SWITCH[text.lower()]
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"it must be one of {', '.join(words)}")
+        return text
+
+    return read
+
+
+def _backend(text: str) -> Backend:
+    return Backend(_one_of(*Backend)(text))
+
+
+def _timeline(text: str) -> str:
+    # For Horovod, where only this lets start_timeline be called: it is no file.
+    return "" if text.upper() == "DYNAMIC" else text
+
+
+def _engine(text: str) -> str:
+    if text == "plain":
+        raise ValueError("there is no such engine any more; ELASTIC_DRIVER_BACKEND=torch does without the native one")
+    return text
+
+
+def _by(variable: str, read: Callable[[str], Any]) -> Mapping[str, Any]:
+    """A field's metadata: the variable's name, and how its text is read. It raises ValueError with what is allowed."""
+    return {"variable": variable, "read": read}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the environment of a worker says. A variable that is empty counts as not set.
+
+    Attributes:
+        rendezvous: URL of the driver's HTTP server; "" in a process that no driver has started, a job of one.
+        job: the job's id.
+        round: the round that ran when this worker was started; 0 for none.
+        address: local address on which this worker's collectives listen.
+        heartbeat_s: at least as often the driver is to hear of this worker, seconds; 0 for its long poll only.
+        owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
+        patience_s: how long a driver may be silent of which nothing else is known, seconds.
+        warm: set in a process that is to be held in its start, for workers to be forked from.
+        hostname: this machine's name in the job, for messages.
+        elastic: whether membership may change.
+        build_timeout_s: how long connecting to the peers may take, seconds.
+        collective_timeout_s: how long a collective operation may take, seconds.
+        backend: the only one to be used; None for the best that all members have.
+        engine: refused if "plain", which there was once.
+        fusion_bytes: most bytes of small tensors that run together; 0 keeps all apart.
+        stall_check_disable: whether nothing is said of ranks that wait for others.
+        stall_warn_s: after how long it is said, seconds; 0 never.
+        stall_fail_s: after how long the round fails then, seconds; 0 never.
+        shared_memory: of ranks on one machine: "on", "staged" (peers' private memory is not read) or "off".
+        machine: any text; ranks with different ones share no memory, as if they were on different machines.
+        timeline: file for the trace; "" for none.
+        timeline_mark_cycles: whether it has the engine's cycles.
+        device_lane: how CUDA tensors are carried: "auto", "cuda", "off" or "cpu" (see docs/devices.md).
+        durable_dir: folder for commits on disc; None for none.
+        durable_every: commits from one on disc to the next; None not to count.
+        durable_interval_s: seconds from one to the next; None not to look. With neither, each commit.
+        durable_keep: how many are kept.
+        credential: with which this worker and its driver prove themselves to each other; None without a driver.
+        ranks_key: with which workers prove themselves to each other; empty without a driver.
+        planned: the place that the driver planned at the start of a worker that joins late; None for others.
+    """
+
+    rendezvous: str = field(default="", metadata=_by(ENV_RENDEZVOUS, str))
+    job: str = field(default="", metadata=_by(ENV_JOB, str))
+    round: int = field(default=0, metadata=_by(ENV_ROUND, _round))
+    address: str = field(default="127.0.0.1", metadata=_by(ENV_ADDRESS, str))
+    heartbeat_s: float = field(default=0.0, metadata=_by(ENV_HEARTBEAT, _number))
+    owner: str = field(default="", metadata=_by(ENV_OWNER, str))
+    patience_s: float = field(default=PATIENCE_S, metadata=_by(ENV_PATIENCE, _seconds(_MOST_WAIT_S)))
+    warm: str = field(default="", metadata=_by(ENV_WARM, str))
+    hostname: str = field(default="", metadata=_by("HOROVOD_HOSTNAME", str))
+    elastic: bool = field(default=False, metadata=_by("HOROVOD_ELASTIC", _switch))
+    # Horovod's, as those of fusion and stall checks.
+    build_timeout_s: float = field(default=30.0, metadata=_by("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds(_MOST_CALL_S)))
+    # torch.distributed's for a process group.
+    collective_timeout_s: float = field(
+        default=1800.0, metadata=_by("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", _seconds(_MOST_CALL_S))
+    )
+    backend: Backend | None = field(default=None, metadata=_by("ELASTIC_DRIVER_BACKEND", _backend))
+    engine: str = field(default="", metadata=_by("ELASTIC_DRIVER_ENGINE", _engine))
+    fusion_bytes: int = field(default=64 << 20, metadata=_by("HOROVOD_FUSION_THRESHOLD", _bytes))
+    stall_check_disable: bool = field(default=False, metadata=_by("HOROVOD_STALL_CHECK_DISABLE", _switch))
+    stall_warn_s: float = field(default=60.0, metadata=_by("HOROVOD_STALL_CHECK_TIME_SECONDS", _number))
+    stall_fail_s: float = field(default=0.0, metadata=_by("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", _number))
+    shared_memory: str = field(
+        default="on", metadata=_by("ELASTIC_DRIVER_SHARED_MEMORY", _one_of("on", "staged", "off"))
+    )
+    machine: str = field(default="", metadata=_by("ELASTIC_DRIVER_MACHINE", str))
+    timeline: str = field(default="", metadata=_by("HOROVOD_TIMELINE", _timeline))
+    timeline_mark_cycles: bool = field(default=False, metadata=_by("HOROVOD_TIMELINE_MARK_CYCLES", _switch))
+    device_lane: str = field(default="auto", metadata=_by(ENV_LANE, _one_of("auto", "cuda", "off", "cpu")))
+    durable_dir: Path | None = field(default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_DIR", Path))
+    durable_every: int | None = field(default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_EVERY", _count))
+    durable_interval_s: float | None = field(
+        default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_INTERVAL", _seconds(_MOST_WAIT_S))
+    )
+    durable_keep: int = field(default=2, metadata=_by("ELASTIC_DRIVER_DURABLE_KEEP", _count))
+    credential: Credential | None = None
+    ranks_key: bytes = field(default=b"", repr=False)
+    planned: SlotInfo | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> WorkerSettings:
+        """Reads all of them.
+
+        Raises:
+            SettingsError: some cannot be used; one line that names each, its value, and what it may be.
+        """
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        for each in fields(cls):
+            name = each.metadata.get("variable", "")
+            text = environ.get(name, "")
+            if not text:
+                continue
+            try:
+                values[each.name] = each.metadata["read"](text)
+            except ValueError as error:
+                problems.append(f"cannot use {name}={text!r}: {error}")
+
+        def read(name: str, read_it: Callable[[Mapping[str, str]], Any]) -> None:
+            try:
+                values[name] = read_it(environ)
+            except (SettingsError, ValueError) as error:
+                problems.append(str(error))
+
+        read("ranks_key", ranks_key)
+        if values.get("rendezvous"):
+            read("credential", Credential.of_worker)
+        if values.get("round"):
+            read("planned", _planned_slot)
+        if problems:
+            raise SettingsError("; ".join(problems))
+        return cls(**values)
+
+
+DEFAULTS = WorkerSettings()
+"""What holds where the environment says nothing."""
+
+VARIABLES: Mapping[str, str] = {
+    each.metadata["variable"]: each.name for each in fields(WorkerSettings) if each.metadata
+}
+"""The field of each variable."""
+
+
+def _planned_slot(environ: Mapping[str, str]) -> SlotInfo:
+    """The place that the driver planned when it started this process.
+
+    Raises:
+        SettingsError: the variables are not there, or no numbers.
+    """
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    try:
+        return SlotInfo(*(int(environ[f"HOROVOD_{name}"]) for name in names))
+    except (KeyError, ValueError) as error:
+        raise SettingsError(
+            f"cannot read this worker's planned place from HOROVOD_RANK and the like: {error}"
+        ) from error
+
+
+_settings: WorkerSettings | None = None
+
+
+def worker_settings() -> WorkerSettings:
+    """This process's, as its environment was when it initialized last, or, before that, when they were first asked for.
+
+    Raises:
+        SettingsError: a variable cannot be used.
+    """
+    return _settings or read_worker_settings()
+
+
+def read_worker_settings() -> WorkerSettings:
+    """Reads the environment now, for all who ask from here on: programs set variables before they initialize.
+
+    Raises:
+        SettingsError: a variable cannot be used.
+    """
+    global _settings
+    _settings = WorkerSettings.from_environ(os.environ)
+    return _settings

@@ -1,0 +1,155 @@
+"""The state as a document: strict to read, and of a form that only changes with its version."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from membership_job import Job
+
+from elastic_driver.core import document
+from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
+from elastic_driver.core.events import DiscoveryFailed, DrainRequested
+from elastic_driver.core.membership import explain, next_deadline
+from elastic_driver.core.state import JobPhase
+
+pytestmark = pytest.mark.unit
+
+FORM = Path(__file__).parent / f"document_version_{VERSION}.txt"
+
+
+def busy() -> Job:
+    """A job with something in every value of its state."""
+    job = Job(num_proc=3, min_num_proc=1, max_num_proc=3, cooldown_range_s=(10.0, 60.0), reset_window_s=100.0)
+    job.train("a:1", "b:1", "c:1", commits=2)
+    job.exit("c[0]", 1, at=5.0, draw=0.5, error="ValueError: x", where="train.py:3")
+    job.ready("a[0]", commits=3)
+    job.ready("b[0]", commits=3)
+    job.feed(DrainRequested("b", 0, "as asked"))
+    job.feed(DrainRequested("a", None, "as asked"))
+    job.feed(DiscoveryFailed("the script failed"), at=6.0)
+    job.exit("b[0]", 1, at=7.0)
+    assert job.state.phase is JobPhase.RESETTING
+    return job
+
+
+def written() -> Any:
+    job = busy()
+    return json.loads(json.dumps(write(job.state, job.now)))
+
+
+def test_it_comes_back_as_it_was() -> None:
+    job = busy()
+    assert read(written(), job.now) == job.state
+
+
+def test_times_are_those_of_the_readers_clock() -> None:
+    job = busy()
+    state = read(written(), 1000.0)
+    before = next_deadline(job.state)
+    assert before is not None
+    assert next_deadline(state) == before - job.now + 1000.0
+    assert explain(state, 1000.0) == explain(job.state, job.now)
+    # Who knows that it was away for four seconds reads at a time so much earlier.
+    assert next_deadline(read(written(), 996.0)) == before - job.now + 996.0
+
+
+def test_the_form_of_a_version_does_not_change() -> None:
+    """A change of the state's classes is a change of the document: raise VERSION, and write the new form down."""
+    if os.environ.get("REWRITE_DOCUMENT_FORM") == "1":
+        FORM.write_text(describe(), encoding="utf-8")
+    assert describe() == FORM.read_text(encoding="utf-8")
+
+
+def test_a_newer_version_is_refused_by_name() -> None:
+    with pytest.raises(DocumentError, match=rf"version {VERSION + 1}, from a newer elastic_driver"):
+        read({**written(), "version": VERSION + 1, "what": "is not known yet"}, 0.0)
+
+
+def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = written()
+    monkeypatch.setattr(document, "VERSION", VERSION + 1)
+    with pytest.raises(DocumentError, match=rf"version {VERSION}; this elastic_driver reads {VERSION + 1}"):
+        read(old, 0.0)
+
+
+@pytest.mark.parametrize("data", [None, [], "state", {}, {"state": {}}, {"version": True}, {"version": "1"}])
+def test_no_document(data: object) -> None:
+    with pytest.raises(DocumentError, match=r"no document with a version|no number of a version"):
+        read(data, 0.0)
+
+
+@pytest.mark.parametrize("data", [{"version": 0}, {"version": -1}, {"version": 1.0}, {"version": False}])
+def test_no_version(data: object) -> None:
+    with pytest.raises(DocumentError, match="is no number of a version"):
+        read(data, 0.0)
+
+
+def change(data: Any, path: str, value: object) -> None:
+    """Sets what stands at a path, or removes it when the value is ``...``."""
+    *way, last = path.split(".")
+    for key in way:
+        data = data[int(key)] if isinstance(data, list) else data[key]
+    key = int(last) if isinstance(data, list) else last
+    if value is ...:
+        del data[key]
+    else:
+        data[key] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("state", ..., "the document lacks 'state'"),
+        ("more", 1, "the document has the unknown 'more'"),
+        ("state.commits", ..., "state lacks 'commits'"),
+        ("state.reset.cause", "", r"state\.reset has the unknown 'cause'"),
+        ("state.workers.0.phase", "asleep", r"state\.workers\[0\]\.phase is not one of booting, ready.*: 'asleep'"),
+        ("state.workers.0.phase", 1, r"state\.workers\[0\]\.phase is not one of"),
+        ("state.workers.0.worker", "a[0]", r"state\.workers\[0\]\.worker is not a worker, host\[slot\]#attempt"),
+        ("state.workers.0.worker", "a[0]#00", "is not a worker"),
+        ("state.workers.0.worker", 7, "is not a worker"),
+        ("state.commits", 3.0, r"state\.commits is not of type int: 3\.0"),
+        ("state.commits", True, r"state\.commits is not of type int: True"),
+        ("state.ended", 0, r"state\.ended is not of type bool: 0"),
+        ("state.began", "0", r"state\.began is not a finite number: '0'"),
+        ("state.began", True, r"state\.began is not a finite number: True"),
+        ("state.began", float("nan"), r"state\.began is not a finite number: nan"),
+        ("state.policy.elastic_timeout_s", float("inf"), r"elastic_timeout_s is not a finite number: inf"),
+        ("state.began", None, r"state\.began is not a finite number: None"),
+        ("state.workers", {}, r"state\.workers is not a list: {}"),
+        ("state.reset", [], r"state\.reset is not an object: \[\]"),
+        ("state.policy.cooldown_range_s", [1.0], r"state\.policy\.cooldown_range_s is not 2 items: \[1\.0\]"),
+        ("state.drained", [["a", None], ["a", None]], r"state\.drained is not a list without repetitions"),
+        ("state.round.round_id", 0, "cannot read the state of a job"),
+        ("state.round.members", ["a[0]#0", "a[0]#0"], "a member twice"),
+        ("state.discovery.outage.error", "x" * 100, None),
+        ("state.discovery.outage.error", ["x" * 100], r"error is not of type str: \['x{78}…$"),
+    ],
+)
+def test_what_is_not_of_the_form_is_refused_and_the_message_says_where(
+    path: str, value: object, why: str | None
+) -> None:
+    data = copy.deepcopy(written())
+    change(data, path, value)
+    if why is None:
+        read(data, 0.0)
+        return
+    with pytest.raises(DocumentError, match=why):
+        read(data, 0.0)
+
+
+def test_a_worker_twice_is_refused() -> None:
+    data = written()
+    data["state"]["workers"].append(data["state"]["workers"][0])
+    with pytest.raises(DocumentError, match=r"state\.workers is not a list without repetitions"):
+        read(data, 0.0)
+
+
+def test_types_that_no_document_can_hold() -> None:
+    with pytest.raises(TypeError, match="no document can hold a"):
+        document._form_of(dict[str, int])

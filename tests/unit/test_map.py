@@ -1,0 +1,41 @@
+"""The map in docs/design.md: each folder is on it, and each file that it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE, NATIVE = ROOT / "elastic_driver", ROOT / "native"
+_MAP = re.search(r"^## The map$.*?(?=^## )", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.M | re.S)
+
+pytestmark = pytest.mark.unit
+
+
+def named(pattern: str) -> set[str]:
+    assert _MAP is not None
+    return set(re.findall(pattern, _MAP[0], re.M))
+
+
+def folders(root: Path, suffix: str) -> set[str]:
+    return {f"{path.parent.relative_to(root)}/" for path in root.rglob(f"*{suffix}") if path.parent != root}
+
+
+def test_every_folder_is_on_the_map() -> None:
+    # What stands below these is one thing with them.
+    inside = ("compat/", "launch/warm/hook/", "tests/")
+    there = folders(PACKAGE, ".py") | folders(NATIVE, ".cpp")
+    rows = named(r"^\| `([\w/]+/)` \|")
+    assert {folder for folder in there if not folder.startswith(inside)} | {"compat/"} == rows
+
+
+def test_every_file_that_the_map_names_exists() -> None:
+    begins = {folder + file for folder, file in named(r"^\| `([\w/]+/)` \|.*\| `(\w+\.py)`") if file}
+    mentioned = named(r"`((?:\w+/)+\w+\.(?:py|cpp))`")
+    assert len(begins) > 15
+    assert len(mentioned) > 10
+    assert [
+        file for file in sorted(begins | mentioned) if not (PACKAGE / file).exists() and not (ROOT / file).exists()
+    ] == []

@@ -1,0 +1,179 @@
+"""The variables that a worker reads, and the list of them in docs/operations.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.cli.flags import build_parser
+from elastic_driver.dialects.ours import JobAddress, worker_env
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.settings import settings as driver_settings
+from elastic_driver.words import Backend
+from elastic_driver.worker import settings as module
+from elastic_driver.worker.engine.native import EngineSettings
+from elastic_driver.worker.settings import DEFAULTS, VARIABLES, WorkerSettings, read_worker_settings, worker_settings
+
+pytestmark = [pytest.mark.unit]
+
+DOCS = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+PLANNED = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
+
+
+def read(**environ: str) -> WorkerSettings:
+    return WorkerSettings.from_environ(environ)
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    assert read() == DEFAULTS
+    assert read(**dict.fromkeys(VARIABLES, "")) == DEFAULTS, "what is empty is not set"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "2.5", 2.5),
+        ("ELASTIC_DRIVER_PATIENCE_S", "0.5", 0.5),
+        ("ELASTIC_DRIVER_HEARTBEAT_S", "0", 0.0),
+        ("ELASTIC_DRIVER_BACKEND", "torch", Backend.TORCH),
+        ("HOROVOD_FUSION_THRESHOLD", "1e3", 1000),
+        ("HOROVOD_FUSION_THRESHOLD", "0", 0),
+        ("HOROVOD_STALL_CHECK_DISABLE", "2", True),
+        ("HOROVOD_STALL_CHECK_DISABLE", "False", False),
+        ("HOROVOD_TIMELINE", "dynamic", ""),
+        ("HOROVOD_TIMELINE", "trace.json", "trace.json"),
+        ("ELASTIC_DRIVER_DURABLE_DIR", "/d", Path("/d")),
+        ("ELASTIC_DRIVER_DURABLE_INTERVAL", "1e9", 1e9),
+        ("ELASTIC_DRIVER_DURABLE_KEEP", "3", 3),
+    ],
+)
+def test_values(name: str, text: str, value: object) -> None:
+    assert getattr(read(**{name: text}), VARIABLES[name]) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "never", "it must be a number of seconds above 0, at most 1e+07"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "0", "above 0"),
+        ("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", "inf", "at most 1e+07"),
+        ("ELASTIC_DRIVER_PATIENCE_S", "nan", "above 0"),
+        ("ELASTIC_DRIVER_HEARTBEAT_S", "-1", "it must be a number from 0"),
+        ("ELASTIC_DRIVER_ROUND", "1.5", "it must be the number of a round, or 0"),
+        ("ELASTIC_DRIVER_BACKEND", "gloo", "it must be one of native, torch"),
+        ("ELASTIC_DRIVER_ENGINE", "plain", "ELASTIC_DRIVER_BACKEND=torch does without the native one"),
+        ("ELASTIC_DRIVER_SHARED_MEMORY", "yes", "it must be one of on, staged, off"),
+        ("ELASTIC_DRIVER_DEVICE_LANE", "gpu", "it must be one of auto, cuda, off, cpu"),
+        ("ELASTIC_DRIVER_DURABLE_EVERY", "0", "it must be an integer above 0"),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "perhaps", "it must be one of 1, 0, true"),
+    ],
+)
+def test_what_cannot_be_read(name: str, text: str, allowed: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(**{name: text})
+    assert str(caught.value).startswith(f"cannot use {name}={text!r}: ")
+    assert allowed in str(caught.value)
+
+
+def test_all_that_cannot_be_read_is_told_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(
+            HOROVOD_GLOO_TIMEOUT_SECONDS="soon",
+            ELASTIC_DRIVER_DURABLE_KEEP="few",
+            **{ENV_RANKS_KEY: "secret", ENV_RENDEZVOUS: "http://a:1", ENV_ROUND: "3"},
+        )
+    said = str(caught.value)
+    for name in ("HOROVOD_GLOO_TIMEOUT_SECONDS='soon'", "ELASTIC_DRIVER_DURABLE_KEEP='few'", ENV_RANKS_KEY, ENV_WORKER):
+        assert name in said
+    assert "planned place" in said
+    assert "secret" not in said
+    assert "\n" not in said
+
+
+def test_what_the_driver_sets_can_be_read() -> None:
+    worker, slot, key = WorkerId("a", 1, 2), SlotInfo(3, 4, 1, 2, 0, 1), JobKey.new()
+    address = JobAddress("http://127.0.0.1:1", key, "job", "127.0.0.2", "the driver")
+    exported = {"ELASTIC_DRIVER_HEARTBEAT_S": "15"}
+    env = worker_env({}, job=address, exported=exported, worker=worker, planned=slot, round_id=7, cores=4)
+    settings = WorkerSettings.from_environ(env)
+    assert (settings.rendezvous, settings.job, settings.owner) == ("http://127.0.0.1:1", "job", "the driver")
+    assert (settings.address, settings.hostname, settings.round) == ("127.0.0.2", "a", 7)
+    assert (settings.planned, settings.elastic, settings.heartbeat_s) == (slot, True, 15.0)
+    assert settings.credential is not None
+    assert (settings.credential.key, settings.credential.identity.worker) == (key.of_worker(worker), worker)
+    assert settings.ranks_key == key.of_ranks()
+    assert settings.ranks_key.hex() not in repr(settings)
+    assert settings.credential.key.hex() not in repr(settings)
+    assert env[ENV_KEY] not in repr(settings)
+
+
+def test_they_are_read_once_until_they_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_settings", None)
+    monkeypatch.setenv("ELASTIC_DRIVER_MACHINE", "one")
+    assert worker_settings().machine == "one"
+    monkeypatch.setenv("ELASTIC_DRIVER_MACHINE", "other")
+    assert worker_settings().machine == "one"
+    assert read_worker_settings().machine == "other"
+    assert worker_settings().machine == "other"
+
+
+def test_the_engine_is_made_of_them() -> None:
+    assert EngineSettings.of(DEFAULTS) == EngineSettings()
+    quiet = dataclasses.replace(DEFAULTS, stall_check_disable=True, stall_fail_s=9.0, shared_memory="staged")
+    assert EngineSettings.of(quiet) == EngineSettings(
+        stall_warn_s=0.0, stall_fail_s=0.0, shared_memory=True, direct_reads=False
+    )
+    assert not EngineSettings.of(dataclasses.replace(DEFAULTS, shared_memory="off")).shared_memory
+
+
+def documented() -> dict[str, set[str]]:
+    """The defaults that docs/operations.md gives for each variable, in its tables of variables."""
+    section = DOCS.partition("## Environment variables\n")[2].partition("\n## ")[0]
+    found: dict[str, set[str]] = {}
+    for names, default in re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", section, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            found.setdefault(name, set()).add(default)
+    return found
+
+
+def shown(value: object) -> str:
+    if value in (None, ""):
+        return "-"
+    return str(int(value)) if isinstance(value, bool | int | float) else str(value)
+
+
+def test_the_docs_list_each_variable_with_its_default() -> None:
+    by_fields = {each.name: each.default for each in dataclasses.fields(driver_settings.Settings)}
+    expected = {name: {shown(getattr(DEFAULTS, field))} for name, field in VARIABLES.items()}
+    expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, *PLANNED)}
+    for field, name in driver_settings.VARIABLES.items():
+        expected.setdefault(name, set()).add(shown(by_fields[field]))
+    assert documented() == expected
+
+
+def test_defaults_that_the_workers_own_stand_in_the_help() -> None:
+    text = " ".join(build_parser().format_help().split())
+    assert f"keep the last K commits on disc (default {DEFAULTS.durable_keep})" in text
+    gloo = driver_settings.Settings.__dataclass_fields__["gloo_timeout_s"].default
+    assert gloo == DEFAULTS.build_timeout_s, "both sides of one variable"
+
+
+def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
+    root = Path(module.__file__).parents[1]
+    readers = {
+        str(path.relative_to(root)): sorted(set(re.findall(r"environ(?:\.get\(|\[)([^),\]]+)", text)))
+        for folder in ("worker", "torch", "function")
+        for path in (root / folder).rglob("*.py")
+        if "os.environ" in (text := path.read_text())
+    }
+    assert readers.pop("worker/settings.py") is not None
+    assert readers == {
+        "function/launch.py": [],  # the driver's environment, handed on
+        "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
+    }
