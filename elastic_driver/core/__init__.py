@@ -61,8 +61,8 @@ Until its process has ended a worker holds its place, so that no place ever has 
 Other kinds of workers
 ======================
 
-All this is for workers that reset in place. ``Policy.on_change`` knows two other kinds, which have deciders of their own
-(:mod:`~elastic_driver.core.restarting`, :mod:`~elastic_driver.core.roundless`) and share places, limits and ends:
+All this is for workers that reset in place. ``Policy.on_change`` knows two other kinds, which have deciders of their
+own (:mod:`~elastic_driver.core.restarting`, :mod:`~elastic_driver.core.roundless`) and share places, limits and ends:
 
 ===========  ===================================================================  =====================================
 .            RESTART                                                              NO_ROUNDS
