@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, most_advanced
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
@@ -110,6 +111,12 @@ def _choose_places(state: State) -> tuple[Places, Places]:
     return targets, dict.fromkeys(places[index] for index in sorted(rest[: state.policy.num_standby]))
 
 
+def launch_places(state: State) -> Places:
+    """The places that a round of newly started workers would have now. A leaving worker still holds its place."""
+    leaving = {(r.worker.hostname, r.worker.slot) for r in in_phase(state, WorkerPhase.LEAVING)}
+    return dict.fromkeys(place for place in target_places(state) if place not in leaving)
+
+
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:
     """Workers that are READY, have no rank, and are to get one when a member is lost; in order of start."""
     standbys = standby_places(state)
@@ -136,3 +143,10 @@ def next_members(state: State) -> tuple[WorkerRecord, ...]:
     # With max-np 1 there is no other way to hand over than to be two for this one round.
     kept = members if limit is None else members[: max(1, limit - 1)]
     return (most_advanced(stateful), *kept)
+
+
+def next_places(state: State) -> Places:
+    """The places of a round that was formed now."""
+    if state.policy.on_change is OnChange.RESTART:
+        return launch_places(state)
+    return dict.fromkeys((record.worker.hostname, record.worker.slot) for record in next_members(state))

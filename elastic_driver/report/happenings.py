@@ -132,6 +132,7 @@ class RoundFormed:
     Attributes:
         old_size: workers of the round before; 0 for none.
         commits: of the state that it goes on from.
+        backend: what carries its collectives; None when that is the workers' own affair.
         formed_in_s: from the change (or the start) until now.
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
     """
@@ -141,7 +142,7 @@ class RoundFormed:
     cause: str
     commits: int
     sync: bool
-    backend: Backend
+    backend: Backend | None
     formed_in_s: float
     members: Sequence[Member]
     reinit: bool

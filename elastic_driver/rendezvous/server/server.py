@@ -22,7 +22,7 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -34,6 +34,7 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.routes import RouteRequest, Routes, table_of
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.server.parked import PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
@@ -88,6 +89,7 @@ class RendezvousServer:
 
     Args:
         handler: answers what is not key-value.
+        routes: what workers may ask; the driver's own routes come to these.
         key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
@@ -103,6 +105,7 @@ class RendezvousServer:
         self,
         handler: RoundHandler,
         *,
+        routes: Routes,
         key: JobKey,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
@@ -114,6 +117,7 @@ class RendezvousServer:
         self.key = key
         self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
         self._handler = handler
+        self._routes = table_of(routes)
         self._on_error = on_error
         self._call_later = call_later
         self._on_full = on_full
@@ -292,40 +296,64 @@ class RendezvousServer:
         if not path.startswith(f"{API}/"):
             connection.reply(404, error_body(f"no such path: {path}"))
             return
-        match path[len(API) + 1 :].split("/"):
+        name, *rest = path[len(API) + 1 :].split("/")
+        route = self._routes.get(name)
+        if route is not None and route.answer is not None:
+            if self._may(connection, method, name):
+                request = RouteRequest(connection.identity, method, tuple(map(unquote, rest)), query, body)
+                connection.reply(*route.answer(request))
+            return
+        match [name, *rest]:
             case ["rounds", round_text, "kv", scope, key]:
-                if not _may(connection, method, "key"):
+                if not self._may(connection, method, "key"):
                     return
                 self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
             case ["rounds", round_text, "exchange", scope]:
-                if _may(connection, method, "exchange"):
+                if self._may(connection, method, "exchange"):
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
             case ["next-round"]:
-                if _may(connection, method, "next-round"):
+                if self._may(connection, method, "next-round"):
                     ready = _checked(connection, NextRoundRequest.from_json(body))
                     self._ask(connection, self._handler.next_round(ready), query)
             case ["watch"]:
-                if _may(connection, method, "watch"):
+                if self._may(connection, method, "watch"):
                     self._ask(
                         connection, self._handler.watch(_checked(connection, WatchRequest.from_json(body))), query
                     )
             case ["running"]:
-                if _may(connection, method, "running"):
+                if self._may(connection, method, "running"):
                     self._handler.running(_checked(connection, RunningReport.from_json(body)))
                     connection.reply(204)
             case ["leave"]:
-                if _may(connection, method, "leave"):
+                if self._may(connection, method, "leave"):
                     self._handler.leave(_checked(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
             case ["drain"]:
-                if _may(connection, method, "drain"):
+                if self._may(connection, method, "drain"):
                     reply = self._handler.drain(DrainHostRequest.from_json(body))
                     connection.reply(200, reply.to_json(), is_json=True)
             case ["status"]:
-                if _may(connection, method, "status"):
+                if self._may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
             case _:
                 connection.reply(404, error_body(f"no such path: {path}"))
+
+    def _may(self, connection: Connection, method: bytes, name: str) -> bool:
+        """Whether whoever asks may do that. Answers 404 or 405 when nobody may, 403 when others may."""
+        route = self._routes.get(name)
+        if route is None:
+            connection.reply(404, error_body(f"no such path: {API}/{name}"))
+            return False
+        roles = route.methods.get(method, ())
+        if connection.identity.role in roles:
+            return True
+        if roles:
+            who = " or ".join(_role_name(role) for role in sorted(roles))
+            connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {who} may"))
+        else:
+            named, supported = method.decode("ascii", "replace"), b", ".join(route.methods).decode()
+            connection.reply(405, error_body(f"method {named} is not supported here; {supported} is"))
+        return False
 
     def _key(
         self,
@@ -410,21 +438,6 @@ def _descriptors(needed: int) -> int:
             return soft
         return wanted
     return needed if soft == resource.RLIM_INFINITY else soft
-
-
-def _may(connection: Connection, method: bytes, route: str) -> bool:
-    """Whether whoever asks may do that. Answers 405 when nobody may, 403 when others may."""
-    methods = PERMISSIONS[route]
-    roles = methods.get(method, ())
-    if connection.identity.role in roles:
-        return True
-    if roles:
-        allowed = " or ".join(_role_name(role) for role in sorted(roles))
-        connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {allowed} may"))
-    else:
-        text = f"method {method.decode('ascii', 'replace')} is not supported here; {b', '.join(methods).decode()} is"
-        connection.reply(405, error_body(text))
-    return False
 
 
 def _checked(connection: Connection, request: _Request) -> _Request:
