@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import runtime
@@ -37,7 +38,10 @@ class _Place:
 
 
 def _worker_key() -> str:
-    credential = worker_settings().credential
+    try:
+        credential = worker_settings().credential
+    except SettingsError:  # which may be the very outcome
+        return ""
     worker = credential.identity.worker if credential is not None else None
     return worker.key if worker is not None else ""
 

@@ -79,6 +79,11 @@ def test_exception_reaches_the_caller() -> None:
     assert "in fail_on_one" in str(caught.value.__cause__)
 
 
+def test_a_variable_that_no_worker_can_read_reaches_the_caller() -> None:
+    with pytest.raises(SettingsError, match="cannot use HOROVOD_STALL_CHECK_TIME_SECONDS='soon'"):
+        elastic_driver.run(gather, (1,), {"y": 2}, np=1, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "soon"})
+
+
 def test_exit_without_a_result_and_unpicklable_result() -> None:
     with pytest.raises(JobFailedError):
         elastic_driver.run(lambda: os._exit(5))
