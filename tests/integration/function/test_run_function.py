@@ -202,6 +202,9 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
     with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):
         elastic_driver.run(len, durable_keep=3)
+    (tmp_path / "file.yaml").write_text("controller: mpi\n")
+    with pytest.raises(SettingsError, match="runs on Gloo only"):
+        elastic_driver.run(len, ("",), config_file="file.yaml", use_mpi=False)
 
 
 def count_on(target: int) -> list[int]:
