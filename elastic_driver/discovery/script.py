@@ -284,18 +284,17 @@ class _Pipe:
             return
         try:
             data = os.read(self._descriptor, 65536)
+            if data:
+                self._on_data(data)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if not data:
-            self.close()
-            return
-        try:
-            self._on_data(data)
-        except _TooMuchError as error:
+        except Exception as error:  # no memory, say: for whoever waits, since on the loop it would end the job
+            data = b""
             if not self.ended.done():
                 self.ended.set_exception(error)
+        if not data:
             self.close()
 
 

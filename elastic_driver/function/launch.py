@@ -159,7 +159,7 @@ def run(
         "config_file": config_file,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),
-        "mpi": use_mpi,
+        "mpi": use_mpi or None,  # or a config file may ask for it
     }
     environ = {**os.environ, **(env or {})}
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import cloudpickle
 
+from elastic_driver.errors import SettingsError
 from elastic_driver.function.outcome import Outcome, Raised, Returned, leave
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.worker.rounds.current import current, current_round
@@ -37,7 +38,10 @@ class _Place:
 
 
 def _worker_key() -> str:
-    credential = worker_settings().credential
+    try:
+        credential = worker_settings().credential
+    except SettingsError:  # which may be the very outcome
+        return ""
     worker = credential.identity.worker if credential is not None else None
     return worker.key if worker is not None else ""
 

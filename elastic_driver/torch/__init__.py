@@ -4,6 +4,7 @@ Each name stands here once, or in the modules whose names are taken as a whole: 
 and collectives.py. ``__all__`` is what was taken, without the package's own modules.
 """
 
+import typing as _typing
 from types import ModuleType as _ModuleType
 
 from elastic_driver.torch import elastic as elastic
@@ -24,8 +25,9 @@ from elastic_driver.torch.sparse import sparse_allreduce_async as sparse_allredu
 from elastic_driver.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from elastic_driver.worker.api.names import *  # noqa: F403
 
-__all__ = [
-    name
-    for name, value in sorted(globals().items())
-    if not name.startswith("_") and (name == "elastic" or not isinstance(value, _ModuleType))
-]
+if not _typing.TYPE_CHECKING:  # type checkers cannot read it, and would take it for empty
+    __all__ = [
+        name
+        for name, value in sorted(globals().items())
+        if not name.startswith("_") and (name == "elastic" or not isinstance(value, _ModuleType))
+    ]

@@ -7,6 +7,7 @@ docs/operations.md lists them for users.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -34,7 +35,7 @@ ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
 _MOST_CALL_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 _MOST_WAIT_S = 1e9  # what elasticrun takes
 _MOST = 1 << 50  # what elasticrun takes of MB, in bytes
-_SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_ON, _OFF = ("true", "t", "yes", "y", "on"), ("false", "f", "no", "n", "off")
 
 
 def _number(text: str) -> float:
@@ -77,11 +78,12 @@ def _round(text: str) -> int:
 
 
 def _switch(text: str) -> bool:
-    if text.isdecimal():  # Horovod takes any number above 0 for on
-        return int(text) > 0
-    if text.lower() not in _SWITCH:
-        raise ValueError(f"it must be one of 1, 0, {', '.join(_SWITCH)}")
-    return _SWITCH[text.lower()]
+    word = text.strip().lower()
+    with contextlib.suppress(ValueError):
+        return float(word) > 0  # Horovod takes any number above 0 for on
+    if word not in (*_ON, *_OFF):
+        raise ValueError(f"it must be one of 1, 0, {', '.join((*_ON, *_OFF))}")
+    return word in _ON
 
 
 def _one_of(*words: str) -> Callable[[str], str]:

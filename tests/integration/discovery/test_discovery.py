@@ -16,7 +16,7 @@ import psutil
 import pytest
 from jobs import Job
 
-from elastic_driver.discovery.script import ScriptDiscovery
+from elastic_driver.discovery.script import ScriptDiscovery, _Pipe
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host
@@ -260,6 +260,24 @@ def test_a_machine_without_room_keeps_no_run_from_being_closed(
     before, after = asyncio.run(run_them())
     assert after <= before
     assert gone(mark)
+
+
+def test_what_fails_while_output_is_read_is_told_to_who_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    async def read_one() -> bool:
+        ours, theirs = os.pipe()
+        with open(ours, "rb", buffering=0) as file:
+            os.write(theirs, b"a host")
+            os.close(theirs)
+            pipe = _Pipe(file, fail)
+            with pytest.raises(MemoryError):
+                await asyncio.wait_for(pipe.ended, 10.0)
+            return asyncio.get_running_loop().remove_reader(ours)
+
+    def fail(data: bytes) -> None:
+        raise MemoryError
+
+    assert asyncio.run(read_one()) is False, "nobody reads it any more"
+    assert not capfd.readouterr().err
 
 
 def test_fixed_hosts_stay() -> None:

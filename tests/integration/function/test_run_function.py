@@ -79,6 +79,11 @@ def test_exception_reaches_the_caller() -> None:
     assert "in fail_on_one" in str(caught.value.__cause__)
 
 
+def test_a_variable_that_no_worker_can_read_reaches_the_caller() -> None:
+    with pytest.raises(SettingsError, match="cannot use HOROVOD_STALL_CHECK_TIME_SECONDS='soon'"):
+        elastic_driver.run(gather, (1,), {"y": 2}, np=1, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "soon"})
+
+
 def test_exit_without_a_result_and_unpicklable_result() -> None:
     with pytest.raises(JobFailedError):
         elastic_driver.run(lambda: os._exit(5))
@@ -197,6 +202,9 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
     with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):
         elastic_driver.run(len, durable_keep=3)
+    (tmp_path / "file.yaml").write_text("controller: mpi\n")
+    with pytest.raises(SettingsError, match="runs on Gloo only"):
+        elastic_driver.run(len, ("",), config_file="file.yaml", use_mpi=False)
 
 
 def count_on(target: int) -> list[int]:

@@ -84,6 +84,14 @@ def test_type_checkers_are_told_what_is_found_elsewhere() -> None:
     assert told == {**elastic_driver._ELSEWHERE, "elastic": "elastic_driver", "*": elastic_driver._API}
 
 
+def test_type_checkers_see_no_list_of_torchs_names_that_they_cannot_read() -> None:
+    tree = ast.parse(Path(torch_api.__file__).read_text())
+    lists = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+    assert not any("__all__" in ast.unparse(node) for node in lists)
+    guards = [ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If)]
+    assert guards == ["not _typing.TYPE_CHECKING"]
+
+
 def test_what_the_driver_has_loads_no_numpy() -> None:
     code = (
         "import sys, elastic_driver\n"
