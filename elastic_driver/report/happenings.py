@@ -18,7 +18,7 @@ class Listener(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether a user sees each :class:`Status` here as it changes; then waits are not told of beside it."""
+        """Whether a user sees each :class:`Status` here as it changes; then waits are not reported beside it."""
 
     def hear(self, happening: Happening) -> None:
         """Takes what has happened. What is no business of this listener it leaves alone."""
@@ -158,7 +158,7 @@ class RoundResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Remark:
     """Something the user should know, in words."""
 
     text: str
@@ -267,7 +267,7 @@ Happening: TypeAlias = (
     | NoticeGiven
     | RoundFormed
     | RoundResumed
-    | Told
+    | Remark
     | FirstFailure
     | InternalError
     | JobEnded

@@ -59,6 +59,7 @@ def limits(least: int, wanted: int, most: int | None = None, **others: object) -
         "max_num_proc": most,
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
+        "drain_timeout_s": 5.0,
         **others,
     }
 

@@ -36,7 +36,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.routes import RouteRequest, Routes, table_of
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
-from elastic_driver.rendezvous.server.parked import Asked, Waiter, Waiters
+from elastic_driver.rendezvous.server.parked import PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater
 
@@ -123,13 +123,13 @@ class RendezvousServer:
         self._on_full = on_full
         self._server: asyncio.Server | None = None
         self._closing = False
-        self._gone = asyncio.Event()  # set when closing and the last connection is lost
+        self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
         self._sweeper: asyncio.TimerHandle | None = None
         self._max_connections = 0
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, float] = {}  # and when they came, oldest first
         self._waiters = Waiters()
-        self._asked: set[Asked] = set()
+        self._pending: set[PendingAnswer] = set()
 
     # --- for the driver --------------------------------------------------------------------------------------------
 
@@ -151,21 +151,22 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        each = _CONNECTIONS + descriptors_each
-        needed, wanted = (each * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
-        found = _descriptors(max(_DESCRIPTORS, wanted))
-        if found < needed:
+        per_worker = _CONNECTIONS + descriptors_each
+        needed, wanted = (per_worker * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        allowed = _descriptors(max(_DESCRIPTORS, wanted))
+        if allowed < needed:
             raise SettingsError(
-                f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
+                f"cannot serve {workers} workers: that takes {needed} open files, and {allowed} are allowed; raise the "
                 "hard limit (ulimit -Hn) for this user"
             )
-        room = (found - _OTHER_DESCRIPTORS) // each
-        if found < wanted and self._on_full is not None:
+        room = (allowed - _OTHER_DESCRIPTORS) // per_worker
+        if allowed < wanted and self._on_full is not None:
             self._on_full(
-                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
-                f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} "
+                f"open files, and {allowed} are allowed; raise the hard limit (ulimit -Hn) for this user before the "
+                "next start"
             )
-        most = found - _OTHER_DESCRIPTORS - room * descriptors_each
+        most = allowed - _OTHER_DESCRIPTORS - room * descriptors_each
         self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
@@ -189,17 +190,17 @@ class RendezvousServer:
             self._sweeper.cancel()
         if self._server is not None:
             self._server.close()
-        asked = [one.future for one in self._asked]
+        answers = [pending.future for pending in self._pending]
         for connection in tuple(self._connections):
             connection.say_goodbye("the driver has ended")
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*answers, return_exceptions=True)
         if self._connections:
             try:
-                await asyncio.wait_for(self._gone.wait(), _FLUSH_S)
+                await asyncio.wait_for(self._all_lost.wait(), _FLUSH_S)
             except TimeoutError:
                 for connection in tuple(self._connections):
                     connection.abort()
-                await self._gone.wait()
+                await self._all_lost.wait()
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -236,9 +237,9 @@ class RendezvousServer:
                 )
         self._strangers[connection] = now
 
-    def _cut_strangers(self, now: float, left: int) -> None:
-        """Cuts the oldest of those who have had their time, until that many are left."""
-        while len(self._strangers) > left:
+    def _cut_strangers(self, now: float, most: int) -> None:
+        """Cuts the oldest of those who have had their time, until no more than that are left."""
+        while len(self._strangers) > most:
             oldest, since = next(iter(self._strangers.items()))
             if now - since < self.limits.stranger_s or oldest.has_unread:
                 return
@@ -262,7 +263,7 @@ class RendezvousServer:
         self._strangers.pop(connection, None)
         self._connections.discard(connection)
         if self._closing and not self._connections:
-            self._gone.set()
+            self._all_lost.set()
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request, or parks it."""
@@ -312,18 +313,20 @@ class RendezvousServer:
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
             case ["next-round"]:
                 if self._may(connection, method, "next-round"):
-                    ready = _own(connection, NextRoundRequest.from_json(body))
+                    ready = _checked(connection, NextRoundRequest.from_json(body))
                     self._ask(connection, self._handler.next_round(ready), query)
             case ["watch"]:
                 if self._may(connection, method, "watch"):
-                    self._ask(connection, self._handler.watch(_own(connection, WatchRequest.from_json(body))), query)
+                    self._ask(
+                        connection, self._handler.watch(_checked(connection, WatchRequest.from_json(body))), query
+                    )
             case ["running"]:
                 if self._may(connection, method, "running"):
-                    self._handler.running(_own(connection, RunningReport.from_json(body)))
+                    self._handler.running(_checked(connection, RunningReport.from_json(body)))
                     connection.reply(204)
             case ["leave"]:
                 if self._may(connection, method, "leave"):
-                    self._handler.leave(_own(connection, LeaveRequest.from_json(body)))
+                    self._handler.leave(_checked(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
             case ["drain"]:
                 if self._may(connection, method, "drain"):
@@ -345,8 +348,8 @@ class RendezvousServer:
         if connection.identity.role in roles:
             return True
         if roles:
-            who = " or ".join(_some(role) for role in sorted(roles))
-            connection.reply(403, error_body(f"{_who(connection)} may not do this; {who} may"))
+            allowed = " or ".join(_role_name(role) for role in sorted(roles))
+            connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {allowed} may"))
         else:
             named, supported = method.decode("ascii", "replace"), b", ".join(route.methods).decode()
             connection.reply(405, error_body(f"method {named} is not supported here; {supported} is"))
@@ -405,13 +408,13 @@ class RendezvousServer:
     def _ask(
         self, connection: Connection, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]
     ) -> None:
-        asked = Asked(connection, asyncio.ensure_future(answer), self._asked, self._failure)
-        asked.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
+        pending = PendingAnswer(connection, asyncio.ensure_future(answer), self._pending, self._failure)
+        pending.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
 
     @property
     def parked(self) -> int:
         """How many requests are parked now."""
-        return len(self._waiters) + len(self._asked)
+        return len(self._waiters) + len(self._pending)
 
     def _sweep(self) -> None:
         """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
@@ -437,25 +440,25 @@ def _descriptors(needed: int) -> int:
     return needed if soft == resource.RLIM_INFINITY else soft
 
 
-def _own(connection: Connection, request: _Request) -> _Request:
+def _checked(connection: Connection, request: _Request) -> _Request:
     """The request, if it is of the worker that has proven itself."""
     if request.worker != connection.identity.worker:
-        raise _NotAllowedError(f"{_who(connection)} may not speak for worker {request.worker}")
+        raise _NotAllowedError(f"{_peer_name(connection)} may not speak for worker {request.worker}")
     return request
 
 
-def _who(connection: Connection) -> str:
+def _peer_name(connection: Connection) -> str:
     identity = connection.identity
-    return _some(identity.role) if identity.worker is None else f"worker {identity.worker}"
+    return _role_name(identity.role) if identity.worker is None else f"worker {identity.worker}"
 
 
-def _some(role: Role) -> str:
+def _role_name(role: Role) -> str:
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
-def _integer(text: str, what: str) -> int:
+def _integer(text: str, name: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise RendezvousProtocolError(f"cannot read {what} {text!r}: not a number")
+        raise RendezvousProtocolError(f"cannot read {name} {text!r}: not a number")
     return int(text)
 
 
