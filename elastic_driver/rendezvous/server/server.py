@@ -348,8 +348,8 @@ class RendezvousServer:
         if connection.identity.role in roles:
             return True
         if roles:
-            who = " or ".join(_role_name(role) for role in sorted(roles))
-            connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {who} may"))
+            allowed = " or ".join(_role_name(role) for role in sorted(roles))
+            connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {allowed} may"))
         else:
             named, supported = method.decode("ascii", "replace"), b", ".join(route.methods).decode()
             connection.reply(405, error_body(f"method {named} is not supported here; {supported} is"))
