@@ -29,6 +29,7 @@ import numpy as np
 import torch.distributed as dist
 import uvloop
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -60,7 +61,7 @@ def serve(pipe: Connection) -> None:
             raise NotImplementedError(name)
 
     async def main() -> None:
-        server = RendezvousServer(Nobody(), key=KEY)
+        server = RendezvousServer(Nobody(), routes=OUR_ROUTES, key=KEY)
         pipe.send(await server.start("127.0.0.1", 0))
         loop = asyncio.get_running_loop()
         while (round_id := await loop.run_in_executor(None, pipe.recv)) is not None:

@@ -31,6 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.proof import HELLO, PROOF, Session, digest_of
@@ -69,7 +70,7 @@ def serve_ours(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     from elastic_driver.rendezvous.server.server import RendezvousServer
 
     async def main() -> None:
-        server = RendezvousServer(Idle(), key=KEY)
+        server = RendezvousServer(Idle(), routes=OUR_ROUTES, key=KEY)
         announce(await server.start("127.0.0.1", 0))
         server.begin_round(1)
         await asyncio.Event().wait()

@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus
@@ -196,7 +197,7 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
                 discovery=discovery,
                 launcher=launcher,
                 chronicle=Chronicle(log, Narrator(console)),
-                environ=os.environ,
+                dialect=OurDialect(os.environ, exported={}),
                 job_id="simulated",
             )
             await driver.run()

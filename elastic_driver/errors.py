@@ -113,7 +113,7 @@ class JobFailedError(ElasticError):
     """The job ended without success.
 
     Attributes:
-        exit_code: what ``elasticrun`` exits with (see ``elastic_driver.core.membership.ExitCode``).
+        exit_code: what ``elasticrun`` exits with (see ``elastic_driver.words.ExitCode``).
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -14,6 +14,14 @@ class ReadyCause(StrEnum):
     REINIT = "reinit"  # the user's code called shutdown() and init() again
 
 
+class OnChange(StrEnum):
+    """What a change of the membership means for the workers that stay. The core knows nothing else of their kind."""
+
+    IN_PLACE = "in-place"  # they ask for the next round, and reset inside their running processes
+    RESTART = "restart"  # all are ended, and started again for the next round with the ranks that they have there
+    NO_ROUNDS = "no-rounds"  # nothing: each runs for itself, and no ranks are agreed
+
+
 class Backend(StrEnum):
     """What carries the collectives of a round. All members of a round use one."""
 

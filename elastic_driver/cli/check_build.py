@@ -27,5 +27,5 @@ def report() -> str:
     return "\n".join(lines)
 
 
-def _line(there: bool, text: str, reason: str) -> str:  # noqa: FBT001 - the mark's state
-    return f"    [{'X' if there else ' '}] {text}" + ("" if there else f": {reason}")
+def _line(available: bool, text: str, reason: str) -> str:  # noqa: FBT001 - the mark's state
+    return f"    [{'X' if available else ' '}] {text}" + ("" if available else f": {reason}")

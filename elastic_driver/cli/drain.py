@@ -46,13 +46,13 @@ def drain(words: Sequence[str]) -> int:
     return 0
 
 
-def _choose(jobs: list[JobFile], wanted: str | None) -> JobFile:
-    found = [job for job in jobs if wanted is None or job.job_id.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
+def _choose(jobs: list[JobFile], job_id: str | None) -> JobFile:
+    matching = [job for job in jobs if job_id is None or job.job_id.startswith(job_id)]
+    if len(matching) == 1:
+        return matching[0]
     listed = "; ".join(f"{job.job_id} ({' '.join(job.command)})" for job in jobs)
     if not jobs:
         raise SettingsError("no job of yours runs on this machine")
-    if not found:
-        raise SettingsError(f"there is no job {wanted}; running: {listed}")
+    if not matching:
+        raise SettingsError(f"there is no job {job_id}; running: {listed}")
     raise SettingsError(f"several jobs run, name one with --job: {listed}")

@@ -18,7 +18,7 @@ from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, Settings
 from elastic_driver.version import __version__
 
-_DEFAULTS = {each.name: each.default for each in fields(Settings)}
+_DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -58,6 +58,24 @@ LEAVING   dismissed, stopped or dying: no news any more   its process has ended 
 
 Until its process has ended a worker holds its place, so that no place ever has two.
 
+Other kinds of workers
+======================
+
+All this is for workers that reset in place. ``Policy.on_change`` knows two other kinds, which have deciders of their
+own (:mod:`~elastic_driver.core.restarting`, :mod:`~elastic_driver.core.roundless`) and share places, limits and ends:
+
+===========  ===================================================================  =====================================
+.            RESTART                                                              NO_ROUNDS
+===========  ===================================================================  =====================================
+STARTING     ``State.launch``: the round is fixed, its processes are started      never
+RUNNING      all of them run                                                      from the first start on
+RESETTING    the round is over; who is left is stopped, and the next one          too few run, or one has failed beside
+             launched when they are gone                                          others' success
+READY        its process runs                                                     never
+MEMBER       in the round, which has begun                                        its process runs
+notices      none                                                                 none
+===========  ===================================================================  =====================================
+
 What members are told
 =====================
 

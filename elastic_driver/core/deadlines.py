@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from elastic_driver.core.placement import in_target, keeps_its_places, next_members, target_places
+from elastic_driver.core.placement import (
+    in_target,
+    keeps_its_places,
+    launch_places,
+    next_members,
+    next_places,
+    target_places,
+)
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, OnChange
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
 # one reset and not one each. Imports of one machine's workers end within a few seconds of each other.
@@ -46,7 +53,25 @@ def pause_until(state: State) -> float | None:
     if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
-    return state.setbacks.present.until if all(in_target(record, failed) for record in next_members(state)) else None
+    return state.setbacks.present.until if all(place in failed for place in next_places(state)) else None
+
+
+def gone_by(state: State) -> float | None:
+    """Until when the next round of restarted workers waits for the end of the last one's; None: for nobody."""
+    reset = state.reset
+    if state.phase is not JobPhase.RESETTING or reset is None or not reset.waits_for_ends:
+        return None
+    members = dict.fromkeys(state.members)
+    return reset.deadline if any(r.worker in members for r in in_phase(state, WorkerPhase.LEAVING)) else None
+
+
+def launch_held_until(state: State) -> float | None:
+    """Until when the processes of the next round of restarted workers are not started. None: for nothing."""
+    if state.phase is not JobPhase.RESETTING:
+        return None
+    if (ends := gone_by(state)) is not None:
+        return ends
+    return pause_until(state) if len(launch_places(state)) >= state.policy.min_num_proc else None
 
 
 def held_until(state: State) -> float | None:
@@ -78,10 +103,16 @@ def next_deadline(state: State) -> float | None:
     times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
-    if state.reset is not None and not state.registry.complete:
-        times.append(state.reset.deadline)
     if state.discovery.outage is not None:
         times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
-    joiners = joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state)
-    times += [state.slots_deadline, state.blacklist.next_expiry(), joiners]
+    match state.policy.on_change:
+        case OnChange.IN_PLACE:
+            if state.reset is not None and not state.registry.complete:
+                times.append(state.reset.deadline)
+            times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
+        case OnChange.RESTART:
+            times.append(launch_held_until(state))
+        case OnChange.NO_ROUNDS:
+            times.append(state.setbacks.present.until)
+    times += [state.slots_deadline, state.blacklist.next_expiry()]
     return min((time for time in times if time is not None), default=None)

@@ -26,16 +26,16 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from elastic_driver.core.invariants import check_invariants
-from elastic_driver.core.moments import POINT_IN_TIME
+from elastic_driver.core.moments import Moment
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import State
 from elastic_driver.errors import ElasticError, SettingsError
 from elastic_driver.hosts import WorkerId
 
-VERSION = 1
+VERSION = 2
 
 _KEYS = frozenset(("version", "state"))
 _PLAIN = (bool, int, str)
@@ -120,7 +120,7 @@ class _Form:
 def _form_of(hint: Any) -> _Form:
     """The form of a type. Raises TypeError for one that no document can hold."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated and POINT_IN_TIME in args:
+    if hint == Moment:
         return _Form(lambda value, now: value - now, lambda data, now, at: _number(data, at) + now)
     if origin in (UnionType, Union) and len(args) == 2 and NoneType in args:
         return _optional(_form_of(args[0] if args[1] is NoneType else args[1]))
@@ -264,8 +264,8 @@ def _refusal(at: str, wanted: str, data: object) -> DocumentError:
 def _named(hint: Any, met: list[Any]) -> str:
     """A type in words; classes that it names are added to those that are met."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return "moment" if POINT_IN_TIME in args else _named(args[0], met)
+    if hint == Moment:
+        return "moment"
     if origin in (UnionType, Union):
         return " | ".join(_named(arg, met) for arg in args)
     if origin is not None:

@@ -39,6 +39,13 @@ class DiscoveryFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker's process runs. News of workers that do not ask for their rounds."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """A worker asks for the round after ``after_round``.
 
@@ -149,7 +156,9 @@ class WorkerSpared:
     worker: WorkerId
 
 
-WorkerReport = WorkerReady | WorkerRunning | WorkerDying | WorkerExited | WorkerExiting | WorkerHung | WorkerSpared
+WorkerReport = (
+    WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited | WorkerExiting | WorkerHung | WorkerSpared
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +287,7 @@ class PublishRound:
         placed: its members by rank.
         sync: whether the members broadcast rank 0's state first.
         commits: commits of rank 0's state.
-        backend: what carries its collectives.
+        backend: what carries its collectives; None when that is the workers' own affair.
         cause: what made it, in words.
         old_size: members of the round before (0 for the first round).
         reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
@@ -288,7 +297,7 @@ class PublishRound:
     placed: tuple[Placed, ...]
     sync: bool
     commits: int
-    backend: Backend
+    backend: Backend | None
     cause: str
     old_size: int
     reinit: bool = False

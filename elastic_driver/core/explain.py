@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_driver.core.deadlines import joiners_wait_until, pause_until
-from elastic_driver.core.placement import in_target, is_drained, standby_places, standing_by, target_places
+from elastic_driver.core.deadlines import gone_by, joiners_wait_until, pause_until
+from elastic_driver.core.placement import (
+    in_target,
+    is_drained,
+    launch_places,
+    standby_places,
+    standing_by,
+    target_places,
+)
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, OnChange
 
 _AT_MOST = 6  # names in a sentence
 
@@ -31,12 +38,19 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
     """
     policy, reset = state.policy, state.reset
     slots_left = "" if gives_up else _left(state.slots_deadline, now)
+    restarts = policy.on_change is OnChange.RESTART
     match state.phase:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
                 return "waiting for host discovery to answer"
             left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
+        case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
+            return _explain_roundless(state, now, slots_left)
+        case JobPhase.STARTING if restarts:
+            return f"round {state.round_id} is being started{_booting(state)}{slots_left}"
+        case JobPhase.RESETTING if restarts:
+            return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
             return f"waiting for {missing} to call hvd.init(){_left(None if reset is None else reset.deadline, now)}"
@@ -66,6 +80,42 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
             return "the job has ended"
+
+
+def _explain_restart(state: State, now: float, slots_left: str) -> str:
+    """Why the processes of the next round have not been started."""
+    over, until = f"round {state.round_id} is over", gone_by(state)
+    if until is not None:
+        members = dict.fromkeys(state.members)
+        ending = [r.worker for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
+        return f"{over}; waiting for {names(ending)} to end{_left(until, now)}"
+    places = len(launch_places(state))
+    if places >= state.policy.min_num_proc:
+        return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
+    return f"{over}; {_waiting_for_slots(state, now)}{slots_left}"
+
+
+def _explain_roundless(state: State, now: float, slots_left: str) -> str:
+    ends = finishing(state)
+    if not ends and len(target_places(state)) < state.policy.min_num_proc:
+        return f"{_waiting_for_slots(state, now)}{slots_left}"
+    text = f"{_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')} running"
+    if ends:
+        return f"{text}; some have finished, waiting for the others"
+    until = state.setbacks.present.until
+    if until is not None:
+        text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
+    short = "" if state.slots_deadline is None else f"; {state.policy.min_num_proc} needed (--min-np){slots_left}"
+    return f"{text}{_booting(state)}{short}{_kept_out(state, now, before='; ')}{_discovery(state, now)}"
+
+
+def _pausing(state: State, what: str) -> str:
+    return f"{_count(state.setbacks.count, what)} in a row failed without progress"
+
+
+def _waiting_for_slots(state: State, now: float) -> str:
+    least = f"waiting for {_count(state.policy.min_num_proc, 'slot')} (--min-np), {_slots(state, now)}"
+    return f"{least}{_booting(state)}{_discovery(state, now)}"
 
 
 def _listed(words: Sequence[str]) -> str:

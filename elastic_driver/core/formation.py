@@ -52,7 +52,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             sync=reset.unplanned or not in_step,
             commits=commits,
             backend=backend,
-            cause=_cause(t, tuple(one.worker for one in placed)),
+            cause=cause_of(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
             reinit=bool(reset.reinits) and not reset.unplanned,
         )
@@ -82,7 +82,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
-def _cause(t: Transition, new: tuple[WorkerId, ...]) -> str:
+def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
     if not state.round_id:

@@ -34,9 +34,10 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkerSpared,
     WorkersReported,
+    WorkerStarted,
 )
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
-from elastic_driver.core.placement import in_target, standby_places, wanted_places
+from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
@@ -47,11 +48,12 @@ from elastic_driver.core.state import (
     Outage,
     WorkerPhase,
     WorkerRecord,
+    finishing,
     leaving,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import Host
-from elastic_driver.words import ExitCode, ReadyCause
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.words import ExitCode, OnChange, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
@@ -124,7 +126,8 @@ def _take_drain(t: Transition, event: DrainRequested) -> None:
     is_news = not places <= t.state.drained
     t.state = replace(t.state, drained=t.state.drained | places)
     if is_news:
-        t.report(f"{what} leaves at the next commit: {event.why}")
+        when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
+        t.report(f"{what} {when}: {event.why}")
     # Who drains a host is answered; a worker that was sent a signal has nobody to tell.
     short = what_is_short(t.state)
     if is_news and short and event.slot is not None:
@@ -159,6 +162,8 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
     resumed = None
     for report in reports:
         match report:
+            case WorkerStarted():
+                _take_started(t, report)
             case WorkerReady():
                 _take_ready(t, report)
             case WorkerRunning():
@@ -178,6 +183,17 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):
         took_s = t.now - t.state.reset_began
         t.commands.append(ReportResumed(t.state.round_id, resumed.commits, took_s))
+
+
+def _take_started(t: Transition, event: WorkerStarted) -> None:
+    record = record_unless_late(t.state, event)
+    if record is None:
+        return
+    restarts = t.state.policy.on_change is OnChange.RESTART
+    t.put(replace(record, phase=WorkerPhase.READY if restarts else WorkerPhase.MEMBER, since=t.now))
+    t.state = replace(t.state, ever_ready=True)
+    if restarts:
+        t.state = replace(t.state, registry=t.state.registry.record(event.worker, WorkerState.READY))
 
 
 def _take_ready(t: Transition, event: WorkerReady) -> None:
@@ -251,7 +267,7 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        _take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
 
 
 def _take_dying(t: Transition, event: WorkerDying) -> None:
@@ -264,7 +280,7 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    _take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
 
 
 def _take_exiting(t: Transition, event: WorkerExiting) -> None:
@@ -291,12 +307,15 @@ def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    if t.state.policy.on_change is OnChange.NO_ROUNDS:
+        t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.SUCCESS))
+        return
     if not record.round_id:
         message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
         if not t.state.ever_ready:
             t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
             return
-        _take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
+        take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
         return
     registry = t.state.registry
     if not wanted and registry.expected != (record.worker,):
@@ -307,7 +326,7 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
     t.state = replace(t.state, registry=registry.record(record.worker, WorkerState.SUCCESS))
 
 
-def _take_crash(
+def take_crash(
     t: Transition,
     record: WorkerRecord,
     failure: Failure,
@@ -329,16 +348,15 @@ def _take_crash(
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
     """
     worker, how = record.worker, failure.how
+    if t.state.policy.on_change is OnChange.NO_ROUNDS:
+        _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
+        return
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = t.state.blacklist.is_blacklisted(worker.hostname)
-    if wanted:
-        t.state = replace(t.state, blacklist=t.state.blacklist.fail(worker.hostname, now=t.now, draw=draw))
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        if wanted and not known:
-            for_now = "" if t.state.blacklist.is_out_for_good(worker.hostname) else " until its cooldown is over"
-            t.report(f"host {worker.hostname} gets no new workers{for_now}: {text}", warning=not told)
+        _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(failure, fault, text)
         return
@@ -353,6 +371,48 @@ def _take_crash(
     t.break_round(text)
 
 
+def _take_loss(
+    t: Transition, worker: WorkerId, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
+) -> None:
+    """A worker without rounds has failed: the others, on its host too, go on."""
+    text = f"worker {worker} {failure.how}"
+    own = fault is Fault.OWN and all_offered(t.state, (worker,))
+    reset = t.in_reset().with_cause(text, failure)
+    registry = t.state.registry
+    # Its failure counts for the end of the job only beside others' success; else another takes its place.
+    ending = finishing(t.state)
+    t.state = replace(
+        t.state,
+        reset=reset,
+        registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
+        setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
+    )
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
+
+
+def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool) -> bool:
+    """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
+    known = t.state.blacklist.is_blacklisted(hostname)
+    if wanted:
+        t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
+    return known
+
+
+def _report_blacklisted(t: Transition, hostname: str, text: str, *, told: bool, news: bool) -> None:
+    if news:
+        for_now = "" if t.state.blacklist.is_out_for_good(hostname) else " until its cooldown is over"
+        t.report(f"host {hostname} gets no new workers{for_now}: {text}", warning=not told)
+
+
+def give_up_start(t: Transition, record: WorkerRecord) -> None:
+    """A worker's process is not there in time. Whatever comes of it is no news."""
+    how = f"was not started within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
+    wanted = in_target(record, wanted_places(t.state))
+    t.retire(record, f"it {how}")
+    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted)
+
+
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     record = record_unless_late(t.state, event)
     if record is None:
@@ -363,4 +423,4 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
         t.end(ExitCode.BAD_USAGE, event.message)
     elif record.phase is not WorkerPhase.LEAVING:
         failure = _failure(record, f"could not be started: {event.message}")
-        _take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)
+        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, in_phase
+from elastic_driver.words import OnChange
 
 
 def check_invariants(state: State) -> None:
@@ -16,7 +17,11 @@ def check_invariants(state: State) -> None:
     ]
     assert len(places) == len(set(places)), "two living workers in one place"
     assert len(state.members) == len(set(state.members)), "a member twice"
-    if state.round is not None:
+    in_place, roundless = policy.on_change is OnChange.IN_PLACE, policy.on_change is OnChange.NO_ROUNDS
+    assert state.launch is None or policy.on_change is OnChange.RESTART, "a launch of workers that are not restarted"
+    if roundless:
+        assert not state.round_id, "a round of workers that have none"
+    elif state.round is not None:
         assert state.round.round_id > 0
         assert set(state.registry.expected) <= set(state.members), "a report is expected of one who was not there"
         assert state.round.reset_began >= state.began
@@ -25,15 +30,20 @@ def check_invariants(state: State) -> None:
         assert limit is None or len(state.members) <= max(2, limit), "more members than max-np"
         assert len(state.members) >= policy.min_num_proc, "fewer members than min-np"
     for record in in_phase(state, WorkerPhase.MEMBER):
-        assert record.worker in state.members, "a member that the round does not know"
+        assert roundless or record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
-    assert state.setbacks.present.until is None or state.registry.complete, "a round is judged before it is over"
-    if state.phase is JobPhase.RUNNING:
+    judged = state.setbacks.present.until is not None
+    assert roundless or not judged or state.registry.complete, "a round is judged before it is over"
+    if roundless:
+        idle = not state.ended and not state.workers
+        assert not idle or next_deadline(state) is not None, "nobody runs, and there is no deadline"
+    elif state.phase is JobPhase.RUNNING:
         assert in_phase(state, WorkerPhase.MEMBER), "a round runs without a living member"
     elif state.phase is not JobPhase.ENDED:
         assert next_deadline(state) is not None, f"{state.phase} without a deadline"
     for record in state.workers:
         assert record.phase is WorkerPhase.MEMBER or not record.running, "one that is no member trains"
         assert record.phase is WorkerPhase.LEAVING or not record.stopped, "one that is stopped stays"
-        assert record.phase is not WorkerPhase.BOOTING or not record.round_id, "one that boots has had a round"
+        boots = record.phase is WorkerPhase.BOOTING
+        assert not in_place or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"

@@ -4,6 +4,9 @@
 looks at the levels (hosts, living workers, reports) and decides. So feeding an event twice is harmless, and changes
 that cancel out before anything was done about them do nothing.
 
+What follows here is for workers that reset in place. Those that are restarted, and those without rounds, have deciders
+of their own: :mod:`elastic_driver.core.restarting`, :mod:`elastic_driver.core.roundless`.
+
 How a round ends. Every member of round r has one record in the registry of r: READY (it asks for the next round),
 SUCCESS or FAILURE (its process ended). The first READY or FAILURE opens the reset. When all members have a record, or
 the deadline has passed and the silent are voted out, the next round is formed from those who are READY and placed.
@@ -11,22 +14,31 @@ the deadline has passed and the silent are voted out, the next round is formed f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core import restarting, roundless
 from elastic_driver.core.deadlines import held_until, joiners_wait_until, next_deadline, pause_until
+from elastic_driver.core.endings import (
+    check_deadlines,
+    described,
+    end_if_given_up,
+    end_if_no_host_can_start,
+    judge,
+    report_pause,
+    wait_for_slots,
+)
 from elastic_driver.core.events import (
     Command,
     Event,
     Fault,
     KillWorker,
     ReportExit,
-    StartWorker,
     WorkerExited,
     WorkerNotStarted,
     WorkersReported,
 )
-from elastic_driver.core.explain import explain, names, room_for_standbys, why_no_place
+from elastic_driver.core.explain import explain, names, room_for_standbys
 from elastic_driver.core.formation import form_round
 from elastic_driver.core.intake import take
 from elastic_driver.core.invariants import check_invariants
@@ -34,15 +46,14 @@ from elastic_driver.core.past import forget_worker
 from elastic_driver.core.placement import (
     in_target,
     is_drained,
-    keeps_its_places,
     next_members,
     standby_places,
     target_places,
     usable_slots,
-    wanted_places,
 )
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_misplaced
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
     JobPhase,
@@ -51,7 +62,6 @@ from elastic_driver.core.state import (
     State,
     WorkerPhase,
     WorkerRecord,
-    causes,
     deadline_of,
     finishing,
     in_phase,
@@ -59,8 +69,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import WorkerId
-from elastic_driver.words import ExitCode, NoticeKind
+from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
 
@@ -101,7 +110,7 @@ def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
-    for decide in (_vote_out, _place_workers, _close_or_tell, _check_deadlines, _tell_of_standbys):
+    for decide in _DECIDERS[t.state.policy.on_change]:
         if t.state.ended:
             return
         decide(t)
@@ -116,18 +125,16 @@ def _vote_out(t: Transition) -> None:
 def _place_workers(t: Transition) -> None:
     if t.state.phase is JobPhase.WAITING:
         _start_first_round(t)
-    _stop_misplaced(t)
-    _fill_places(t)
+    stop_misplaced(t)
+    fill_places(t)
 
 
 def _close_or_tell(t: Transition) -> None:
-    if t.state.phase in (JobPhase.STARTING, JobPhase.RESETTING) or (
-        t.state.phase is JobPhase.RUNNING and t.state.registry.complete
-    ):
+    if t.state.phase is not JobPhase.WAITING and t.state.registry.complete:
         round_id = t.state.round_id
         _close_registry(t)
         if t.state.round_id != round_id:
-            _fill_places(t)  # the standbys of a round are started when it is formed
+            fill_places(t)  # the standbys of a round are started when it is formed
     if t.state.phase is JobPhase.RUNNING and not finishing(t.state):
         _set_planned_notice(t)
 
@@ -192,86 +199,27 @@ def _start_first_round(t: Transition) -> None:
     if usable_slots(t.state) < t.state.policy.num_proc:
         return
     t.in_reset()
-    _fill_places(t)
+    fill_places(t)
     t.state = replace(t.state, registry=WorkerStateRegistry(tuple(record.worker for record in t.state.workers)))
 
 
-def _stop_misplaced(t: Transition) -> None:
-    """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
-    places = wanted_places(t.state)
-    for record in t.state.workers:
-        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
-            continue
-        t.state = replace(t.state, registry=t.state.registry.without(record.worker))
-        reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
-        if record.phase is WorkerPhase.READY:
-            t.dismiss(record, reason)
-        else:
-            t.stop(record, reason)
-
-
-def _fill_places(t: Transition) -> None:
-    """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
-    if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
-        return
-    held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
-    # Nobody boots a spare on the cores that a reset needs.
-    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
-    free = [place for place in (*target_places(t.state), *standbys) if place not in held]
-    if not free:
-        return
-    listed = {host.name for host in t.state.hosts}
-    attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
-    fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
-    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now) for worker in fresh)
-    t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
-    staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
-    ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
-    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=None):
-        if placed.worker in fresh:
-            t.commands.append(StartWorker(placed.worker, placed.slot))
-    if len(ranked) == len(staying):
-        return
-    # A standby is planned as if all had a rank: that clashes with nobody's local rank.
-    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
-        if placed.worker in fresh and placed.worker not in ranked:
-            t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
-
-
 def _close_registry(t: Transition) -> None:
-    """Ends the job or forms the next round, when all who are expected have reported."""
-    if not t.state.registry.complete:
-        return
+    """All who are expected have reported: ends the job, forms the next round, or waits."""
     ready = in_phase(t.state, WorkerPhase.READY)
-    fails_again = _judge(t)
+    fails_again = judge(t)
     if _end_if_over(t, ready):
         return
     members = next_members(t.state)
-    if fails_again and (until := pause_until(t.state)) is not None:
-        then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
-        t.report(f"{t.state.setbacks.told}; {then}", warning=True)
+    if fails_again:
+        report_pause(t, pause_until(t.state))
     if len(members) < t.state.policy.min_num_proc:
-        if not _end_if_no_host_can_start(t, ready):
-            _wait_for_slots(t)
+        if not end_if_no_host_can_start(t, ready, begun=bool(t.state.round_id)):
+            wait_for_slots(t)
         return
     waits = held_until(t.state)
     late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
     if waits is None or t.now >= waits or late:
         form_round(t, members, ready)
-
-
-def _judge(t: Transition) -> bool:
-    """Once for each round, when it is over: was it a setback? Returns whether it was."""
-    state = t.state
-    if not state.round_id or state.setbacks.present.until is not None:
-        return False
-    setbacks = state.setbacks
-    # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
-    if not keeps_its_places(state):
-        setbacks = setbacks.excuse()
-    setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
-    t.state = replace(state, setbacks=setbacks)
-    return setbacks.count > state.setbacks.count
 
 
 def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
@@ -289,27 +237,19 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
-            f"first: {_described(failure)}",
+            f"first: {described(failure)}",
         )
     elif not members and not failed:
         t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
     elif succeeded and failed:
-        t.end(ExitCode.USER_CODE_FAILED, f"{_described(failure)}, when other workers had already finished")
+        t.end(ExitCode.USER_CODE_FAILED, f"{described(failure)}, when other workers had already finished")
     elif succeeded:
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"{names(succeeded)} exited with code 0 while {names(members)} still trained: a rank left early",
         )
-    elif state.setbacks.count >= state.policy.setbacks_limit:
-        t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
-    elif t.in_reset().unplanned and _limit_is_used_up(t):
-        t.end(
-            ExitCode.RESET_LIMIT,
-            f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
-            f"{'; '.join(causes(state))}",
-        )
     else:
-        return False
+        return end_if_given_up(t)
     return True
 
 
@@ -318,36 +258,9 @@ def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool
         return False
     t.end(
         ExitCode.USER_CODE_FAILED,
-        f"all workers failed before their first round; first: {_described(t.state.first_failure)}",
+        f"all workers failed before their first round; first: {described(t.state.first_failure)}",
     )
     return True
-
-
-def _end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
-    """Ends a job that has nobody to wait for it, before its start or after, when every host is out for good."""
-    state = t.state
-    alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
-    # Once it has started, those who live may hold its state.
-    if not state.hosts or alive >= (1 if state.round_id else state.policy.min_num_proc):
-        return False
-    if not all(state.blacklist.is_out_for_good(host.name) for host in state.hosts):
-        return False
-    hosts = ", ".join(host.name for host in state.hosts)
-    what = "go on" if state.round_id else "start"
-    t.end(
-        ExitCode.USER_CODE_FAILED,
-        f"cannot {what}: {_described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
-        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed (--min-np)",
-    )
-    return True
-
-
-def _wait_for_slots(t: Transition) -> None:
-    reset = t.in_reset()
-    if reset.slots_deadline is None:
-        deadline = t.now + t.state.policy.elastic_timeout_s
-        t.state = replace(t.state, reset=replace(reset, slots_deadline=deadline))
-        t.report(explain(t.state, t.now))
 
 
 def _set_planned_notice(t: Transition) -> None:
@@ -372,19 +285,6 @@ def _set_planned_notice(t: Transition) -> None:
         t.notify(NoticeKind.NONE, "")
 
 
-def _check_deadlines(t: Transition) -> None:
-    state, outage = t.state, t.state.discovery.outage
-    if state.ended:
-        return
-    limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
-    if state.slots_deadline is not None and t.now >= state.slots_deadline:
-        why = explain(state, t.now, gives_up=True)
-        first = f"; first failure: {_described(state.first_failure)}" if state.first_failure else ""
-        t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
-    elif outage is not None and t.now >= outage.since + state.policy.elastic_timeout_s:
-        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
-
-
 def _tell_of_standbys(t: Transition) -> None:
     """Says that there is no room for all standbys; again only when there is less than ever before."""
     if not t.state.policy.num_standby or t.state.phase is not JobPhase.RUNNING or finishing(t.state):
@@ -395,14 +295,22 @@ def _tell_of_standbys(t: Transition) -> None:
         t.state = replace(t.state, standby_room=room)
 
 
-def _limit_is_used_up(t: Transition) -> bool:
-    policy = t.state.policy
-    limit, window_s = policy.reset_limit, policy.reset_window_s
-    return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit
-
-
-def _described(failure: Failure | None) -> str:
-    if failure is None:
-        return "no failure was recorded"
-    # Without a line of code, its last words may have nothing to do with its end.
-    return failure.full if failure.where else str(failure)
+# For each kind of workers, in this order.
+_DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
+    OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys),
+    OnChange.RESTART: (
+        _kill_late_workers,
+        stop_late_starts,
+        restarting.begin_or_end_round,
+        restarting.launch_next,
+        check_deadlines,
+    ),
+    OnChange.NO_ROUNDS: (
+        _kill_late_workers,
+        stop_late_starts,
+        roundless.judge_losses,
+        roundless.place_workers,
+        roundless.end_or_wait_for_slots,
+        check_deadlines,
+    ),
+}

@@ -5,10 +5,8 @@ Owns the mark only. Durations are plain floats, their names end in ``_s``.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
-
-POINT_IN_TIME: Final = "seconds of the core's clock, which never goes back and begins anywhere"
+from typing import Annotated
 
 # What a clock of one process said means nothing to another process. elastic_driver.core.document writes a Moment down
 # relative to the moment of writing.
-Moment = Annotated[float, POINT_IN_TIME]
+Moment = Annotated[float, "seconds of the core's clock, which never goes back and begins anywhere"]

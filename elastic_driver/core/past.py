@@ -27,11 +27,13 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkerSpared,
     WorkersReported,
+    WorkerStarted,
 )
 from elastic_driver.core.registry import WorkerStateRegistry
 from elastic_driver.core.state import Round, State, WorkerPhase, WorkerRecord, record_of
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
 
 WorkerEvent = WorkerReport | WorkerNotStarted
 
@@ -66,6 +68,10 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
     if record is None:
         return None  # of a process that has ended
     match event:
+        case WorkerStarted():
+            late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
+        case WorkerReady() if state.policy.on_change is not OnChange.IN_PLACE:
+            late = True  # no worker of theirs asks for a round
         case WorkerReady():
             # A request that was answered already, or one that is open and comes again.
             late = event.after_round != record.round_id or record.phase in (WorkerPhase.READY, WorkerPhase.LEAVING)

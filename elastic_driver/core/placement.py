@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, most_advanced
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
 Places = Mapping[tuple[str, int], None]
@@ -61,8 +62,8 @@ def target_places(state: State) -> Places:
 def standby_places(state: State) -> Places:
     """The places beyond those that are to have a booted worker all the same, in rank order.
 
-    None before the first round, whose start they would slow down. Who stands by already goes on; otherwise hosts
-    without ranks come first, since a host is lost as a whole.
+    Who stands by already goes on; otherwise hosts without ranks come first, since a host is lost as a whole. Nobody is
+    started there before a round runs, whose forming it would slow down.
     """
     return _choose_places(state)[1] if state.policy.num_standby else {}
 
@@ -103,11 +104,17 @@ def _choose_places(state: State) -> tuple[Places, Places]:
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
     by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
     targets = dict.fromkeys(places[index] for index in sorted(by_urgency[:limit]))
-    if not state.policy.num_standby or not state.round_id:
+    if not state.policy.num_standby:
         return targets, {}
     busy = {hostname for hostname, _ in targets}
     rest = sorted(by_urgency[limit:], key=lambda index: (urgency[index], places[index][0] in busy, index))
     return targets, dict.fromkeys(places[index] for index in sorted(rest[: state.policy.num_standby]))
+
+
+def launch_places(state: State) -> Places:
+    """The places that a round of newly started workers would have now. A leaving worker still holds its place."""
+    leaving = {(r.worker.hostname, r.worker.slot) for r in in_phase(state, WorkerPhase.LEAVING)}
+    return dict.fromkeys(place for place in target_places(state) if place not in leaving)
 
 
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:
@@ -136,3 +143,10 @@ def next_members(state: State) -> tuple[WorkerRecord, ...]:
     # With max-np 1 there is no other way to hand over than to be two for this one round.
     kept = members if limit is None else members[: max(1, limit - 1)]
     return (most_advanced(stateful), *kept)
+
+
+def next_places(state: State) -> Places:
+    """The places of a round that was formed now."""
+    if state.policy.on_change is OnChange.RESTART:
+        return launch_places(state)
+    return dict.fromkeys((record.worker.hostname, record.worker.slot) for record in next_members(state))

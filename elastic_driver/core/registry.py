@@ -53,6 +53,10 @@ class WorkerStateRegistry:
             return self
         return replace(self, records=self.records.without(worker).put(Record(worker, state)))
 
+    def expecting(self, *workers: WorkerId) -> WorkerStateRegistry:
+        """Expects these workers, too."""
+        return replace(self, expected=(*self.expected, *workers), _known=None)
+
     def without(self, worker: WorkerId) -> WorkerStateRegistry:
         """Expects this worker no more."""
         return replace(

@@ -200,7 +200,12 @@ class Setbacks:
         if self.one_error:
             alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank; the last")
         else:
-            alike = f"different errors{', all on the same rank' if self.one_rank else ''}; the last"
+            same = (
+                ", all on the same rank"
+                if self.one_rank and self.last is not None and self.last.rank is not None
+                else ""
+            )
+            alike = f"different errors{same}; the last"
         beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
         return (

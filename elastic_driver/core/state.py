@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
 from elastic_driver.core.events import Fault
@@ -17,7 +18,7 @@ from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, NoticeKind, OnChange
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -58,6 +59,7 @@ class Policy:
         num_standby: booted workers to keep beyond these, in slots that no member needs.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
+        on_change: what a change means for the workers, which is their dialect's.
     """
 
     num_proc: int
@@ -73,13 +75,14 @@ class Policy:
     num_standby: int = 0
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
+    on_change: OnChange = OnChange.IN_PLACE
 
 
 class JobPhase(StrEnum):
     """Where the job stands."""
 
     WAITING = "waiting"  # no worker yet: too few slots
-    STARTING = "starting"  # the first round is being formed
+    STARTING = "starting"  # the first round is being formed; of restarted workers, the processes of any round start
     RUNNING = "running"  # a round trains
     RESETTING = "resetting"  # a round is over, the next is being formed
     ENDED = "ended"
@@ -89,8 +92,8 @@ class WorkerPhase(StrEnum):
     """Where a living process stands."""
 
     BOOTING = "booting"  # started, has not asked for a round yet
-    READY = "ready"  # it has asked for the next round
-    MEMBER = "member"  # in the current round
+    READY = "ready"  # it has asked for the next round; of restarted workers, its process runs
+    MEMBER = "member"  # in the current round; of workers without rounds, its process runs
     LEAVING = "leaving"  # dismissed or being stopped: its end is no news
 
 
@@ -180,6 +183,9 @@ class Discovery:
 class Round:
     """The current round; in a reset, the one that is over.
 
+    That of restarted workers is here from its launch on. Workers without rounds are in one that has no number and no
+    members, from the start of the job on.
+
     Attributes:
         round_id: its number, from 1.
         members: its workers by rank (also those that have ended).
@@ -208,6 +214,8 @@ class Reset:
         more_crashes: how many there were beyond these.
         first_failure: the first of them; None for none yet.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
+        waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
+            until the deadline.
     """
 
     began: Moment
@@ -218,6 +226,7 @@ class Reset:
     more_crashes: int = 0
     first_failure: Failure | None = None
     reinits: tuple[WorkerId, ...] = ()
+    waits_for_ends: bool = True
 
     def with_cause(self, text: str, failure: Failure) -> Reset:
         """With one crash more."""
@@ -225,6 +234,23 @@ class Reset:
         if len(self.crashes) < _MOST_CRASHES_TOLD:
             return replace(self, crashes=(*self.crashes, text), first_failure=first)
         return replace(self, more_crashes=self.more_crashes + 1, first_failure=first)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A round of restarted workers whose processes are being started, or could not all be.
+
+    Attributes:
+        placed: its members by rank, as they are told when they start.
+        cause: what made it, in words.
+        old_size: members of the last round that has begun (0 for none).
+        broken: whether one has failed before all ran: it will never begin.
+    """
+
+    placed: tuple[Placed, ...]
+    cause: str
+    old_size: int
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +296,8 @@ class State:
         tally: the unplanned resets so far.
         setbacks: how far the training has come, and how often in a row it has come no further.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
-        ever_ready: whether any worker has ever asked for a round.
+        ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
+        launch: of restarted workers, the current round until it has begun; None when it has.
     """
 
     policy: Policy
@@ -290,12 +317,15 @@ class State:
     setbacks: Setbacks = field(default_factory=Setbacks)
     standby_room: int | None = None
     ever_ready: bool = False
+    launch: Launch | None = None
 
     @property
     def phase(self) -> JobPhase:
         """Where the job stands."""
         if self.ended:
             return JobPhase.ENDED
+        if self.launch is not None and not self.launch.broken:
+            return JobPhase.STARTING
         if self.round is None:
             return JobPhase.WAITING if self.reset is None else JobPhase.STARTING
         return JobPhase.RUNNING if self.reset is None else JobPhase.RESETTING

@@ -17,7 +17,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import NoticeKind, OnChange
 
 
 class Transition:
@@ -73,6 +73,8 @@ class Transition:
             self.notify(NoticeKind.ABORT, reason)
 
     def notify(self, kind: NoticeKind, reason: str) -> None:
+        if self.state.policy.on_change is not OnChange.IN_PLACE:
+            return  # there is nobody who watches
         current = self.state.round
         assert current is not None
         if kind is current.notice and kind is not NoticeKind.NONE:
@@ -81,9 +83,13 @@ class Transition:
         self.state = replace(self.state, round=replace(current, notice=kind), notice_version=version)
         self.commands.append(SetNotice(version, current.round_id, kind, reason))
 
-    def stop(self, record: WorkerRecord, reason: str) -> None:
+    def retire(self, record: WorkerRecord, reason: str) -> None:
+        """Has its process ended, which is no failure of its."""
         self.commands.append(StopWorker(record.worker, reason))
         self.put(leaving(record, self.now, stopped=True))
+
+    def stop(self, record: WorkerRecord, reason: str) -> None:
+        self.retire(record, reason)
         self.state = replace(self.state, registry=self.state.registry.record(record.worker, WorkerState.FAILURE))
 
     def kill(self, record: WorkerRecord, command: KillWorker, kill: Kill) -> WorkerRecord:

@@ -1,15 +1,21 @@
-"""The environment of a worker's process: the driver's own, less what would mislead, plus the worker's place."""
+"""The dialect of this library's own workers: they meet and reset inside their running processes.
+
+Owns their environment (the driver's own, less what would mislead, plus the worker's place), and which routes of the
+driver's server they use. What is said there is in :mod:`elastic_driver.rendezvous.messages`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
+from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.routes import WORKER, Route, Routes
+from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
@@ -32,23 +38,15 @@ NCCL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class JobAddress:
-    """What every worker of the job is told.
-
-    Attributes:
-        url: the driver's HTTP server.
-        key: of the job; workers get what is derived from it.
-        job_id: marks the job's processes.
-        address: where workers listen for each other.
-        owner: the driver's process, as :mod:`elastic_driver.worker.rounds.owner` names it.
-    """
-
-    url: str
-    key: JobKey
-    job_id: str
-    address: str
-    owner: str = ""
+# All of them answered by the server itself. What a worker posts has to name that worker.
+OUR_ROUTES: Routes = {
+    "next-round": Route({b"POST": WORKER}),
+    "watch": Route({b"POST": WORKER}),
+    "running": Route({b"POST": WORKER}),
+    "leave": Route({b"POST": WORKER}),
+    "exchange": Route({b"POST": WORKER}),
+    "key": Route({b"GET": WORKER, b"PUT": WORKER}),
+}
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,58 +54,70 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _NOT_INHERITED.match(name)}
 
 
-def worker_env(
-    inherited: Mapping[str, str],
-    *,
-    job: JobAddress,
-    exported: Mapping[str, str],
-    worker: WorkerId,
-    planned: SlotInfo,
-    round_id: int,
-    cores: int,
-    horovod_shim: str = NEVER,
-) -> dict[str, str]:
-    """The whole environment for one worker.
+class OurDialect:
+    """See Dialect.
 
     Args:
-        inherited: of the driver's environment, what is inheritable().
-        job: where the driver is.
-        exported: variables of the tuning flags.
-        worker: whose environment it is.
-        planned: its place if the round were formed now. Scripts that read HOROVOD_RANK and the like before ``init()``
-            see this; the truth is ``hvd.rank()``.
-        round_id: the round that runs now; 0 for none.
-        cores: processors the driver may use; shared out to OpenMP threads when the user set none, because workers
-            with as many threads each as the machine has cores slow each other down many times over.
+        environ: the driver's environment.
+        exported: variables that the driver and its flags set.
         horovod_shim: see Settings.
     """
-    env = dict(inherited)
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
-    env |= exported
-    python_path = with_shim(env.pop("PYTHONPATH", None), horovod_shim)
-    if python_path is not None:
-        env["PYTHONPATH"] = python_path
-    env[ENV_SHIM] = horovod_shim
-    env |= NCCL
-    env |= {
-        "PYTHONUNBUFFERED": "1",
-        "HOROVOD_ELASTIC": "1",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_HOSTNAME": worker.hostname,
-        "HOROVOD_RANK": str(planned.rank),
-        "HOROVOD_SIZE": str(planned.size),
-        "HOROVOD_LOCAL_RANK": str(planned.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(planned.local_size),
-        "HOROVOD_CROSS_RANK": str(planned.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(planned.cross_size),
-        ENV_RENDEZVOUS: job.url,
-        ENV_KEY: job.key.of_worker(worker).hex(),
-        ENV_RANKS_KEY: job.key.of_ranks().hex(),
-        ENV_WORKER: worker.key,
-        ENV_JOB: job.job_id,
-        ENV_ROUND: str(round_id),
-        ENV_ADDRESS: job.address,
-        ENV_OWNER: job.owner,
-    }
-    return env
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        exported: Mapping[str, str],
+        horovod_shim: str = NEVER,
+    ) -> None:
+        self._inherited = inheritable(environ)
+        self._exported = dict(exported)
+        self._horovod_shim = horovod_shim
+
+    @property
+    def on_change(self) -> OnChange:
+        """They ask for the next round."""
+        return OnChange.IN_PLACE
+
+    @property
+    def routes(self) -> Routes:
+        """What it takes to meet in a round, and to leave it."""
+        return OUR_ROUTES
+
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
+        """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is
+        ``hvd.rank()``.
+        """
+        env = dict(self._inherited)
+        # Workers with as many threads each as the machine has cores slow each other down many times over.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
+        env |= self._exported
+        python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
+        if python_path is not None:
+            env["PYTHONPATH"] = python_path
+        env[ENV_SHIM] = self._horovod_shim
+        env |= NCCL
+        env |= {
+            "PYTHONUNBUFFERED": "1",
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_HOSTNAME": worker.hostname,
+            "HOROVOD_RANK": str(planned.rank),
+            "HOROVOD_SIZE": str(planned.size),
+            "HOROVOD_LOCAL_RANK": str(planned.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(planned.local_size),
+            "HOROVOD_CROSS_RANK": str(planned.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(planned.cross_size),
+            ENV_RENDEZVOUS: job.url,
+            ENV_KEY: job.key.of_worker(worker).hex(),
+            ENV_RANKS_KEY: job.key.of_ranks().hex(),
+            ENV_WORKER: worker.key,
+            ENV_JOB: job.job_id,
+            ENV_ROUND: str(round_id),
+            ENV_ADDRESS: job.address,
+            ENV_OWNER: job.owner,
+        }
+        return env

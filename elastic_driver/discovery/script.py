@@ -31,7 +31,7 @@ _STDERR_LINES = 5
 _MAX_SAID = 1000
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
 _REAP_S = 5.0
-# A script that runs for longer is told of while a job waits for it.
+# A script that runs for longer is reported while a job waits for it.
 _SLOW_S = 2.0
 # Tells the processes of one run of the script from all others, also those that left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
@@ -73,12 +73,15 @@ class ScriptDiscovery:
         """That it takes long, or lists no hosts, and what it says of that on its standard error."""
         took_s = 0.0 if self._began is None else time.monotonic() - self._began
         if took_s >= _SLOW_S:
-            what, said = f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)", self._said()
+            state, output = (
+                f"has run for {took_s:.0f} s of {self._timeout_s:g} (--discovery-timeout)",
+                self._error_output(),
+            )
         elif self._lists_none is not None:
-            what, said = "lists no hosts", self._lists_none
+            state, output = "lists no hosts", self._lists_none
         else:
             return ""
-        return f"{self._what} {what}" + (f", and says on its standard error: {said}" if said else "")
+        return f"{self._subject} {state}" + (f", and says on its standard error: {output}" if output else "")
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """Runs the script once.
@@ -94,7 +97,7 @@ class ScriptDiscovery:
             hosts = await self._find_hosts()
         finally:
             self._began = None
-        self._lists_none = None if hosts else self._said()
+        self._lists_none = None if hosts else self._error_output()
         return hosts
 
     async def _find_hosts(self) -> tuple[Host, ...]:
@@ -102,7 +105,7 @@ class ScriptDiscovery:
         try:
             self._run = run = _Run(self._script, self._job_id)
         except OSError as error:
-            raise DiscoveryError(f"cannot run {self._what}: {error.strerror or error}") from error
+            raise DiscoveryError(f"cannot run {self._subject}: {error.strerror or error}") from error
         try:
             async with self._time_limit():
                 stdout = await run.output()
@@ -111,30 +114,30 @@ class ScriptDiscovery:
             # The shell may have ended while something that it started holds its output open.
             happened = "left a process that holds its output open" if run.ended.done() else "did not end"
             await run.kill_tree()
-            said = self._said()
+            output = self._error_output()
             raise DiscoveryError(
-                f"{self._what} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
-                f"{said and f': {said}'}"
+                f"{self._subject} {happened} within {self._timeout_s:g} s (--discovery-timeout) and was killed"
+                f"{output and f': {output}'}"
             ) from None
         except _TooMuchError:
             await run.kill_tree()
-            raise DiscoveryError(f"{self._what} printed more than {_MAX_OUTPUT_BYTES} bytes") from None
+            raise DiscoveryError(f"{self._subject} printed more than {_MAX_OUTPUT_BYTES} bytes") from None
         except BaseException:
             await run.kill_tree()
             raise
         returncode = run.bury()
         if returncode:
-            said = self._said()
+            output = self._error_output()
             raise DiscoveryError(
-                f"{self._what} {_failed(returncode)}: {said or 'it printed nothing on its standard error'}"
+                f"{self._subject} {_failed(returncode)}: {output or 'it printed nothing on its standard error'}"
             )
         try:
             hosts = parse_hosts(stdout.decode().splitlines(), default_slots=self._default_slots)
         except UnicodeDecodeError as error:
             near = stdout[max(0, error.start - 20) : error.start + 20]
-            raise DiscoveryError(f"{self._what} printed bytes that are not UTF-8: {near!r}") from None
+            raise DiscoveryError(f"{self._subject} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
-            raise DiscoveryError(f"{self._what} printed no list of hosts: {_cut(str(error))}") from error
+            raise DiscoveryError(f"{self._subject} printed no list of hosts: {_cut(str(error))}") from error
         await asyncio.to_thread(self._check, hosts)
         return hosts
 
@@ -149,10 +152,10 @@ class ScriptDiscovery:
                 timer.cancel()
 
     @property
-    def _what(self) -> str:
+    def _subject(self) -> str:
         return f"the host discovery script {self._script!r}"
 
-    def _said(self) -> str:
+    def _error_output(self) -> str:
         """The last lines of the last run's standard error, as one."""
         errors = b"" if self._run is None else self._run.errors
         return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
@@ -226,9 +229,9 @@ class _Run:
             tree = [*root.children(recursive=True), root]
         # The group first: at once, and before any of its members can leave another descendant behind.
         self._kill_group()
-        for one in tree:
+        for process in tree:
             with contextlib.suppress(psutil.Error, OSError):
-                one.kill()
+                process.kill()
         with contextlib.suppress(OSError, MemoryError, RuntimeError):
             await asyncio.to_thread(_kill_run, self._mark)
         self._close()

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import uvloop
 
 from elastic_driver.core.heartbeats import interval_s
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery
-from elastic_driver.driver.durable_folder import FolderLock
+from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import DiscoveryError, SettingsError, shortage
 from elastic_driver.launch.local.launcher import LocalLauncher
+from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
@@ -87,12 +89,17 @@ def _run_job(settings: Settings) -> int:
             if settings.discovery_script is not None
             else FixedHosts(settings.hosts or ())
         )
+        dialect = OurDialect(
+            os.environ,
+            exported={ENV_HEARTBEAT: f"{heard_s:g}", **durable_env(settings), **settings.worker_env},
+            horovod_shim=settings.horovod_shim,
+        )
         driver = ElasticDriver(
             settings,
             discovery=discovery,
             launcher=launcher,
             chronicle=chronicle,
-            environ=os.environ,
+            dialect=dialect,
             job_id=job_id,
             clock=clock,
             on_round=launcher.warm_up if settings.elastic else None,

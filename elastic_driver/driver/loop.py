@@ -17,7 +17,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,14 +41,15 @@ from elastic_driver.core.events import (
     WorkerExited,
     WorkerNotStarted,
     WorkerSpared,
+    WorkerStarted,
 )
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy, explain
 from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.state import JobPhase
-from elastic_driver.dialects.ours import JobAddress, inheritable, worker_env
+from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
-from elastic_driver.driver.durable_folder import durable_env, newest_commit
+from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
@@ -62,7 +63,6 @@ from elastic_driver.errors import (
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
@@ -73,7 +73,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import ExitCode, NoticeKind
+from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
@@ -110,7 +110,7 @@ class ElasticDriver:
         discovery: tells the hosts there are.
         launcher: starts processes.
         chronicle: tells the user, and the event log, what happens.
-        environ: what workers inherit.
+        dialect: of the workers.
         clock: the job's time.
         on_round: called whenever a round has formed.
 
@@ -125,7 +125,7 @@ class ElasticDriver:
         discovery: HostDiscovery,
         launcher: Launcher,
         chronicle: Chronicle,
-        environ: Mapping[str, str],
+        dialect: Dialect,
         job_id: str,
         clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
@@ -134,14 +134,19 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
-        self._environ = inheritable(environ)
         self._clock = clock or JobClock()
         self._on_round = on_round
+        self._asks_for_rounds = dialect.on_change is OnChange.IN_PLACE  # so that a start alone is no news
         self._stepper = Stepper(
-            policy_of(settings), clock=self._clock, carry_out=self._carry_out_all, on_error=self._crash
+            replace(policy_of(settings), on_change=dialect.on_change),
+            clock=self._clock,
+            carry_out=self._carry_out_all,
+            on_error=self._crash,
         )
         self._tasks = Tasks()
-        self._workers = Workers(self._launch, grace_s=settings.grace_s, tasks=self._tasks, listener=self)
+        self._workers = Workers(
+            launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
+        )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(heartbeats, clock=self._clock, report=self._stepper.report)
         self.rounds = Rounds(
@@ -153,7 +158,12 @@ class ElasticDriver:
         )
         key = JobKey.new()
         self._server = RendezvousServer(
-            self.rounds, key=key, on_error=self._crash, on_full=chronicle.warning, call_later=self._clock.call_later
+            self.rounds,
+            routes=dialect.routes,
+            key=key,
+            on_error=self._crash,
+            on_full=chronicle.warning,
+            call_later=self._clock.call_later,
         )
         self._job = JobAddress("", key, job_id, settings.rendezvous_address, name_of_this_process())
         self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
@@ -294,7 +304,7 @@ class ElasticDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._workers.start(command)
+                self._workers.start(command, self._job, self._stepper.state.round_id)
             case StopWorker():
                 self._workers.stop(command.worker)
             case KillWorker():
@@ -433,33 +443,11 @@ class ElasticDriver:
 
     # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
 
-    async def _launch(self, command: StartWorker) -> WorkerProcess:
-        """Starts the worker's process. Raises LaunchError when that cannot be done on its host."""
-        env = worker_env(
-            self._environ,
-            job=self._job,
-            exported={
-                ENV_HEARTBEAT: f"{self._supervisor.interval_s:g}",
-                **durable_env(self._settings),
-                **self._settings.worker_env,
-            },
-            worker=command.worker,
-            planned=command.planned,
-            round_id=self._stepper.state.round_id,
-            cores=self._launcher.cores(command.worker.hostname),
-            horovod_shim=self._settings.horovod_shim,
-        )
-        return await self._launcher.start(
-            command.worker,
-            self._settings.command,
-            env,
-            label="standby" if command.standby else str(command.planned.rank),
-            rank_at_launch=command.planned.rank,
-        )
-
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
+        if not self._asks_for_rounds:
+            self._stepper.report(WorkerStarted(worker))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
         """A process could not be started."""

@@ -232,7 +232,9 @@ class Rounds:
     # --- what they are answered ------------------------------------------------------------------------------------
 
     def publish(self, command: PublishRound) -> None:
-        """Answers the members of a new round."""
+        """Answers the members of a new round, if they ask for it."""
+        if command.backend is None:
+            return  # they know their places, and are watched by nothing but their ends
         # Who stands by goes on to be watched.
         self._heartbeats.forget_all(but=[one.worker for one in in_phase(self._stepper.state, WorkerPhase.READY)])
         self._placed = {

@@ -1,19 +1,21 @@
 """The keeper of processes: starts workers, stops them, and tells when they die.
 
 Owns each worker's process, from the order to start it until it has ended. Knows nothing of rounds and of the server,
-and decides nothing: who is started and stopped, and what a death means, is the core's.
+and of what a worker is given only that its dialect says so. Decides nothing: who is started and stopped, and what a
+death means, is the core's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.launch.launcher import ExitStatus, Launcher, WorkerProcess
 from elastic_driver.system.tasks import Tasks
 
 # Between the signal that makes a hung worker print its stacks and the one that ends it.
@@ -40,7 +42,9 @@ class Workers:
     """The workers' processes. Used on the event loop only.
 
     Args:
-        launch: starts a worker's process. May raise LaunchError; any other error ends the job.
+        launcher: starts processes. An error of its that is no LaunchError ends the job.
+        dialect: of the workers.
+        command: what each of them runs.
         grace_s: between SIGTERM and SIGKILL, seconds.
         tasks: run what nobody waits for; an error of theirs ends the job.
         listener: is told of starts and ends.
@@ -48,13 +52,17 @@ class Workers:
 
     def __init__(
         self,
-        launch: Callable[[StartWorker], Awaitable[WorkerProcess]],
+        launcher: Launcher,
+        dialect: Dialect,
         *,
+        command: Sequence[str],
         grace_s: float,
         tasks: Tasks,
         listener: ProcessListener,
     ) -> None:
-        self._launch = launch
+        self._launcher = launcher
+        self._dialect = dialect
+        self._command = command
         self._grace_s = grace_s
         self._tasks = tasks
         self._listener = listener
@@ -68,9 +76,11 @@ class Workers:
         """The processes that run; it follows what happens."""
         return self._processes
 
-    def start(self, command: StartWorker) -> None:
-        """Starts a worker."""
-        self._starting[command.worker] = self._tasks.start(self._start(command))
+    def start(self, order: StartWorker, job: JobAddress, round_id: int) -> None:
+        """Starts a worker of this job, while this round runs (0 for none)."""
+        cores = self._launcher.cores(order.worker.hostname)
+        env = self._dialect.environment(order.worker, order.planned, job=job, round_id=round_id, cores=cores)
+        self._starting[order.worker] = self._tasks.start(self._start(order, env))
 
     def stop(self, worker: WorkerId) -> None:
         """SIGTERM, grace, SIGKILL; for a worker that is being started, as soon as its process is there."""
@@ -129,12 +139,18 @@ class Workers:
         if ending:
             await asyncio.wait(ending, timeout=limit_s)
 
-    async def _start(self, command: StartWorker) -> None:
-        worker = command.worker
+    async def _start(self, order: StartWorker, env: Mapping[str, str]) -> None:
+        worker = order.worker
         try:
             if self._job_ends:
                 return
-            process = await self._launch(command)
+            process = await self._launcher.start(
+                worker,
+                self._command,
+                env,
+                label="standby" if order.standby else str(order.planned.rank),
+                rank_at_launch=order.planned.rank,
+            )
         except LaunchError as error:
             self._stop_when_started.discard(worker)
             self._listener.not_started(worker, error)

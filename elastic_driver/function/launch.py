@@ -23,6 +23,7 @@ import cloudpickle
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
 from elastic_driver.function import worker as function_worker
+from elastic_driver.function.outcome import Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
 
 _EVENTS = "events.jsonl"
@@ -204,7 +205,7 @@ def _results(folder: Path, events: Path) -> list[Any]:
     refused = folder / function_driver.REFUSED
     if refused.exists():
         raise SettingsError(refused.read_text())
-    outcomes = [pickle.loads(path.read_bytes()) for path in folder.glob(f"{function_worker.RESULT}*")]
+    outcomes = read_all(folder)
     try:
         code = int((folder / function_driver.EXIT_CODE).read_text())
     except (OSError, ValueError):
@@ -212,28 +213,28 @@ def _results(folder: Path, events: Path) -> list[Any]:
     if code in (129, 130, 143):
         raise KeyboardInterrupt
     if code:
-        _raise_first([one for one in outcomes if "error" in one], code, _last_message(events))
-    done = [one for one in outcomes if "value" in one]
-    last = max((one["round_id"] for one in done), default=0)
-    by_rank = {one["rank"]: one for one in done if one["round_id"] == last}
-    size = next((one["size"] for one in by_rank.values()), 1)
+        _raise_first([outcome for outcome in outcomes if isinstance(outcome, Raised)], code, _last_message(events))
+    returned = [outcome for outcome in outcomes if isinstance(outcome, Returned)]
+    last_round = max((outcome.round_id for outcome in returned), default=0)
+    by_rank = {outcome.rank: outcome for outcome in returned if outcome.round_id == last_round}
+    size = next((outcome.size for outcome in by_rank.values()), 1)
     missing = [rank for rank in range(size) if rank not in by_rank]
     if missing:
         raise JobFailedError(
             f"rank {', '.join(map(str, missing))} ended without a result: the function left by sys.exit or os._exit", 1
         )
-    return [cloudpickle.loads(by_rank[rank]["value"]) for rank in range(size)]
+    return [cloudpickle.loads(by_rank[rank].value) for rank in range(size)]
 
 
-def _raise_first(errors: list[dict[str, Any]], code: int, message: str) -> NoReturn:
+def _raise_first(errors: list[Raised], code: int, message: str) -> NoReturn:
     if not errors:
         raise JobFailedError(message, code)
     # The earliest, but not one that only says that another worker is gone.
-    first = min(errors, key=lambda one: (one["type"] in _CONSEQUENCES, one["at"]))
-    cause = WorkerTracebackError(first["traceback"])
-    error = None if first["error"] is None else cloudpickle.loads(first["error"])
+    first = min(errors, key=lambda raised: (raised.kind in _CONSEQUENCES, raised.at))
+    cause = WorkerTracebackError(first.traceback)
+    error = None if first.error is None else cloudpickle.loads(first.error)
     if not isinstance(error, Exception):
-        raise JobFailedError(f"the function raised {first['type']}", code) from cause
+        raise JobFailedError(f"the function raised {first.kind}", code) from cause
     raise error from cause
 
 

@@ -11,17 +11,17 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.function.outcome import Outcome, Raised, Returned, leave
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import runtime
 from elastic_driver.worker.settings import worker_settings
 
-CALL, PATHS, RESULT = "call.pickle", "paths.pickle", "result-"
+CALL, PATHS = "call.pickle", "paths.pickle"
 
 
 class _Place:
@@ -46,21 +46,18 @@ def _worker_key() -> str:
     return worker.key if worker is not None else ""
 
 
-def _leave(folder: Path, outcome: dict[str, Any]) -> None:
-    name = f"{RESULT}{_worker_key()}-{os.getpid()}".replace("/", "_")
-    new = folder / f".{name}"
-    new.write_bytes(cloudpickle.dumps(outcome))
-    new.replace(folder / name)  # whole or not there
+def _leave(folder: Path, outcome: Outcome) -> None:
+    leave(folder, f"{_worker_key()}-{os.getpid()}".replace("/", "_"), outcome)
 
 
-def _error(error: BaseException, when: str) -> dict[str, Any]:
-    text = f"{when}{''.join(traceback.format_exception(error))}"
+def _raised(error: BaseException, prefix: str = "") -> Raised:
+    text = f"{prefix}{''.join(traceback.format_exception(error))}"
     try:
         packed = cloudpickle.dumps(error)
         cloudpickle.loads(packed)
     except Exception:  # not every exception can be pickled; its text can
         packed = None
-    return {"error": packed, "type": type(error).__name__, "traceback": text, "at": time.monotonic()}
+    return Raised(packed, type(error).__name__, text, time.monotonic())
 
 
 def main(argv: list[str]) -> int:
@@ -76,7 +73,7 @@ def main(argv: list[str]) -> int:
         value = func(*args, **kwargs)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exc()
-        _leave(folder, _error(error, ""))
+        _leave(folder, _raised(error))
         runtime().note_exception(raised=True)
         return 1
     if place.slot is None:
@@ -84,12 +81,12 @@ def main(argv: list[str]) -> int:
         runtime().init()
         runtime().join_late()
     assert place.slot is not None
-    outcome = {"round_id": place.round_id, "rank": place.slot.rank, "size": place.slot.size}
     try:
-        _leave(folder, outcome | {"value": cloudpickle.dumps(value)})
+        pickled = cloudpickle.dumps(value)
+        _leave(folder, Returned(place.round_id, place.slot.rank, place.slot.size, pickled))
     except Exception as error:
         traceback.print_exc()
-        _leave(folder, _error(error, "cannot pickle what the function returned\n"))
+        _leave(folder, _raised(error, "cannot pickle what the function returned\n"))
         return 1
     return 0
 

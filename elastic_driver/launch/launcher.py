@@ -98,7 +98,7 @@ class WorkerProcess(Protocol):
         """
 
     async def wait(self) -> ExitStatus:
-        """Blocks until the process is dead, its leftover children are gone and its output is drained.
+        """Blocks until the process is dead, its leftover children are gone and its output is read to the end.
 
         A descendant that nobody can find or kill does not hold it for longer than a few seconds.
         """

@@ -1,7 +1,8 @@
 """The keys of a job: one that never leaves the driver, and those derived from it, one for each who may say something.
 
-Owns how keys are made, the names of the variables that hand them to workers, and the table of who may do what with
-which. How a key proves something is the business of :mod:`~elastic_driver.rendezvous.proof`.
+Owns how keys are made, and the names of the variables that hand them to workers. How a key proves something is the
+business of :mod:`~elastic_driver.rendezvous.proof`; who may do what with which, of
+:mod:`~elastic_driver.rendezvous.routes`.
 """
 
 from __future__ import annotations
@@ -30,24 +31,6 @@ class Role(StrEnum):
     WORKER = "worker"  # one process of the job, which speaks for itself only
     OPERATOR = "operator"  # whoever can read the job's file: the user who has started it
     READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
-
-
-_WORKER = frozenset({Role.WORKER})
-_OPERATOR = frozenset({Role.OPERATOR})
-_ALL = frozenset(Role)
-
-# Who may do what: for each route of the driver (docs/design.md, "Wire") its methods, and whose they are. A route that
-# is not here does not exist. What a worker posts has to name that worker.
-PERMISSIONS: Mapping[str, Mapping[bytes, frozenset[Role]]] = {
-    "next-round": {b"POST": _WORKER},
-    "watch": {b"POST": _WORKER},
-    "running": {b"POST": _WORKER},
-    "leave": {b"POST": _WORKER},
-    "exchange": {b"POST": _WORKER},
-    "key": {b"GET": _WORKER, b"PUT": _WORKER},
-    "drain": {b"POST": _OPERATOR},
-    "status": {b"GET": _ALL},
-}
 
 
 @dataclass(frozen=True, slots=True)

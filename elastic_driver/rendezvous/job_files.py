@@ -117,19 +117,19 @@ def _check_private(folder: Path) -> None:
         OSError: there is none.
         SettingsError: it is another's, or open to others.
     """
-    found = folder.lstat()
-    if found.st_uid != os.getuid():
+    status = folder.lstat()
+    if status.st_uid != os.getuid():
         try:
-            owner = pwd.getpwuid(found.st_uid).pw_name
+            owner = pwd.getpwuid(status.st_uid).pw_name
         except KeyError:
             owner = "unknown"
         raise SettingsError(
-            f"the folder of job files, {folder}, belongs to another user ({owner}, uid {found.st_uid}); have it "
+            f"the folder of job files, {folder}, belongs to another user ({owner}, uid {status.st_uid}); have it "
             "removed, or set XDG_RUNTIME_DIR to a folder of your own for the job and for elasticrun drain"
         )
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise SettingsError(f"the folder of job files, {folder}, is no folder: remove it")
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise SettingsError(f"the folder of job files, {folder}, is open to other users: chmod 700 {folder}")
 
 

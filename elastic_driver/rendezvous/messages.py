@@ -236,7 +236,7 @@ class DiscReport:
         """From the fields' values; None for no values. Raises RendezvousProtocolError."""
         if not values:
             return None
-        names = [one.name for one in fields(cls)]
+        names = [field.name for field in fields(cls)]
         if len(values) != len(names):
             raise RendezvousProtocolError(f"cannot read message: {len(values)} values of a folder's {len(names)}")
         data = dict(zip(names, values, strict=True))

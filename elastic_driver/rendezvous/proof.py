@@ -59,8 +59,8 @@ class Session:
     __slots__ = ("_keyed", "greeting")
 
     def __init__(self, key: bytes, name: str, client_nonce: str, server_nonce: str) -> None:
-        both = f"elastic_driver connection\n{name}\n{client_nonce}\n{server_nonce}".encode()
-        of_connection = blake2b(both, key=key, digest_size=_KEY_BYTES).digest()
+        names = f"elastic_driver connection\n{name}\n{client_nonce}\n{server_nonce}".encode()
+        of_connection = blake2b(names, key=key, digest_size=_KEY_BYTES).digest()
         self._keyed = blake2b(key=of_connection, digest_size=_MAC_BYTES)
         self.greeting = self._mac(b"greeting")
 

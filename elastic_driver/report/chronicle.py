@@ -31,12 +31,12 @@ from elastic_driver.report.happenings import (
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
+    Remark,
     RoundFormed,
     RoundResumed,
     RoundSummary,
     Status,
     Summary,
-    Told,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -46,7 +46,7 @@ from elastic_driver.words import NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
-# A wait is told of after so many seconds, and again after twice as many more each time; from the second bound on it is
+# A wait is reported after so many seconds, and again after twice as many more each time; from the second bound on it is
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
 # Workers whose last words are kept, of those that failed since the last round was formed.
@@ -126,7 +126,7 @@ class Chronicle:
         self._stood_still_s = 0.0
         self._has_trained = False
         self._waits_for = ""
-        self._wait_step_s = self._told_after_s = _WAIT_S
+        self._wait_step_s = self._report_after_s = _WAIT_S
 
     def _tell(self, happening: Happening) -> None:
         for listener in self._listeners:
@@ -214,18 +214,18 @@ class Chronicle:
             )
         )
 
-    def _keep(self, new: _Round) -> None:
+    def _keep(self, formed: _Round) -> None:
         """Keeps a round for the summary: the first ones, the last ones, and sums of those between."""
-        self._present = new
+        self._present = formed
         if len(self._first) < _FIRST_ROUNDS:
-            self._first.append(new)
+            self._first.append(formed)
             return
-        self._last.append(new)
+        self._last.append(formed)
         if len(self._last) > _LAST_ROUNDS:
-            old = self._last.popleft()
+            dropped = self._last.popleft()
             self._left_out += 1
-            self._left_out_s += old.took_s or 0.0
-            self._unknown += old.took_s is None
+            self._left_out_s += dropped.took_s or 0.0
+            self._unknown += dropped.took_s is None
 
     def round_resumed(self, command: ReportResumed) -> None:
         """All members of the round train."""
@@ -236,26 +236,26 @@ class Chronicle:
 
     def report(self, command: Report) -> None:
         """The core has something to say."""
-        self._tell(Told(command.text, command.warning))
+        self._tell(Remark(command.text, command.warning))
 
     def warning(self, text: str) -> None:
         """Something the user should know."""
-        self._tell(Told(text, warning=True))
+        self._tell(Remark(text, warning=True))
 
     def on_disc(self, report: DiscReport) -> None:
         """How far the commits in a folder are: for the summary, and a warning now and then while they do not get there.
 
         What is wrong a worker says at once itself; a warning is for what stays wrong over several heartbeats.
         """
-        known = self._folders.pop(report.folder, None) or _Folder(report)
+        folder = self._folders.pop(report.folder, None) or _Folder(report)
         # Another worker has become the folder's writer, and has written nothing yet.
-        known.report = replace(report, written=max(report.written, known.report.written))
-        known.troubled = known.troubled + 1 if report.trouble else 0
-        self._folders[report.folder] = known
+        folder.report = replace(report, written=max(report.written, folder.report.written))
+        folder.troubled = folder.troubled + 1 if report.trouble else 0
+        self._folders[report.folder] = folder
         if len(self._folders) > _MOST_FOLDERS:
             del self._folders[next(iter(self._folders))]
-        if known.troubled >= 2 and known.troubled.bit_count() == 1:
-            self.warning(f"commits do not reach the disc: the newest is {known}")
+        if folder.troubled >= 2 and folder.troubled.bit_count() == 1:
+            self.warning(f"commits do not reach the disc: the newest is {folder}")
 
     def stood_still(self, stood_s: float) -> None:
         """The driver was stopped, or starved, for so long. What changes cost is measured without that."""
@@ -267,10 +267,10 @@ class Chronicle:
             return  # it may be one that could not be read
         if not self._folders:
             self._folders[""] = _Folder(DiscReport("", where, newest, newest, "", drivers=True))
-        for known in self._folders.values():
-            last = known.report
+        for folder in self._folders.values():
+            last = folder.report
             if last.drivers:
-                known.report = replace(last, written=max(last.written, newest), commits=max(last.commits, newest))
+                folder.report = replace(last, written=max(last.written, newest), commits=max(last.commits, newest))
 
     def _standstill_notes(self) -> list[tuple[str, bool]]:
         if not self._stood_still_s:
@@ -294,13 +294,13 @@ class Chronicle:
         self._tell(Status(text))
 
     def look(self, now: float) -> bool:
-        """To be called about each second. Returns whether a job that waits is to be told of now."""
+        """To be called about each second. Returns whether a wait of the job is to be reported now."""
         self._tell(MomentPassed())
         since = self._waiting_since
-        return since is not None and not self.live and now - since >= self._told_after_s
+        return since is not None and not self.live and now - since >= self._report_after_s
 
     def waits(self, now: float, reason: str, *, patience: float = 1.0) -> None:
-        """What the job waits for, or is about to end of; "" for nothing. Of a wait that goes on is told at times.
+        """What the job waits for, or is about to end of; "" for nothing. A wait that goes on is reported at times.
 
         Args:
             now: the present, seconds.
@@ -310,14 +310,14 @@ class Chronicle:
         if reason != self._waits_for:
             self._waits_for = reason
             self._waiting_since = now if reason else None
-            self._wait_step_s = self._told_after_s = patience * _WAIT_S
+            self._wait_step_s = self._report_after_s = patience * _WAIT_S
 
     def still_waiting(self, text: str, now: float) -> None:
         """Tells of a wait, and when to tell of it next."""
         waited_s = 0.0 if self._waiting_since is None else now - self._waiting_since
         self._wait_step_s = min(2 * self._wait_step_s, _LONGEST_WAIT_S)
-        self._told_after_s = waited_s + self._wait_step_s
-        self._tell(Told(f"for {waited_s:.0f} s now: {text}", warning=waited_s >= _WORRY_S))
+        self._report_after_s = waited_s + self._wait_step_s
+        self._tell(Remark(f"for {waited_s:.0f} s now: {text}", warning=waited_s >= _WORRY_S))
 
     def first_failure(self, failure: Failure) -> None:
         """What the first worker that failed said last: the message that ends the job follows."""
@@ -337,7 +337,10 @@ class Chronicle:
 
     def _summary(self) -> Summary:
         first, last = (
-            [RoundSummary(kept.round_id, kept.size, kept.cause, kept.took_s, kept.commits) for kept in rounds]
+            [
+                RoundSummary(formed.round_id, formed.size, formed.cause, formed.took_s, formed.commits)
+                for formed in rounds
+            ]
             for rounds in (self._first, self._last)
         )
         changes = [*first[1:], *last]

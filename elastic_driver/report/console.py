@@ -39,9 +39,9 @@ _ERASE_LINE = b"\r\x1b[2K"
 _LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
 
 
-def _cells(told: RoundSummary) -> tuple[str, ...]:
-    lost = "-" if told.commit is None else "unknown" if told.took_s is None else f"{told.took_s:.2f} s"
-    return str(told.round_id), str(told.size), lost, "-" if told.commit is None else str(told.commit), told.cause
+def _cells(line: RoundSummary) -> tuple[str, ...]:
+    lost = "-" if line.commit is None else "unknown" if line.took_s is None else f"{line.took_s:.2f} s"
+    return str(line.round_id), str(line.size), lost, "-" if line.commit is None else str(line.commit), line.cause
 
 
 class Console:
@@ -200,7 +200,7 @@ class Console:
 
     def _say_table(self, summary: Summary) -> None:
         header = ("round", "workers", "time lost", "from commit", "cause")
-        first, last = ([_cells(told) for told in rounds] for rounds in (summary.first, summary.last))
+        first, last = ([_cells(line) for line in rounds] for rounds in (summary.first, summary.last))
         widths = [max(len(row[column]) for row in (header, *first, *last)) for column in range(4)]
 
         def say(row: tuple[str, ...]) -> None:

@@ -28,10 +28,10 @@ from elastic_driver.report.happenings import (
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
+    Remark,
     RoundFormed,
     RoundResumed,
     Status,
-    Told,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -98,7 +98,7 @@ class EventLog:
                 self._write_round(happening)
             case RoundResumed(round_id, commits, took_s):
                 self.write("round_resumed", round_id=round_id, commits=commits, took_s=round(took_s, 4))
-            case Told(text, warning):
+            case Remark(text, warning):
                 self.write("report", text=text, warning=warning)
             case FirstFailure(worker, rank, how, last_lines, alike):
                 self.write(
@@ -107,7 +107,7 @@ class EventLog:
                     rank=rank,
                     how=how,
                     last_lines=list(last_lines),
-                    alike=[other.key for other in alike],
+                    alike=[worker.key for worker in alike],
                 )
             case InternalError(error, events):
                 self.write("internal_error", error=error, events=list(events))

@@ -18,7 +18,7 @@ class Listener(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether a user sees each :class:`Status` here as it changes; then waits are not told of beside it."""
+        """Whether a user sees each :class:`Status` here as it changes; then waits are not reported beside it."""
 
     def hear(self, happening: Happening) -> None:
         """Takes what has happened. What is no business of this listener it leaves alone."""
@@ -132,6 +132,7 @@ class RoundFormed:
     Attributes:
         old_size: workers of the round before; 0 for none.
         commits: of the state that it goes on from.
+        backend: what carries its collectives; None when that is the workers' own affair.
         formed_in_s: from the change (or the start) until now.
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
     """
@@ -141,7 +142,7 @@ class RoundFormed:
     cause: str
     commits: int
     sync: bool
-    backend: Backend
+    backend: Backend | None
     formed_in_s: float
     members: Sequence[Member]
     reinit: bool
@@ -157,7 +158,7 @@ class RoundResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Remark:
     """Something the user should know, in words."""
 
     text: str
@@ -266,7 +267,7 @@ Happening: TypeAlias = (
     | NoticeGiven
     | RoundFormed
     | RoundResumed
-    | Told
+    | Remark
     | FirstFailure
     | InternalError
     | JobEnded

@@ -23,10 +23,10 @@ from elastic_driver.report.happenings import (
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
+    Remark,
     RoundFormed,
     RoundResumed,
     Status,
-    Told,
     Warmed,
     WorkerDismissed,
     WorkerHung,
@@ -35,7 +35,7 @@ from elastic_driver.report.happenings import (
 
 
 @dataclass(frozen=True, slots=True)
-class _UntoldRound:
+class _PendingRound:
     """A round whose line waits for its workers to resume."""
 
     round_id: int
@@ -51,7 +51,7 @@ class Narrator:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._untold: _UntoldRound | None = None
+        self._pending_round: _PendingRound | None = None
 
     @property
     def live(self) -> bool:
@@ -66,7 +66,7 @@ class Narrator:
                 console.look()
             case Status(text):
                 console.status(text)
-            case Told(text, warning):
+            case Remark(text, warning):
                 (console.warning if warning else console.line)(text)
             case JobStarted(url, job_id):
                 console.detail(f"rendezvous at {url}, job {job_id}")
@@ -95,9 +95,9 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s):
-                if self._untold is not None and self._untold.round_id == round_id:
-                    console.line(f"{self._untold.line}, resumed from commit {commits} in {took_s:.2f} s")
-                    self._untold = None
+                if self._pending_round is not None and self._pending_round.round_id == round_id:
+                    console.line(f"{self._pending_round.line}, resumed from commit {commits} in {took_s:.2f} s")
+                    self._pending_round = None
             case FirstFailure():
                 self._tell_first_failure(happening)
             case InternalError(error, events):
@@ -105,7 +105,7 @@ class Narrator:
                 for line in (*error.splitlines(), f"the last {len(events)} events:", *events):
                     console.error(f"  {line}")
             case JobEnded(exit_code, message, summary):
-                self._tell_untold(broken=exit_code != 0)
+                self._tell_pending_round(broken=exit_code != 0)
                 console.summary(summary, exit_code=exit_code, message=message)
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
@@ -116,15 +116,15 @@ class Narrator:
         tell(f"worker {ended.worker} (pid {ended.pid}) {how}")
 
     def _tell_round(self, formed: RoundFormed) -> None:
-        self._tell_untold(broken=True)
+        self._tell_pending_round(broken=True)
         self._console.training_began()
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
         if formed.old_size:
             line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
-            self._untold = _UntoldRound(formed.round_id, line)
+            self._pending_round = _PendingRound(formed.round_id, line)
             if formed.reinit:
-                self._tell_untold(broken=False)
+                self._tell_pending_round(broken=False)
             return
         counts: dict[str, int] = {}
         for member in formed.members:
@@ -135,11 +135,11 @@ class Narrator:
             line += f" ({formed.cause})"
         self._console.line(line)
 
-    def _tell_untold(self, *, broken: bool) -> None:
+    def _tell_pending_round(self, *, broken: bool) -> None:
         """A round that never had all its members training is told without its time."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            self._console.line(untold.line + ("; it ended before all its workers had resumed" if broken else ""))
+        pending, self._pending_round = self._pending_round, None
+        if pending is not None:
+            self._console.line(pending.line + ("; it ended before all its workers had resumed" if broken else ""))
 
     def _tell_first_failure(self, failure: FirstFailure) -> None:
         # What can still be seen is not printed again.

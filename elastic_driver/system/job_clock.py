@@ -15,8 +15,8 @@ from typing import Protocol
 
 # Longer than any one thing that the loop does; short beside what workers are given.
 MOST_S = 1.0
-# What it stood still beyond that is told from here on. A busy machine is no news.
-_TOLD_FROM_S = 5.0
+# What it stood still beyond that is reported from here on. A busy machine is no news.
+_REPORTED_FROM_S = 5.0
 
 
 class Timer(Protocol):
@@ -55,15 +55,15 @@ class JobClock:
         """Looks at it often enough. Runs until it is cancelled.
 
         Args:
-            on_standstill: told of longer ones, seconds, when they are over.
+            on_standstill: called after each longer standstill, with its seconds.
         """
-        told_s = self.lost_s
+        reported_s = self.lost_s
         while True:
             await asyncio.sleep(self._most_s / 2)
             self()
-            if self.lost_s - told_s >= _TOLD_FROM_S:
-                on_standstill(self.lost_s - told_s + self._most_s)
-            told_s = self.lost_s
+            if self.lost_s - reported_s >= _REPORTED_FROM_S:
+                on_standstill(self.lost_s - reported_s + self._most_s)
+            reported_s = self.lost_s
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Calls it on the running loop after this time."""
@@ -76,14 +76,14 @@ class _Timer:
     def __init__(self, clock: JobClock, due: float, callback: Callable[[], object]) -> None:
         self._clock, self._due, self._callback = clock, due, callback
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(due - clock(), self._look)
+        self._call = self._loop.call_later(due - clock(), self._look)
 
     def cancel(self) -> None:
-        self._handle.cancel()
+        self._call.cancel()
 
     def _look(self) -> None:
         left_s = self._due - self._clock()
         if left_s > 0:
-            self._handle = self._loop.call_later(left_s, self._look)
+            self._call = self._loop.call_later(left_s, self._look)
         else:
             self._callback()

@@ -37,11 +37,11 @@ def open_inside(name: str | Path, flags: int, *, dir_fd: int | None = None, pipe
     """
     descriptor = _open(name, flags | os.O_NOFOLLOW, dir_fd)
     with _closed_on_error(descriptor):
-        found = os.fstat(descriptor)
-        if not (stat.S_ISREG(found.st_mode) or (pipes and stat.S_ISFIFO(found.st_mode))):
-            raise OSError(errno.EINVAL, f"it is {_kind(found)}", str(name))
-        _check(found, name, os.stat(Path(name).parent, dir_fd=dir_fd), flags)
-        _make_plain(descriptor, found, flags)
+        status = os.fstat(descriptor)
+        if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
+            raise OSError(errno.EINVAL, f"it is {_kind(status)}", str(name))
+        _check(status, name, os.stat(Path(name).parent, dir_fd=dir_fd), flags)
+        _make_plain(descriptor, status, flags)
     return descriptor
 
 
@@ -64,9 +64,9 @@ def open_named(path: Path, flags: int) -> int:
             ) from None
         descriptor = _open(path, flags, None)
     with _closed_on_error(descriptor):
-        found = os.fstat(descriptor)
-        _check(found, path, folder, flags)
-        _make_plain(descriptor, found, flags)
+        status = os.fstat(descriptor)
+        _check(status, path, folder, flags)
+        _make_plain(descriptor, status, flags)
     return descriptor
 
 
@@ -133,9 +133,9 @@ def make_folder(path: Path) -> None:
         OSError: it cannot be made, or is another user's symbolic link.
     """
     path.mkdir(parents=True, exist_ok=True)
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode) and not _is_trusted(found.st_uid):
-        raise OSError(errno.ELOOP, f"it is a symbolic link of user {_user(found.st_uid)}", str(path))
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) and not _is_trusted(status.st_uid):
+        raise OSError(errno.ELOOP, f"it is a symbolic link of user {_user(status.st_uid)}", str(path))
 
 
 def open_folder_inside(folder: Path, name: str) -> int:
@@ -167,12 +167,12 @@ def who_else_writes(folder: Path, *, only_adding: bool) -> str:
         only_adding: whether it matters already that others can add files, where they cannot exchange any (/tmp).
     """
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return ""
-    if not _is_trusted(found.st_uid):
-        return f"it belongs to user {_user(found.st_uid)}"
-    if found.st_mode & stat.S_IWOTH and (only_adding or not found.st_mode & stat.S_ISVTX):
+    if not _is_trusted(status.st_uid):
+        return f"it belongs to user {_user(status.st_uid)}"
+    if status.st_mode & stat.S_IWOTH and (only_adding or not status.st_mode & stat.S_ISVTX):
         return "all users can write to it"
     return ""
 
@@ -188,26 +188,26 @@ def _open(name: str | Path, flags: int, dir_fd: int | None) -> int:
         raise
 
 
-def _make_plain(descriptor: int, found: os.stat_result, flags: int) -> None:
+def _make_plain(descriptor: int, status: os.stat_result, flags: int) -> None:
     """Cuts what is to be cut, and lets a plain file's reads and writes be whole."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return
     os.set_blocking(descriptor, True)
     if flags & os.O_TRUNC:
         os.ftruncate(descriptor, 0)
 
 
-def _check(found: os.stat_result, name: str | Path, folder: os.stat_result, flags: int) -> None:
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
+def _check(status: os.stat_result, name: str | Path, folder: os.stat_result, flags: int) -> None:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
         raise OSError(errno.EMLINK, "it is a hard link: the file has other names", str(name))
-    _check_planted(found, name, folder)
+    _check_planted(status, name, folder)
 
 
-def _check_planted(found: os.stat_result, name: str | Path, folder: os.stat_result) -> None:
+def _check_planted(status: os.stat_result, name: str | Path, folder: os.stat_result) -> None:
     """The rule of fs.protected_regular and _fifos: in a folder like /tmp only this user's files, and its owner's."""
     shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
-    if shared and found.st_uid not in (os.geteuid(), folder.st_uid):
-        raise OSError(errno.EACCES, f"user {_user(found.st_uid)} has put it there", str(name))
+    if shared and status.st_uid not in (os.geteuid(), folder.st_uid):
+        raise OSError(errno.EACCES, f"user {_user(status.st_uid)} has put it there", str(name))
 
 
 def _is_trusted(user: int) -> bool:
@@ -219,9 +219,9 @@ def _may_exchange(folder: os.stat_result) -> bool:
     return not _is_trusted(folder.st_uid) or folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
 
 
-def _kind(found: os.stat_result) -> str:
+def _kind(status: os.stat_result) -> str:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+    return kinds.get(stat.S_IFMT(status.st_mode), "a device")
 
 
 def _user(number: int) -> str:

@@ -98,10 +98,10 @@ def tie_this_process() -> None:
         return
     with contextlib.suppress(OSError):
         # Stays open for as long as the process lives.
-        own = os.open(f"/proc/self/fd/{next(iter(owners))}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        _signal_at_end(own, os.getpid(), signal.SIGKILL)
+        reading_end = os.open(f"/proc/self/fd/{next(iter(owners))}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        _signal_at_end(reading_end, os.getpid(), signal.SIGKILL)
         poll = select.poll()
-        poll.register(own, 0)
+        poll.register(reading_end, 0)
         if poll.poll(0):  # it ended before the signal was asked for
             os.kill(os.getpid(), signal.SIGKILL)
 

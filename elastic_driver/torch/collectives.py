@@ -1,6 +1,6 @@
 """The collectives of tensors that are not differentiable: those begun now and waited for later, and those in place.
 
-What they do is told once for all frameworks, in worker/api/collectives.py. On top of them are those of ops.py, which
+What they do is written once for all frameworks, in worker/api/collectives.py. On top of them are those of ops.py, which
 are differentiable. The public names here are the API's, and nothing else is.
 """
 

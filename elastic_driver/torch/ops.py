@@ -23,9 +23,9 @@ from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process
 _adapter = TorchAdapter()
 
 
-def _check_differentiable(op: ReduceOp, what: str, *, also: tuple[ReduceOp, ...] = ()) -> None:
+def _check_differentiable(op: ReduceOp, operation: str, *, also: tuple[ReduceOp, ...] = ()) -> None:
     if op not in (Average, Sum, *also):
-        raise RuntimeError(f"cannot differentiate {what} with {op.name}: only Average and Sum can be")
+        raise RuntimeError(f"cannot differentiate {operation} with {op.name}: only Average and Sum can be")
 
 
 class _Allreduce(torch.autograd.Function):
@@ -155,10 +155,10 @@ def allreduce(
         ValueError: both average and op were given, or this process is not in the process set.
     """
     resolved = resolve_op(average=average, op=op)
-    compressed, how = compression.compress(tensor)
+    compressed, context = compression.compress(tensor)
     apply: Any = _Allreduce.apply
     (reduced,) = apply(name, resolved, (prescale_factor, postscale_factor), process_set, compressed)
-    return cast(torch.Tensor, compression.decompress(reduced, how))
+    return cast(torch.Tensor, compression.decompress(reduced, context))
 
 
 def grouped_allreduce(
@@ -177,7 +177,7 @@ def grouped_allreduce(
     apply: Any = _Allreduce.apply
     factors = (prescale_factor, postscale_factor)
     reduced = apply(name, resolved, factors, process_set, *(compressed for compressed, _ in pairs))
-    return [compression.decompress(each, how) for each, (_, how) in zip(reduced, pairs, strict=True)]
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
 def allgather(
@@ -283,4 +283,4 @@ def grouped_reducescatter(
     apply: Any = _Reducescatter.apply
     factors = (prescale_factor, postscale_factor)
     scattered = apply(name, op, factors, process_set, *(compressed for compressed, _ in pairs))
-    return [compression.decompress(each, how) for each, (_, how) in zip(scattered, pairs, strict=True)]
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(scattered, pairs, strict=True)]

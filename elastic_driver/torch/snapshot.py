@@ -1,6 +1,6 @@
 """Nested states as a skeleton and its tensors: copied to the host without new memory, sent in few large messages.
 
-A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Slot in the place of each tensor.
+A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Placeholder for each tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Placeholder:
     """Stands for a tensor in a skeleton."""
 
     index: int
@@ -31,7 +31,7 @@ class Slot:
     dtype: torch.dtype
     device: str
 
-    def __deepcopy__(self, memo: Any) -> Slot:
+    def __deepcopy__(self, memo: Any) -> Placeholder:
         return self  # nothing in it can change, and a state has many
 
 
@@ -42,7 +42,7 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     def walk(node: Any) -> Any:
         if isinstance(node, torch.Tensor):
             tensors.append(node.detach())
-            return Slot(len(tensors) - 1, tuple(node.shape), node.dtype, str(node.device))
+            return Placeholder(len(tensors) - 1, tuple(node.shape), node.dtype, str(node.device))
         if type(node) in (dict, list, tuple):
             if isinstance(node, dict):
                 return {key: walk(value) for key, value in node.items()}
@@ -58,7 +58,7 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
 
 def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The tree; values that are no tensors are copies."""
-    if isinstance(skeleton, Slot):
+    if isinstance(skeleton, Placeholder):
         return tensors[skeleton.index]
     if type(skeleton) is dict:
         return {key: unflatten(value, tensors) for key, value in skeleton.items()}
@@ -84,9 +84,9 @@ class HostCopy:
         skeleton, tensors = flatten(tree)
         kept: list[torch.Tensor] = []
         for index, tensor in enumerate(tensors):
-            old = self._tensors[index] if index < len(self._tensors) else None
-            if old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype:
-                kept.append(old)
+            former = self._tensors[index] if index < len(self._tensors) else None
+            if former is not None and former.shape == tensor.shape and former.dtype == tensor.dtype:
+                kept.append(former)
             else:
                 kept.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
         copy_all(kept, tensors)
@@ -156,11 +156,11 @@ def broadcast_tree(
     members = members_of(process_set)
     skeleton = broadcast_object(skeleton, root_rank, process_set=process_set)
     if members.context.slot.rank != root_rank:
-        slots: list[Slot] = []
+        placeholders: list[Placeholder] = []
 
         def collect(node: Any) -> None:
-            if isinstance(node, Slot):
-                slots.append(node)
+            if isinstance(node, Placeholder):
+                placeholders.append(node)
             elif isinstance(node, dict):
                 for value in node.values():
                     collect(value)
@@ -169,8 +169,8 @@ def broadcast_tree(
                     collect(value)
 
         collect(skeleton)
-        slots.sort(key=lambda slot: slot.index)
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+        placeholders.sort(key=lambda placeholder: placeholder.index)
+        tensors = [torch.empty(placeholder.shape, dtype=placeholder.dtype) for placeholder in placeholders]
     broadcast_tensors(members, tensors, root_rank)
     return unflatten(skeleton, tensors)
 
@@ -205,8 +205,8 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
                 group[name] = _placed(value, group.get(name), device="cpu")
         for name in [name for name in group if name not in saved]:
             del group[name]
-    gone = [param for number, param in params.items() if number not in tree["state"] and param in optimizer.state]
-    for param in gone:
+    stateless = [param for number, param in params.items() if number not in tree["state"] and param in optimizer.state]
+    for param in stateless:
         del optimizer.state[param]
     for number, saved_state in tree["state"].items():
         if number not in params:  # what an optimizer keeps for itself, under a name of its own

@@ -97,12 +97,12 @@ class _Normalize(torch.autograd.Function):
         count = input.numel() // channels
         # Of each rank: the count, and for each channel the mean and the sum of squared distances from it. Sums of
         # squares alone would lose the variance of channels whose mean is far from 0.
-        mine = np.zeros(1 + 2 * channels, np.float64)
+        vector = np.zeros(1 + 2 * channels, np.float64)
         if count:
             variance, mean = torch.var_mean(values, dim=dims, correction=0)
-            mine[0], mine[1 : 1 + channels] = count, mean.double().cpu().numpy()
-            mine[1 + channels :] = variance.double().cpu().numpy() * count
-        table = _allgather(members, mine)
+            vector[0], vector[1 : 1 + channels] = count, mean.double().cpu().numpy()
+            vector[1 + channels :] = variance.double().cpu().numpy() * count
+        table = _allgather(members, vector)
         counts, means, squares = table[:, :1], table[:, 1 : 1 + channels], table[:, 1 + channels :]
         total = float(counts.sum())
         if total <= 1:
@@ -158,9 +158,9 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _allgather(members: Members, mine: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The ranks' vectors, (ranks, len(mine)) float64."""
-    data = torch.from_numpy(mine).view(1, -1)
+def _allgather(members: Members, vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The ranks' vectors, (ranks, len(vector)) float64."""
+    data = torch.from_numpy(vector).view(1, -1)
     operation = Operation(Kind.ALLGATHER, (spec_of(data),), "SyncBatchNorm.forward", process_set=members.number)
     result = wait(members.context.engine.submit(operation), data)
     table: npt.NDArray[np.float64] = result.arrays[0].view(np.float64).reshape(members.size, -1)

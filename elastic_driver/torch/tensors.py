@@ -113,7 +113,10 @@ class TorchAdapter:
     ) -> list[torch.Tensor]:
         """See Adapter."""
         if outputs is None:
-            return [result.to(device=own.device, dtype=own.dtype) for result, own in zip(results, tensors, strict=True)]
+            return [
+                result.to(device=tensor.device, dtype=tensor.dtype)
+                for result, tensor in zip(results, tensors, strict=True)
+            ]
         with torch.no_grad():
             for result, output in zip(results, outputs, strict=True):
                 if output.data_ptr() != result.data_ptr() or output.device != result.device:

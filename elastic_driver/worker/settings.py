@@ -200,13 +200,13 @@ class WorkerSettings:
         """
         values: dict[str, Any] = {}
         problems: list[str] = []
-        for each in fields(cls):
-            name = each.metadata.get("variable", "")
+        for setting in fields(cls):
+            name = setting.metadata.get("variable", "")
             text = environ.get(name, "")
             if not text:
                 continue
             try:
-                values[each.name] = each.metadata["read"](text)
+                values[setting.name] = setting.metadata["read"](text)
             except ValueError as error:
                 problems.append(f"cannot use {name}={text!r}: {error}")
 
@@ -230,7 +230,7 @@ DEFAULTS = WorkerSettings()
 """What holds where the environment says nothing."""
 
 VARIABLES: Mapping[str, str] = {
-    each.metadata["variable"]: each.name for each in fields(WorkerSettings) if each.metadata
+    setting.metadata["variable"]: setting.name for setting in fields(WorkerSettings) if setting.metadata
 }
 """The field of each variable."""
 

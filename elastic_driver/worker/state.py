@@ -20,7 +20,7 @@ from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.current import current_round
 
 
-class _HostMessages:
+class _HostUpdates:
     """What Horovod's elastic scripts ask for ``empty()`` while they wait for a change of hosts to be noticed."""
 
     def empty(self) -> bool:
@@ -46,7 +46,7 @@ class State:
         # the one whose state the next round goes on from.
         self._commits = 0
         self._reset_callbacks: list[Callable[[], None]] = []
-        self._host_messages = _HostMessages()
+        self._host_messages = _HostUpdates()
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
         """Has functions called after each reset, when ranks and size are the new ones, before the state is synced.

@@ -384,7 +384,7 @@ def test_a_forked_child_lets_go_of_an_engine_with_a_timeline(tmp_path: Path) -> 
     """The thread that writes the timeline waits in the parent, and never comes back from that in the child."""
     program = f"""
 import os, signal
-from elastic_driver import native_loader
+from elastic_driver.worker.engine import native_loader
 native = native_loader.load()
 engine = native.Engine(0, 1, fusion_bytes=1, stall_warn_s=0, stall_fail_s=0, timeout_s=10, shared_memory=True,
                        direct_reads=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from membership_job import BOTH, Job
+from membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
@@ -30,10 +30,11 @@ from elastic_driver.core.events import (
     WorkerReady,
     WorkerRunning,
     WorkerSpared,
+    WorkerStarted,
 )
-from elastic_driver.core.state import WorkerPhase
+from elastic_driver.core.state import WorkerPhase, record_of
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
 
 pytestmark = pytest.mark.property
 
@@ -233,6 +234,47 @@ class Membership(RuleBasedStateMachine):
         self.job.fork().cooperate()
         self.job.fall_silent()
 
+
+@st.composite
+def limits_of_others(draw: st.DrawFn) -> dict[str, object]:
+    """Limits for workers that do not ask for their rounds."""
+    kind = draw(st.sampled_from((OnChange.RESTART, OnChange.NO_ROUNDS)))
+    return {**draw(limits()), "num_standby": 0, "durable": False, "on_change": kind}
+
+
+class OtherWorkers(Membership):
+    """Likewise, with workers that are restarted each round, or have none: they start, and say nothing."""
+
+    @initialize(given_limits=limits_of_others(), hosts=host_lists, starts=st.booleans())
+    def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: bool) -> None:  # type: ignore[override]
+        self.job = Job(**given_limits)
+        if starts:
+            hosts = tuple(Host(name, 2) for name in HOSTNAMES)
+        self.job.feed(HostsDiscovered(hosts))
+        if starts:
+            self.some_obey(6)
+
+    @precondition(lambda self: self.job.state.workers)
+    @rule(actions=st.integers(1, 6))
+    def some_obey(self, actions: int) -> None:
+        """Processes start, and those that are told to end do so."""
+        for _ in range(actions):
+            for name in (self.job.of(WorkerPhase.LEAVING) or self.job.of(WorkerPhase.BOOTING))[:1]:
+                record = record_of(self.job.state, worker_id(name))
+                assert record is not None
+                if record.phase is WorkerPhase.BOOTING:
+                    self.job.feed(WorkerStarted(record.worker))
+                else:
+                    self.job.exit(name, -15)
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data())
+    def started(self, data: st.DataObject) -> None:
+        self.job.feed(WorkerStarted(self.a_worker(data)))
+
+
+TestOtherWorkers = OtherWorkers.TestCase
+TestOtherWorkers.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 TestMembership = Membership.TestCase
 TestMembership.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

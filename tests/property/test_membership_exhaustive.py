@@ -21,12 +21,14 @@ from elastic_driver.core.events import (
     TimerExpired,
     WorkerDying,
     WorkerExited,
+    WorkerNotStarted,
     WorkerReady,
     WorkerRunning,
+    WorkerStarted,
 )
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing
 from elastic_driver.hosts import Host, parse_host
-from elastic_driver.words import NoticeKind, ReadyCause
+from elastic_driver.words import NoticeKind, OnChange, ReadyCause
 
 pytestmark = pytest.mark.property
 
@@ -57,6 +59,7 @@ def limits(least: int, wanted: int, most: int | None = None, **others: object) -
         "max_num_proc": most,
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
+        "drain_timeout_s": 5.0,
         **others,
     }
 
@@ -78,6 +81,25 @@ WORLDS = {
     "fails again and again": World(
         ("a:1 b:1", "a:1 b:1 c:1", "a:1"), limits(1, 2, 2, setbacks_limit=2, pause_range_s=(1.0, 4.0)), True, 6, 1500
     ),
+    "restarted, from the start": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.RESTART, cooldown_range_s=COOLDOWN), False, 5, 400
+    ),
+    "restarted, grows and shrinks": World(
+        ("a:1 b:1", "a:1", "b:1 c:1"), limits(1, 2, 2, on_change=OnChange.RESTART), True, 5, 400
+    ),
+    "restarted, below min-np": World(
+        ("a:1 b:1", "a:1"),
+        limits(2, 2, on_change=OnChange.RESTART, cooldown_range_s=COOLDOWN, setbacks_limit=2, reset_limit=2),
+        True,
+        6,
+        400,
+    ),
+    "no rounds": World(
+        ("a:1 b:1", "a:1", "b:1 c:1"), limits(1, 2, 2, on_change=OnChange.NO_ROUNDS, setbacks_limit=3), True, 5, 400
+    ),
+    "no rounds, below min-np": World(
+        ("a:1 b:1", "a:1"), limits(2, 2, on_change=OnChange.NO_ROUNDS, cooldown_range_s=COOLDOWN), False, 5, 400
+    ),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
@@ -88,9 +110,18 @@ def hosts_of(answer: str) -> tuple[Host, ...]:
 
 def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
     """What can happen next in this world."""
+    asks = job.policy.on_change is OnChange.IN_PLACE
     for record in job.state.workers:
         worker = record.worker
         match record.phase:
+            case WorkerPhase.BOOTING if not asks:
+                yield WorkerStarted(worker)
+                yield WorkerExited(worker, 1, "exited with code 1", 0.5)
+                yield WorkerNotStarted(worker, "no such host", 0.5, bad_command=False)
+            case WorkerPhase.READY | WorkerPhase.MEMBER if not asks:
+                yield WorkerExited(worker, 1, "exited with code 1", 0.5)
+                yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
+                yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.BOOTING:
                 yield WorkerReady(worker, 0, 0, ReadyCause.START, "", BOTH)
                 yield WorkerExited(worker, 1, "exited with code 1", 0.5)

@@ -3,9 +3,11 @@
 A line that is not indented is input:
 
     # a comment
-    job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line
+    job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart
+                                    or no-rounds for workers of these kinds
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
     TIME discovery-failed MESSAGE
+    TIME started WHO                of workers that do not ask for their rounds: their processes run
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
                [raised=1]           _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
@@ -65,10 +67,11 @@ from elastic_driver.core.events import (  # noqa: E402
     WorkerNotStarted,
     WorkerRunning,
     WorkerSpared,
+    WorkerStarted,
 )
 from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
-from elastic_driver.words import Backend, ReadyCause  # noqa: E402
+from elastic_driver.words import Backend, OnChange, ReadyCause  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 
@@ -95,6 +98,8 @@ def make_job(flags: list[str]) -> Job:
         flag = rest.pop(0)
         if flag == "--durable-dir":
             limits["durable"] = bool(rest.pop(0))
+        elif flag == "--on-change":
+            limits["on_change"] = OnChange(rest.pop(0))
         elif flag == "--blacklist-cooldown-range":
             limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
         else:
@@ -120,6 +125,8 @@ def told(command: Command) -> str:
             return f"dismiss {command.worker}: {command.reason}"
         case PublishRound():
             ranks = " ".join(str(one.worker) for one in command.placed)
+            if command.backend is None:
+                return f"round {command.round_id}: {ranks}; {command.cause}"
             sync = "sync" if command.sync else "no sync"
             return f"round {command.round_id}: {ranks}; {sync}, from commit {command.commits}; {command.cause}"
         case SetNotice():
@@ -192,6 +199,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     error=options.get("error", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
                 )
+            case "started":
+                commands += job.feed(WorkerStarted(worker_id(who)))
             case "dying":
                 commands += job.feed(WorkerDying(worker_id(who), -9, "killed by SIGKILL", 0.0))
             case "exiting":

@@ -141,7 +141,7 @@ def agreement(fault: str, strict: str = "") -> None:
         except hvd.HorovodInternalError as error:
             errors.append(f"internal: {error}")
             break
-    peers = [] if errors else list(members_of(hvd.global_process_set).context.engine.lane._peers.values())
+    peers = [] if errors else list(members_of(hvd.global_process_set).context.engine.device_runner._peers.values())
     say(ok=True, warnings=warnings, errors=errors, fast=[each._gloo is None for each in peers])
 
 
@@ -167,9 +167,9 @@ def removed_sets() -> None:
             hvd.allreduce(torch.ones(3), process_set=some)
         hvd.remove_process_set(some)
     deadline = time.monotonic() + 20
-    while len(engine.lane._peers) > 1 and time.monotonic() < deadline:
+    while len(engine.device_runner._peers) > 1 and time.monotonic() < deadline:
         time.sleep(0.05)
-    say(ok=True, left=len(engine.lane._peers))
+    say(ok=True, left=len(engine.device_runner._peers))
     hvd.barrier()
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from virtual_loop import VirtualLoop
 
+from elastic_driver.dialects.dialect import Dialect
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus
@@ -24,6 +26,7 @@ from elastic_driver.system.job_clock import JobClock
 from elastic_driver.words import Backend, ReadyCause
 
 PATIENCE_S = 30.0
+OURS = OurDialect({}, exported={})
 
 
 class FakeProcess:
@@ -161,7 +164,9 @@ class FakeConsole:
 class Job:
     """A driver among fakes, to be used on a running loop."""
 
-    def __init__(self, folder: Path, *hosts: Host, clock: JobClock | None = None, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *hosts: Host, clock: JobClock | None = None, dialect: Dialect = OURS, **settings: Any
+    ) -> None:
         self.launcher = FakeLauncher()
         self.discovery = FakeHosts(*hosts)
         self.console = FakeConsole()
@@ -180,7 +185,7 @@ class Job:
             discovery=self.discovery,
             launcher=self.launcher,
             chronicle=Chronicle(self.log, Narrator(self.console)),  # type: ignore[arg-type]
-            environ={},
+            dialect=dialect,
             job_id="fake",
             clock=clock,
         )

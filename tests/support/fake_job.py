@@ -21,6 +21,7 @@ from typing import Any
 
 import forked
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
@@ -88,7 +89,7 @@ class FakeJob:
         self._news: asyncio.Event
         self.key = JobKey.new()
         self._loop = asyncio.new_event_loop()
-        self._server = RendezvousServer(self, key=self.key)
+        self._server = RendezvousServer(self, routes=OUR_ROUTES, key=self.key)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-driver")
 
     def __enter__(self) -> FakeJob:

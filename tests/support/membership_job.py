@@ -37,13 +37,14 @@ from elastic_driver.core.events import (
     WorkerRunning,
     WorkerSpared,
     WorkersReported,
+    WorkerStarted,
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
 
 # Where the clock of a driver that came back begins. Times in tests are multiples of 1/1024 s: moved there and back,
 # they are what they were.
@@ -111,6 +112,7 @@ class Job:
         self.last_round: dict[WorkerId, int] = {}
         self.commits: dict[WorkerId, int] = {}
         self.exits: dict[WorkerId, int] = {}
+        self.planned: dict[WorkerId, SlotInfo] = {}  # the ranks that restarted workers were started with
         self.broken = False
         self.furthest = (0, 0)
         self.idle = 1  # rounds in a row, with the present one, that came no further than any before
@@ -219,12 +221,17 @@ class Job:
         assert at is not None or deadline is not None, "no timer is set"
         return self.feed(TimerExpired(), at=max(deadline or 0.0, self.now) if at is None else at)
 
+    def begin(self, worker: WorkerId) -> list[Command]:
+        """A worker's process runs, or asks for its first round, according to its kind."""
+        asks = self.policy.on_change is OnChange.IN_PLACE
+        return self.ready(str(worker)) if asks else self.feed(WorkerStarted(worker))
+
     def train(self, *hosts: str, commits: int = 0) -> None:
         """Brings a new job to a running first round on these hosts, and its members to so many commits."""
         self.hosts(*hosts)
         for record in self.state.workers:
-            self.ready(str(record.worker))
-        for worker in self.members:
+            self.begin(record.worker)
+        for worker in self.members if self.policy.on_change is OnChange.IN_PLACE else ():
             self.running(str(worker), commits=commits)
         assert self.state.phase is JobPhase.RUNNING
 
@@ -274,6 +281,10 @@ class Job:
 
     def _audit(self, event: Event, commands: list[Command]) -> None:
         self._note(event)
+        launches = any(isinstance(command, StartWorker) for command in commands)
+        self.idle += (
+            self.policy.on_change is OnChange.RESTART and launches
+        )  # a launch is a round, whether it begins or not
         for command in commands:
             assert self.ended is None or isinstance(command, ReportExit), "a command after EndJob"
             match command:
@@ -313,8 +324,13 @@ class Job:
                 case EndJob():
                     assert command.message
                     if command.message.startswith("the training failed"):
-                        assert self.idle >= self.policy.setbacks_limit, "given up too early"
-                    if command.exit_code == 0:
+                        roundless = self.policy.on_change is OnChange.NO_ROUNDS
+                        setbacks = sum(code != 0 for code in self.exits.values()) if roundless else self.idle
+                        assert setbacks >= self.policy.setbacks_limit, "given up too early"
+                    if command.exit_code == 0 and self.policy.on_change is OnChange.NO_ROUNDS:
+                        assert 0 in self.exits.values(), "a false success"
+                        assert self.alive <= self.told_to_go, "an early success"
+                    elif command.exit_code == 0:
                         assert self.members
                         assert all(self.exits.get(worker) == 0 for worker in self.members), "a false success"
                     self.ended = command
@@ -340,8 +356,13 @@ class Job:
                     self.told_to_go.add(event.worker)
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
+            case WorkerStarted():
+                if event.worker in self.alive - self.told_to_go:
+                    self.waiting.add(event.worker)
             case WorkerReady():
                 worker = event.worker
+                if self.policy.on_change is not OnChange.IN_PLACE:
+                    return
                 known = worker in self.alive - self.told_to_go - self.waiting and self.ended is None
                 if known and event.after_round == self.last_round.get(worker, 0):
                     member = worker in self.members
@@ -383,14 +404,20 @@ class Job:
         assert worker.slot < listed.get(worker.hostname, 0), "a slot that discovery does not list"
         assert not self.state.blacklist.is_blacklisted(worker.hostname), "a blacklisted host gets a worker"
         assert 0 <= command.planned.rank < command.planned.size
+        if self.policy.on_change is OnChange.RESTART:
+            assert all(worker in self.left for worker in self.members), "a start beside the last round"
+            self.planned[worker] = command.planned
         self.started.add(worker)
         self.alive.add(worker)
 
     def _audit_round(self, command: PublishRound) -> None:
         workers = tuple(one.worker for one in command.placed)
-        assert command.round_id == self.round_id + 1, "rounds grow by one"
         assert command.old_size == len(self.members)
         assert len(set(workers)) == len(workers)
+        if self.policy.on_change is OnChange.RESTART:
+            self._audit_restart(command, workers)
+            return
+        assert command.round_id == self.round_id + 1, "rounds grow by one"
         assert set(workers) <= self.waiting, "a member that has not asked for the round"
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
         assert [one.slot for one in command.placed] == naive_slots(workers)
@@ -418,6 +445,20 @@ class Job:
             self.last_round[worker] = command.round_id
         if not command.commits:
             self.holders.update(workers)
+
+    def _audit_restart(self, command: PublishRound, workers: tuple[WorkerId, ...]) -> None:
+        assert command.round_id > self.round_id, "rounds grow"
+        assert all(worker in self.waiting or self.exits.get(worker) == 0 for worker in workers), "one that does not run"
+        assert all(worker in self.left for worker in self.members), "two rounds overlap"
+        assert [one.slot for one in command.placed] == naive_slots(workers)
+        assert [self.planned[worker] for worker in workers] == naive_slots(workers), "other ranks than at the start"
+        limit = self.policy.max_num_proc
+        assert self.policy.min_num_proc <= len(workers)
+        assert limit is None or len(workers) <= limit
+        assert command.backend is None
+        self.round_id, self.members, self.left = command.round_id, workers, set(workers) - self.alive
+        self.waiting -= set(workers)
+        self.last_round.update(dict.fromkeys(workers, command.round_id))
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -448,9 +489,11 @@ class Job:
             case WorkerPhase.LEAVING:
                 self.exit(name, -15 if record.stopped else 0)
             case WorkerPhase.BOOTING:
-                self.ready(name)
+                self.begin(record.worker)
             case WorkerPhase.MEMBER if finishing(self.state):
                 self.exit(name, 0)
+            case WorkerPhase.MEMBER if self.policy.on_change is not OnChange.IN_PLACE:
+                return False
             case WorkerPhase.MEMBER if not record.running and self.state.phase is JobPhase.RUNNING:
                 self.running(name)
             case WorkerPhase.MEMBER if self.state.notice_kind is not NoticeKind.NONE:
@@ -487,4 +530,7 @@ class Job:
             if deadline is None or deadline > horizon:
                 break
             self.timer()
-        assert self.state.phase in (JobPhase.ENDED, JobPhase.RUNNING), explain(self.state, self.now)
+        runs = self.state.phase is JobPhase.RUNNING
+        if self.policy.on_change is OnChange.NO_ROUNDS:
+            runs = bool(self.of(WorkerPhase.MEMBER))
+        assert runs or self.state.phase is JobPhase.ENDED, explain(self.state, self.now)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import uvloop
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
@@ -31,6 +32,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
+from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.system.job_clock import CallLater
 from elastic_driver.words import Backend, ReadyCause
@@ -99,6 +101,7 @@ class Service:
         port: int = 0,
         loop: str = "uvloop",
         call_later: CallLater | None = None,
+        routes: Routes = OUR_ROUTES,
     ) -> None:
         self.handler = Handler()
         self.errors: list[BaseException] = []
@@ -106,6 +109,7 @@ class Service:
         self.noise: list[dict[str, Any]] = []
         self.limits = limits
         self.call_later = call_later
+        self.routes = routes
         self.loop = uvloop.new_event_loop() if loop == "uvloop" else asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _, context: self.noise.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
@@ -117,6 +121,7 @@ class Service:
     def _make(self) -> RendezvousServer:
         return RendezvousServer(
             self.handler,
+            routes=self.routes,
             key=KEY,
             limits=self.limits,
             on_error=self.errors.append,

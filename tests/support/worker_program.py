@@ -313,7 +313,7 @@ def gradients() -> None:
     import torch
 
     import elastic_driver.torch as thvd
-    from elastic_driver.torch.optimizer.optimizer import reducer as module
+    from elastic_driver.torch.optimizer import reducer as module
 
     module.FIRST_BUCKET_BYTES, module.BUCKET_BYTES = 400, 1000  # so that there are several buckets
     thvd.init()

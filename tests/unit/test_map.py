@@ -33,7 +33,7 @@ def test_every_folder_is_on_the_map() -> None:
 
 def test_every_file_that_the_map_names_exists() -> None:
     begins = {folder + file for folder, file in named(r"^\| `([\w/]+/)` \|.*\| `(\w+\.py)`") if file}
-    mentioned = named(r"`((?:\w+/)+\w+\.py)`")
+    mentioned = named(r"`((?:\w+/)+\w+\.(?:py|cpp))`")
     assert len(begins) > 15
     assert len(mentioned) > 10
     assert [

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 # tracker removes the dead worker's shared memory in this time.
 LEFTOVER_GRACE_S = 1.0
 # How long output is waited for that a descendant outside of our reach could still write.
-_DRAIN_S = 1.0
+_OUTPUT_END_S = 1.0
 # A SIGKILLed process can linger in the kernel (a dead network disc); then it is left behind, with a warning.
 _KILL_S = 5.0
 # Two threads for what blocks: a scan must not hold up the start of a replacement.
@@ -106,7 +106,7 @@ class LocalWorker:
     """A worker process on this machine. See :class:`~elastic_driver.launch.launcher.WorkerProcess`.
 
     Attributes:
-        finished: done when it is dead, what it started is gone, and its output is drained.
+        finished: done when it is dead, what it started is gone, and its output is read to the end.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class LocalWorker:
         # Two, because the last thread of a process to end is the one that has to free its memory.
         watches = []
         with contextlib.suppress(OSError):
-            for one in (pid, thread):
-                if one > 0:
-                    watches.append(watch_thread(one, self._look_if_dying))
+            for thread_id in (pid, thread):
+                if thread_id > 0:
+                    watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
     @property
@@ -194,11 +194,11 @@ class LocalWorker:
             return
         if isinstance(status, str) or not status.ok:
             if self._output is not None:
-                self._output.read_what_is_there()
+                self._output.read_available()
             self.dying.set_result(status)
 
     async def wait(self) -> ExitStatus:
-        """Blocks until it is dead, what it started is gone, and its output is drained."""
+        """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
     async def stop(self, grace_s: float) -> ExitStatus:
@@ -240,28 +240,28 @@ class LocalWorker:
 
     async def _end_tree(self) -> None:
         # Kept over the scans: a child without marks is known as ours only as long as its parent lives.
-        known: set[psutil.Process] = set()
+        processes: set[psutil.Process] = set()
         if not self._kill_now.done():
-            known.update(await self._find())
-            for process in known:
+            processes.update(await self._find())
+            for process in processes:
                 send_signal(process, signal.SIGTERM)
-            await wait_gone(known, self._kill_now)
+            await wait_gone(processes, self._kill_now)
         give_up = self._loop.create_future()
         timer = self._loop.call_later(_KILL_S, set_once, give_up)
         try:
             while True:
-                known.update(await self._find())
-                known = {process for process in known if is_alive(process)}
-                if not known:
+                processes.update(await self._find())
+                processes = {process for process in processes if is_alive(process)}
+                if not processes:
                     return
                 if give_up.done():
-                    pids = ", ".join(str(process.pid) for process in known)
+                    pids = ", ".join(str(process.pid) for process in processes)
                     self._warn(f"SIGKILL did not end process {pids} of worker {self.worker}; it is left behind")
                     self._abandon()
                     return
-                for process in known:
+                for process in processes:
                     send_signal(process, signal.SIGKILL)
-                await wait_gone(known, give_up)
+                await wait_gone(processes, give_up)
         finally:
             timer.cancel()
 
@@ -278,7 +278,7 @@ class LocalWorker:
             self._popen.wait()
             return
         if self._output is not None:
-            self._output.read_what_is_there()
+            self._output.read_available()
         self._set_exited(status)
         # When a stop is under way, what is left of the tree keeps that stop's grace.
         if self._ending is None:
@@ -302,7 +302,7 @@ class LocalWorker:
             if self._ending is not None:
                 await asyncio.wait((self._ending,))
             if self._output is not None:
-                await self._output.drained(_DRAIN_S)
+                await self._output.wait_ended(_OUTPUT_END_S)
         finally:
             self._popen.wait()  # dead already: this only reaps it
             self._close(status)
@@ -474,8 +474,8 @@ class LocalLauncher:
                 self._warn(f"cannot look for what is left of the job: {shortage(error) or error}")
             else:
                 for processes in found.values():
-                    for left in processes:
-                        send_signal(left, signal.SIGKILL)
+                    for leftover in processes:
+                        send_signal(leftover, signal.SIGKILL)
             await self._guard.close()
         if self._tether is not None:
             self._tether.close()

@@ -40,7 +40,7 @@ def is_local_host(name: str) -> bool:
     """
     if name in _known_local:
         return True
-    ours = {
+    local_addresses = {
         entry.address.split("%")[0]
         for entries in psutil.net_if_addrs().values()
         for entry in entries
@@ -49,7 +49,7 @@ def is_local_host(name: str) -> bool:
 
     def is_ours(address: str) -> bool:
         address = address.split("%")[0]
-        return address in ours or ipaddress.ip_address(address).is_loopback
+        return address in local_addresses or ipaddress.ip_address(address).is_loopback
 
     try:
         return is_ours(name)
@@ -67,16 +67,16 @@ def is_local_host(name: str) -> bool:
 
 def _resolve(name: str) -> list[str]:
     """The addresses of a name; none when there is no answer in time."""
-    found: list[str] = []
+    addresses: list[str] = []
 
     def look_up() -> None:
         # UnicodeError: a label that is too long for the name to be one.
         with contextlib.suppress(OSError, UnicodeError):
-            found.extend(str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+            addresses.extend(str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
 
     # The system's resolver cannot be interrupted and takes 30 s and more when no name server answers. A daemon, so that
     # nobody waits for it at the end either; the resolver ends it.
     thread = threading.Thread(target=look_up, name=f"elasticrun-resolve-{name}", daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return [] if thread.is_alive() else found
+    return [] if thread.is_alive() else addresses

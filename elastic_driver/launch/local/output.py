@@ -22,7 +22,7 @@ MAX_LINE = 65536
 _READ_SIZE = 65536
 # What is read at once when a worker has died: its pipes hold no more than this unless somebody enlarged them, and a
 # descendant that goes on writing must not hold up the news.
-_DRAIN_SIZE = 2 << 20
+_READ_AT_ONCE = 2 << 20
 _LAST_LINES = 20
 _LAST_LINE_SIZE = 2000
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -142,7 +142,7 @@ class WorkerOutput:
         self._sink_failed = False
         self._splitters: dict[Stream, LineSplitter] = {stream: LineSplitter() for stream in descriptors}
         self._last: dict[Stream, deque[bytes]] = {stream: deque(maxlen=_LAST_LINES) for stream in descriptors}
-        self._drained: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         for stream, descriptor in descriptors.items():
             os.set_blocking(descriptor, False)
             self._loop.add_reader(descriptor, self._read, stream)
@@ -158,20 +158,20 @@ class WorkerOutput:
                 return [line[:_LAST_LINE_SIZE].decode(errors="replace") for line in lines[-_LAST_LINES:]]
         return []
 
-    def read_what_is_there(self) -> None:
+    def read_available(self) -> None:
         """Passes on what the pipes hold now, without waiting for more."""
         for stream in tuple(self._open):
             size = 0
-            while size < _DRAIN_SIZE and (count := self._read(stream)):
+            while size < _READ_AT_ONCE and (count := self._read(stream)):
                 size += count
 
-    async def drained(self, timeout_s: float) -> None:
+    async def wait_ended(self, timeout_s: float) -> None:
         """Blocks until both streams have ended, or the time is over."""
-        await asyncio.wait((self._drained,), timeout=timeout_s)
+        await asyncio.wait((self._ended,), timeout=timeout_s)
 
     def close(self) -> None:
         """Passes on what is left and closes everything. Harmless when repeated."""
-        self.read_what_is_there()
+        self.read_available()
         for stream in tuple(self._open):
             self._end(stream)
         if self._files is not None:
@@ -199,8 +199,8 @@ class WorkerOutput:
         self._loop.remove_reader(descriptor)
         os.close(descriptor)
         self._pass_on(stream, self._splitters[stream].flush())
-        if not self._open and not self._drained.done():
-            self._drained.set_result(None)
+        if not self._open and not self._ended.done():
+            self._ended.set_result(None)
 
     def _pass_on(self, stream: Stream, lines: list[bytes]) -> None:
         if not lines:

@@ -88,10 +88,10 @@ def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[s
             if key is not None:
                 owner_of[pid] = key
     _add_descendants(owner_of, alive, parent_of)
-    found: dict[str, list[psutil.Process]] = {}
+    processes_of: dict[str, list[psutil.Process]] = {}
     for pid, key in owner_of.items():
-        found.setdefault(key, []).append(alive[pid])
-    return found
+        processes_of.setdefault(key, []).append(alive[pid])
+    return processes_of
 
 
 def _marked_key(process: psutil.Process, job_id: str) -> str | None:
@@ -116,7 +116,7 @@ def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: 
             ancestor = parent_of[ancestor]
         key = owner_of.get(ancestor)
         if key is not None:
-            owner_of.update((one, key) for one in line if one in alive)
+            owner_of.update((pid, key) for pid in line if pid in alive)
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
@@ -147,10 +147,10 @@ def end_job(job_id: str, leaders: Mapping[str, psutil.Process]) -> bool:
     give_up = time.monotonic() + _GIVE_UP_S
     clean_since = time.monotonic()
     while (now := time.monotonic()) < give_up:
-        left = _flat(find_processes(job_id, leaders))
-        for process in left:
+        remaining = _flat(find_processes(job_id, leaders))
+        for process in remaining:
             send_signal(process, signal.SIGKILL)
-        if left:
+        if remaining:
             clean_since = now
         elif now - clean_since > _CLEAN_S:
             return True
@@ -158,8 +158,8 @@ def end_job(job_id: str, leaders: Mapping[str, psutil.Process]) -> bool:
     return False
 
 
-def _flat(found: Mapping[str, list[psutil.Process]]) -> list[psutil.Process]:
-    return [process for processes in found.values() for process in processes]
+def _flat(processes_of: Mapping[str, list[psutil.Process]]) -> list[psutil.Process]:
+    return [process for processes in processes_of.values() for process in processes]
 
 
 def main(job_id: str) -> int:

@@ -104,15 +104,15 @@ def spawn(worker: WorkerId, command: Sequence[str], env: Mapping[str, str], teth
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
         pipes: dict[Stream, int] = {}
         ends: dict[Stream, int] = {}
         for stream in ("stdout", "stderr"):
             pipes[stream], ends[stream] = os.pipe()
-            ours.callback(os.close, pipes[stream])
-            theirs.callback(os.close, ends[stream])
+            our_ends.callback(os.close, pipes[stream])
+            childs_ends.callback(os.close, ends[stream])
         tied = tether.ends()
-        theirs.callback(tied.close)
+        childs_ends.callback(tied.close)
         with _spawning:
             _inherit_only(tied.descriptors())
             popen = subprocess.Popen(
@@ -128,21 +128,21 @@ def _spawn(command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Sp
             )
         try:
             tied.tie(popen.pid)
-            theirs.close()
+            childs_ends.close()
             leader = psutil.Process(popen.pid)
         except BaseException:
             _kill_new(popen)
             raise
-        ours.pop_all()
+        our_ends.pop_all()
         return Spawned(popen, leader, pipes)
 
 
-def _inherit_only(kept: Collection[int]) -> None:
+def _inherit_only(descriptors: Collection[int]) -> None:
     """Has exec close all descriptors but the three standard ones and these: some came from who started the driver."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if int(name) > 2:
-                os.set_inheritable(int(name), int(name) in kept)
+                os.set_inheritable(int(name), int(name) in descriptors)
 
 
 def _kill_new(popen: Child) -> None:

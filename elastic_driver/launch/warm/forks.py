@@ -52,7 +52,7 @@ _OWN = frozenset(
         ENV_RANKS_KEY,
         ENV_ADDRESS,
         "HOROVOD_HOSTNAME",
-        *(f"HOROVOD_{name}{what}" for name in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
+        *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),
     )
 )
 # Room for those variables in the place where /proc reads a process's environment.
@@ -115,7 +115,7 @@ class _Warmed:
     reason: str | None = None
     wanted: bool = True
     ended: bool = False
-    heard: bool = False
+    has_reader: bool = False
     timer: asyncio.TimerHandle | None = field(default=None)
 
 
@@ -150,8 +150,8 @@ class WarmStarts:
         self._on_ready = on_ready
         # Held over each fork, and where a warmed process is killed and reaped: never both at once.
         self._lock = threading.Lock()
-        self._wanted: _Plan | None = None
-        self._last: tuple[object, ...] = ()
+        self._wanted_plan: _Plan | None = None
+        self._last_inputs: tuple[object, ...] = ()
         self._current: _Warmed | None = None
         self._burials: set[asyncio.Task[None]] = set()
         self._off = False
@@ -168,10 +168,10 @@ class WarmStarts:
 
     def warm_up(self) -> None:
         """Starts the warmed process, if the workers' command can have one and there is none."""
-        if self._off or self._current is not None or self._wanted is None:
+        if self._off or self._current is not None or self._wanted_plan is None:
             return
         try:
-            self._current = self._start(self._wanted)
+            self._current = self._start(self._wanted_plan)
         except (OSError, MemoryError, RuntimeError) as error:
             reason = shortage(error) or str(error)
             self._give_up(f"cannot start the process that they are to be forked from: {reason}")
@@ -192,15 +192,15 @@ class WarmStarts:
     # --- on the event loop -----------------------------------------------------------------------------------------
 
     def _start(self, plan: _Plan) -> _Warmed:
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
             control, far = socket.socketpair()
-            ours.callback(control.close)
-            theirs.callback(far.close)
+            our_ends.callback(control.close)
+            childs_ends.callback(far.close)
             ends: list[int] = []
             for _ in range(2):
                 ends += os.pipe()
                 for descriptor in ends[-2:]:
-                    theirs.callback(os.close, descriptor)
+                    childs_ends.callback(os.close, descriptor)
             out_read, out_write, err_read, err_write = ends
             path = plan.env.get("PYTHONPATH")
             env = {
@@ -229,9 +229,9 @@ class WarmStarts:
             except BaseException:
                 _kill_group(popen)
                 raise
-            ours.pop_all()
+            our_ends.pop_all()
         self._guard.started(popen.pid)
-        warmed.heard = True
+        warmed.has_reader = True
         self._loop.add_reader(control.fileno(), self._answered, warmed)
         warmed.timer = self._loop.call_later(WARM_UP_S, self._too_slow, warmed)
         return warmed
@@ -266,14 +266,14 @@ class WarmStarts:
         self._pool.submit(self._discard, warmed)
 
     def _hear_no_more(self, warmed: _Warmed) -> None:
-        if warmed.heard:
-            warmed.heard = False
+        if warmed.has_reader:
+            warmed.has_reader = False
             self._loop.remove_reader(warmed.control.fileno())
         if warmed.timer is not None:
             warmed.timer.cancel()
 
     def _died(self, warmed: _Warmed) -> None:
-        if warmed.heard:
+        if warmed.has_reader:
             self._answered(warmed)  # it may have said why
         warmed.ready = False
         burial = start_task(self._bury(warmed))
@@ -338,11 +338,11 @@ class WarmStarts:
 
     def _plan(self, command: tuple[str, ...], env: Mapping[str, str]) -> _Plan | None:
         common = {name: value for name, value in env.items() if name not in _OWN}
-        known = (command, common, os.getcwd(), _umask())
-        if known != self._last:
-            self._last = known
-            self._wanted = self._new_plan(*known)
-        return self._wanted
+        inputs = (command, common, os.getcwd(), _umask())
+        if inputs != self._last_inputs:
+            self._last_inputs = inputs
+            self._wanted_plan = self._new_plan(*inputs)
+        return self._wanted_plan
 
     def _new_plan(self, command: tuple[str, ...], env: dict[str, str], cwd: str, umask: int) -> _Plan | None:
         program = read_command(command, Path(cwd))
@@ -385,20 +385,20 @@ def _kill_group(popen: subprocess.Popen[bytes]) -> None:
 
 def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) -> Spawned:
     deadline = time.monotonic() + FORK_S
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as our_ends, contextlib.ExitStack() as childs_ends:
         launch, far = socket.socketpair()
-        theirs.callback(far.close)
+        childs_ends.callback(far.close)
         pipes: dict[Stream, int] = {}
         ends: dict[Stream, int] = {}
         with launch:
             for stream in ("stdout", "stderr"):
                 pipes[stream], ends[stream] = os.pipe()
-                ours.callback(os.close, pipes[stream])
-                theirs.callback(os.close, ends[stream])
+                our_ends.callback(os.close, pipes[stream])
+                childs_ends.callback(os.close, ends[stream])
             tied = tether.ends()
-            ours.callback(tied.close)
+            our_ends.callback(tied.close)
             _send(control, request, far.fileno(), *ends.values(), *tied.descriptors())
-            theirs.close()
+            childs_ends.close()
             pid = struct.unpack("=q", _exactly(launch, 8, deadline))[0]
             # Not yet told to go on, so it ends when this fails.
             leader = psutil.Process(pid)
@@ -414,7 +414,7 @@ def _fork(control: socket.socket, request: Mapping[str, Any], tether: Tether) ->
                     os.kill(pid, signal.SIGKILL)
                 ForkedProcess(pid).wait()
                 raise
-        ours.pop_all()
+        our_ends.pop_all()
         tied.close()
         return Spawned(ForkedProcess(pid), leader, pipes)
 

@@ -67,11 +67,11 @@ def read_command(command: Sequence[str], cwd: Path) -> PythonCommand | None:
 def _module(name: str, cwd: Path) -> PythonCommand:
     place = cwd.joinpath(*name.split("."))
     files = (place.with_name(place.name + ".py"), place / "__main__.py")
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
+    file_of_module = next((file for file in files if file.is_file()), None)
+    if file_of_module is None:
         return PythonCommand((), cwd)
-    packages = [folder / "__init__.py" for folder in reversed(found.relative_to(cwd).parents[:-1])]
-    return PythonCommand((*(cwd / file for file in packages if (cwd / file).is_file()), found), cwd)
+    packages = [folder / "__init__.py" for folder in reversed(file_of_module.relative_to(cwd).parents[:-1])]
+    return PythonCommand((*(cwd / file for file in packages if (cwd / file).is_file()), file_of_module), cwd)
 
 
 def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
@@ -80,19 +80,19 @@ def heavy_imports(files: Iterable[Path], folder: Path) -> tuple[str, ...]:
     Only those before anything that could matter to them: a call, a changed variable, a module that is not known to
     leave others alone. What they find then at their import would come too late.
     """
-    found: dict[str, None] = {}
-    seen: set[Path] = set()
+    heavy: dict[str, None] = {}
+    seen_files: set[Path] = set()
     for file in files:
-        if not _collect(file, folder, found, seen):
+        if not _collect(file, folder, heavy, seen_files):
             break
-    if any("torch" in name.split(".") for name in found):
-        found[OPTIMIZERS_NEED] = None
-    return tuple(found)
+    if any("torch" in name.split(".") for name in heavy):
+        heavy[OPTIMIZERS_NEED] = None
+    return tuple(heavy)
 
 
-def _collect(file: Path, folder: Path, found: dict[str, None], seen: set[Path]) -> bool:
+def _collect(file: Path, folder: Path, heavy: dict[str, None], seen_files: set[Path]) -> bool:
     """Reads one file, once however many others import it. Returns whether its whole top level is harmless."""
-    seen.add(file)
+    seen_files.add(file)
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -106,11 +106,11 @@ def _collect(file: Path, folder: Path, found: dict[str, None], seen: set[Path]) 
         for name in names:
             top = name.partition(".")[0]
             if top in HEAVY:
-                found[name] = None
+                heavy[name] = None
                 continue
-            own = folder / f"{name}.py"
-            if own.is_file():
-                if own not in seen and not _collect(own, folder, found, seen):
+            neighbour = folder / f"{name}.py"
+            if neighbour.is_file():
+                if neighbour not in seen_files and not _collect(neighbour, folder, heavy, seen_files):
                     return False
             elif top not in sys.stdlib_module_names and top not in _HARMLESS:
                 return False
@@ -158,10 +158,10 @@ def is_program(path: str | None) -> bool:
 def shadowed(names: Iterable[str], folder: Path) -> str | None:
     """The first of these modules that a fresh worker would find in the script's own folder instead."""
     try:
-        there = {entry.partition(".")[0] for entry in os.listdir(folder)}
+        entries = {entry.partition(".")[0] for entry in os.listdir(folder)}
     except OSError:
         return None
-    return next((name for name in names if name in there and _is_module(folder, name)), None)
+    return next((name for name in names if name in entries and _is_module(folder, name)), None)
 
 
 def _is_module(folder: Path, name: str) -> bool:

@@ -394,9 +394,9 @@ class Connection(asyncio.Protocol):
         if len(nonce) != 2 * NONCE_BYTES:
             self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
         self._service.met(self)
-        ours = os.urandom(NONCE_BYTES).hex()
-        self._session = Session(self._service.key.of(self.identity), name, nonce, ours)
-        self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (ours.encode(), self._session.greeting)
+        server_nonce = os.urandom(NONCE_BYTES).hex()
+        self._session = Session(self._service.key.of(self.identity), name, nonce, server_nonce)
+        self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (server_nonce.encode(), self._session.greeting)
 
     def _refuse_body(self) -> None:
         """The body is not what the head said: whoever it is from, the request is not proven after all."""

@@ -51,12 +51,12 @@ class Waiter:
         if self.key is not None:
             self.answer(404, error_body(f"scope {self.scope!r} has no key {self.key!r}"))
             return
-        there = [key for key, _ in store.entries(self.round_id, self.scope)]
-        text = f"{self.count - len(there)} of {self.count} are missing in scope {self.scope!r}"
-        if len(there) <= 20:
-            text += f" (there: {', '.join(there)})"
+        present = [key for key, _ in store.entries(self.round_id, self.scope)]
+        text = f"{self.count - len(present)} of {self.count} are missing in scope {self.scope!r}"
+        if len(present) <= 20:
+            text += f" (there: {', '.join(present)})"
         elif self.count <= 100_000:
-            absent = sorted(set(range(self.count)) - {int(key) for key in there if key.isdecimal() and len(key) < 9})
+            absent = sorted(set(range(self.count)) - {int(key) for key in present if key.isdecimal() and len(key) < 9})
             text += f" (missing: {', '.join(map(str, absent[:20]))}{', …' if len(absent) > 20 else ''})"
         self.answer(408, error_body(text))
 
@@ -106,17 +106,17 @@ class Waiters:
         """Who waits for the key."""
         return list(self._keys.get((scope, key), ()))
 
-    def of_count(self, scope: str, there: Callable[[], int]) -> list[Waiter]:
+    def of_count(self, scope: str, count_present: Callable[[], int]) -> list[Waiter]:
         """Who waits for as many keys as there are, or fewer.
 
         Args:
             scope: where they wait.
-            there: asked only when somebody waits.
+            count_present: called only when somebody waits.
         """
         counts = self._counts.get(scope)
         if counts is None:
             return []
-        number = there()
+        number = count_present()
         return [waiter for count, group in counts.items() if count <= number for waiter in group]
 
     def all(self) -> list[Waiter]:
@@ -127,25 +127,25 @@ class Waiters:
         ]
 
 
-class Asked:
+class PendingAnswer:
     """A parked request whose answer the driver's handler will give.
 
     Attributes:
         future: the answer; cancelled when the time is over or nobody waits any more.
     """
 
-    __slots__ = ("_connection", "_failure", "_timer", "_waiting", "future")
+    __slots__ = ("_connection", "_failure", "_pending", "_timer", "future")
 
     def __init__(
         self,
         connection: Connection,
         future: asyncio.Future[Any],
-        waiting: set[Asked],
+        pending: set[PendingAnswer],
         failure: Callable[[BaseException], tuple[int, bytes]],
     ) -> None:
         self.future = future
         self._connection = connection
-        self._waiting = waiting
+        self._pending = pending
         self._failure = failure
         self._timer: asyncio.TimerHandle | None = None
 
@@ -155,7 +155,7 @@ class Asked:
         if self.future.done():
             self._answer(self.future)
             return
-        self._waiting.add(self)
+        self._pending.add(self)
         self._timer = asyncio.get_running_loop().call_later(wait_s, self.future.cancel)
         self.future.add_done_callback(self._answer)
 
@@ -164,7 +164,7 @@ class Asked:
         self.future.cancel()
 
     def _answer(self, future: asyncio.Future[Any]) -> None:
-        self._waiting.discard(self)
+        self._pending.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if future.cancelled():

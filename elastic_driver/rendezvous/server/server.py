@@ -22,7 +22,7 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
@@ -34,8 +34,9 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.routes import RouteRequest, Routes, table_of
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
-from elastic_driver.rendezvous.server.parked import Asked, Waiter, Waiters
+from elastic_driver.rendezvous.server.parked import PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater
 
@@ -88,6 +89,7 @@ class RendezvousServer:
 
     Args:
         handler: answers what is not key-value.
+        routes: what workers may ask; the driver's own routes come to these.
         key: of the job; whoever asks has to have one that is derived from it.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
@@ -103,6 +105,7 @@ class RendezvousServer:
         self,
         handler: RoundHandler,
         *,
+        routes: Routes,
         key: JobKey,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
@@ -114,18 +117,19 @@ class RendezvousServer:
         self.key = key
         self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
         self._handler = handler
+        self._routes = table_of(routes)
         self._on_error = on_error
         self._call_later = call_later
         self._on_full = on_full
         self._server: asyncio.Server | None = None
         self._closing = False
-        self._gone = asyncio.Event()  # set when closing and the last connection is lost
+        self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
         self._sweeper: asyncio.TimerHandle | None = None
         self._max_connections = 0
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, float] = {}  # and when they came, oldest first
         self._waiters = Waiters()
-        self._asked: set[Asked] = set()
+        self._pending: set[PendingAnswer] = set()
 
     # --- for the driver --------------------------------------------------------------------------------------------
 
@@ -147,21 +151,22 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        each = _CONNECTIONS + descriptors_each
-        needed, wanted = (each * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
-        found = _descriptors(max(_DESCRIPTORS, wanted))
-        if found < needed:
+        per_worker = _CONNECTIONS + descriptors_each
+        needed, wanted = (per_worker * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
+        allowed = _descriptors(max(_DESCRIPTORS, wanted))
+        if allowed < needed:
             raise SettingsError(
-                f"cannot serve {workers} workers: that takes {needed} open files, and {found} are allowed; raise the "
+                f"cannot serve {workers} workers: that takes {needed} open files, and {allowed} are allowed; raise the "
                 "hard limit (ulimit -Hn) for this user"
             )
-        room = (found - _OTHER_DESCRIPTORS) // each
-        if found < wanted and self._on_full is not None:
+        room = (allowed - _OTHER_DESCRIPTORS) // per_worker
+        if allowed < wanted and self._on_full is not None:
             self._on_full(
-                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} open "
-                f"files, and {found} are allowed; raise the hard limit (ulimit -Hn) for this user before the next start"
+                f"there is room for {room} workers, and the job may come to have {at_most}: that takes {wanted} "
+                f"open files, and {allowed} are allowed; raise the hard limit (ulimit -Hn) for this user before the "
+                "next start"
             )
-        most = found - _OTHER_DESCRIPTORS - room * descriptors_each
+        most = allowed - _OTHER_DESCRIPTORS - room * descriptors_each
         self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
@@ -185,17 +190,17 @@ class RendezvousServer:
             self._sweeper.cancel()
         if self._server is not None:
             self._server.close()
-        asked = [one.future for one in self._asked]
+        answers = [pending.future for pending in self._pending]
         for connection in tuple(self._connections):
             connection.say_goodbye("the driver has ended")
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*answers, return_exceptions=True)
         if self._connections:
             try:
-                await asyncio.wait_for(self._gone.wait(), _FLUSH_S)
+                await asyncio.wait_for(self._all_lost.wait(), _FLUSH_S)
             except TimeoutError:
                 for connection in tuple(self._connections):
                     connection.abort()
-                await self._gone.wait()
+                await self._all_lost.wait()
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -232,9 +237,9 @@ class RendezvousServer:
                 )
         self._strangers[connection] = now
 
-    def _cut_strangers(self, now: float, left: int) -> None:
-        """Cuts the oldest of those who have had their time, until that many are left."""
-        while len(self._strangers) > left:
+    def _cut_strangers(self, now: float, most: int) -> None:
+        """Cuts the oldest of those who have had their time, until no more than that are left."""
+        while len(self._strangers) > most:
             oldest, since = next(iter(self._strangers.items()))
             if now - since < self.limits.stranger_s or oldest.has_unread:
                 return
@@ -258,7 +263,7 @@ class RendezvousServer:
         self._strangers.pop(connection, None)
         self._connections.discard(connection)
         if self._closing and not self._connections:
-            self._gone.set()
+            self._all_lost.set()
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request, or parks it."""
@@ -291,38 +296,64 @@ class RendezvousServer:
         if not path.startswith(f"{API}/"):
             connection.reply(404, error_body(f"no such path: {path}"))
             return
-        match path[len(API) + 1 :].split("/"):
+        name, *rest = path[len(API) + 1 :].split("/")
+        route = self._routes.get(name)
+        if route is not None and route.answer is not None:
+            if self._may(connection, method, name):
+                request = RouteRequest(connection.identity, method, tuple(map(unquote, rest)), query, body)
+                connection.reply(*route.answer(request))
+            return
+        match [name, *rest]:
             case ["rounds", round_text, "kv", scope, key]:
-                if not _may(connection, method, "key"):
+                if not self._may(connection, method, "key"):
                     return
                 self._key(connection, method, _integer(round_text, "round"), unquote(scope), unquote(key), query, body)
             case ["rounds", round_text, "exchange", scope]:
-                if _may(connection, method, "exchange"):
+                if self._may(connection, method, "exchange"):
                     self._exchange(connection, _integer(round_text, "round"), unquote(scope), query, body)
             case ["next-round"]:
-                if _may(connection, method, "next-round"):
-                    ready = _own(connection, NextRoundRequest.from_json(body))
+                if self._may(connection, method, "next-round"):
+                    ready = _checked(connection, NextRoundRequest.from_json(body))
                     self._ask(connection, self._handler.next_round(ready), query)
             case ["watch"]:
-                if _may(connection, method, "watch"):
-                    self._ask(connection, self._handler.watch(_own(connection, WatchRequest.from_json(body))), query)
+                if self._may(connection, method, "watch"):
+                    self._ask(
+                        connection, self._handler.watch(_checked(connection, WatchRequest.from_json(body))), query
+                    )
             case ["running"]:
-                if _may(connection, method, "running"):
-                    self._handler.running(_own(connection, RunningReport.from_json(body)))
+                if self._may(connection, method, "running"):
+                    self._handler.running(_checked(connection, RunningReport.from_json(body)))
                     connection.reply(204)
             case ["leave"]:
-                if _may(connection, method, "leave"):
-                    self._handler.leave(_own(connection, LeaveRequest.from_json(body)))
+                if self._may(connection, method, "leave"):
+                    self._handler.leave(_checked(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
             case ["drain"]:
-                if _may(connection, method, "drain"):
+                if self._may(connection, method, "drain"):
                     reply = self._handler.drain(DrainHostRequest.from_json(body))
                     connection.reply(200, reply.to_json(), is_json=True)
             case ["status"]:
-                if _may(connection, method, "status"):
+                if self._may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
             case _:
                 connection.reply(404, error_body(f"no such path: {path}"))
+
+    def _may(self, connection: Connection, method: bytes, name: str) -> bool:
+        """Whether whoever asks may do that. Answers 404 or 405 when nobody may, 403 when others may."""
+        route = self._routes.get(name)
+        if route is None:
+            connection.reply(404, error_body(f"no such path: {API}/{name}"))
+            return False
+        roles = route.methods.get(method, ())
+        if connection.identity.role in roles:
+            return True
+        if roles:
+            who = " or ".join(_role_name(role) for role in sorted(roles))
+            connection.reply(403, error_body(f"{_peer_name(connection)} may not do this; {who} may"))
+        else:
+            named, supported = method.decode("ascii", "replace"), b", ".join(route.methods).decode()
+            connection.reply(405, error_body(f"method {named} is not supported here; {supported} is"))
+        return False
 
     def _key(
         self,
@@ -377,13 +408,13 @@ class RendezvousServer:
     def _ask(
         self, connection: Connection, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]
     ) -> None:
-        asked = Asked(connection, asyncio.ensure_future(answer), self._asked, self._failure)
-        asked.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
+        pending = PendingAnswer(connection, asyncio.ensure_future(answer), self._pending, self._failure)
+        pending.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
 
     @property
     def parked(self) -> int:
         """How many requests are parked now."""
-        return len(self._waiters) + len(self._asked)
+        return len(self._waiters) + len(self._pending)
 
     def _sweep(self) -> None:
         """Cuts connections that stall, in one pass: a timer for each would cost more than what it guards."""
@@ -409,40 +440,25 @@ def _descriptors(needed: int) -> int:
     return needed if soft == resource.RLIM_INFINITY else soft
 
 
-def _may(connection: Connection, method: bytes, route: str) -> bool:
-    """Whether whoever asks may do that. Answers 405 when nobody may, 403 when others may."""
-    methods = PERMISSIONS[route]
-    roles = methods.get(method, ())
-    if connection.identity.role in roles:
-        return True
-    if roles:
-        who = " or ".join(_some(role) for role in sorted(roles))
-        connection.reply(403, error_body(f"{_who(connection)} may not do this; {who} may"))
-    else:
-        text = f"method {method.decode('ascii', 'replace')} is not supported here; {b', '.join(methods).decode()} is"
-        connection.reply(405, error_body(text))
-    return False
-
-
-def _own(connection: Connection, request: _Request) -> _Request:
+def _checked(connection: Connection, request: _Request) -> _Request:
     """The request, if it is of the worker that has proven itself."""
     if request.worker != connection.identity.worker:
-        raise _NotAllowedError(f"{_who(connection)} may not speak for worker {request.worker}")
+        raise _NotAllowedError(f"{_peer_name(connection)} may not speak for worker {request.worker}")
     return request
 
 
-def _who(connection: Connection) -> str:
+def _peer_name(connection: Connection) -> str:
     identity = connection.identity
-    return _some(identity.role) if identity.worker is None else f"worker {identity.worker}"
+    return _role_name(identity.role) if identity.worker is None else f"worker {identity.worker}"
 
 
-def _some(role: Role) -> str:
+def _role_name(role: Role) -> str:
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
-def _integer(text: str, what: str) -> int:
+def _integer(text: str, name: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise RendezvousProtocolError(f"cannot read {what} {text!r}: not a number")
+        raise RendezvousProtocolError(f"cannot read {name} {text!r}: not a number")
     return int(text)
 
 

@@ -60,10 +60,10 @@ class RoundStore:
         """
         self.check_round(round_id)
         entries = self._scopes.get(scope, {})
-        old = entries.get(key)
-        if old == value:
+        present = entries.get(key)
+        if present == value:
             return  # asked again, because the answer was lost
-        keys, size = self._keys + (old is None), self._bytes + len(value) - len(old or b"")
+        keys, size = self._keys + (present is None), self._bytes + len(value) - len(present or b"")
         if keys > self._max_keys or size > self._max_bytes:
             raise RendezvousProtocolError(
                 f"cannot store {scope}/{key}: the store is full ({self._keys} keys, {self._bytes} bytes;"

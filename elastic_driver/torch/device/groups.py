@@ -39,7 +39,7 @@ _PROBE_ELEMENTS = 8
 _CLOSE_S = 2.0
 
 _stuck: list[Any] = []  # groups whose abort did not end; their destructors would block
-_said: set[str] = set()
+_warnings: set[str] = set()
 _given_up = ""
 
 
@@ -74,15 +74,15 @@ class Store(c10d.Store):
     def get(self, key: str) -> bytes:
         """Blocks until the member that sets it has done so."""
         with self._lock:
-            known = self._values.get(key)
-        if known is None:
+            value = self._values.get(key)
+        if value is None:
             if not _is_id(key):
                 raise KeyError(key)
             values = self._exchange(f"{self._scope}.{key}", key=self._index, count=self._count, value=b"")
-            known = next((value for value in values if value), b"")
+            value = next((given for given in values if given), b"")
             with self._lock:
-                self._values[key] = known
-        return known
+                self._values[key] = value
+        return value
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """See get."""
@@ -146,8 +146,8 @@ def given_up() -> str:
 
 def say_once(text: str) -> None:
     """Warns, once in this process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warnings:
+        _warnings.add(text)
         _log.warning("elastic_driver: %s", text)
 
 
@@ -206,9 +206,9 @@ class _Probe:
                 data = torch.full((_PROBE_ELEMENTS,), self._index + 1.0, device=self._device)
                 work = self.group.allreduce([data], c10d.AllreduceOptions())
                 work.wait(timedelta(seconds=self._timeout_s))
-                found = data.tolist()
-                if found != [total] * _PROBE_ELEMENTS:
-                    self.failure = f"its first sum was {found[0]:g} instead of {total:g}"
+                sums = data.tolist()
+                if sums != [total] * _PROBE_ELEMENTS:
+                    self.failure = f"its first sum was {sums[0]:g} instead of {total:g}"
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self.failure = f"it failed: {first}"
@@ -306,8 +306,8 @@ class Peers:
 
     def _share(self, scope: str, value: Any) -> list[Any]:
         """What each member gives for this scope, by rank. Blocks until all have."""
-        own = json.dumps(value).encode()
-        values = self._exchange(f"{self._name}.{scope}", key=self.index, count=self.size, value=own)
+        encoded = json.dumps(value).encode()
+        values = self._exchange(f"{self._name}.{scope}", key=self.index, count=self.size, value=encoded)
         return [json.loads(text) for text in values]
 
     def abort(self) -> None:
@@ -391,9 +391,9 @@ class Peers:
         most = max(counts)
         if most == 0:
             return [data[:0] for _ in counts]
-        mine = data.new_zeros(most)
-        mine[: data.numel()] = data
-        work = self._here(mine)
+        padded = data.new_zeros(most)
+        padded[: data.numel()] = data
+        work = self._here(padded)
         parts = [torch.empty_like(work) for _ in counts]
         self._wait(self._group.allgather([parts], [work], self._limited(c10d.AllgatherOptions())))
         return [part[:count].to(data.device) for part, count in zip(parts, counts, strict=True)]
@@ -410,11 +410,11 @@ def _fast_name(device: torch.device) -> str:
     return "NCCL" if device.type == "cuda" else f"the fast group for {device.type} tensors"
 
 
-def shared_devices(told: Sequence[tuple[str, Sequence[str]]]) -> str:
+def shared_devices(machines: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Whether more ranks of a machine than it has devices are to use them; by rank: machine, visible devices."""
     ranks: dict[str, list[int]] = {}
     devices: dict[str, set[str]] = {}
-    for rank, (machine, visible) in enumerate(told):
+    for rank, (machine, visible) in enumerate(machines):
         ranks.setdefault(machine, []).append(rank)
         devices.setdefault(machine, set()).update(visible)
     for machine, members in ranks.items():

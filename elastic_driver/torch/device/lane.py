@@ -94,10 +94,10 @@ def _descriptions(context: Context) -> list[dict[str, Any] | None]:
 
 def _choice_in(context: Context) -> Choice:
     """The choice of a round. The same on all ranks: what they look at is what all have told each other."""
-    known = _resolved.get(context)
-    if known is None:
-        known = _resolved[context] = _resolve(context)
-    return known
+    choice = _resolved.get(context)
+    if choice is None:
+        choice = _resolved[context] = _resolve(context)
+    return choice
 
 
 def _resolve(context: Context) -> Choice:
@@ -116,14 +116,14 @@ def _resolve(context: Context) -> Choice:
     elif "cpu" in modes:
         why = f"{ENV_LANE} differs between the ranks"
     else:
-        known = [description for description in descriptions if description is not None]
-        why = next((f"rank {rank}: {own['why']}" for rank, own in enumerate(known) if own["why"]), "")
-        why = why or device_groups.shared_devices([(own["machine"], own["visible"]) for own in known])
+        described = [description for description in descriptions if description is not None]
+        why = next((f"rank {rank}: {member['why']}" for rank, member in enumerate(described) if member["why"]), "")
+        why = why or device_groups.shared_devices([(member["machine"], member["visible"]) for member in described])
     return Choice("", why) if why else Choice("cuda")
 
 
 def _strict(context: Context) -> bool:
-    return any(own is not None and own["mode"] == "cuda" for own in _descriptions(context))
+    return any(member is not None and member["mode"] == "cuda" for member in _descriptions(context))
 
 
 def _for_cpu(context: Context) -> bool:
@@ -172,7 +172,7 @@ class DeviceHandle:
         return result
 
 
-class Lane:
+class DeviceRunner:
     """The thread that runs one round's operations on devices."""
 
     def __init__(self, engine: NativeEngine, context: Context) -> None:
@@ -184,7 +184,7 @@ class Lane:
         self._lock = threading.Lock()  # guards what follows
         self._jobs: dict[int, _Job] = {}
         self._peers: dict[int, Peers] = {}
-        self._gone: set[int] = set()
+        self._removed_sets: set[int] = set()
         self._aborted = ""
         self._home: torch.device | None = None  # of the last operation of this process
         self._refused: dict[int, DeviceLaneError] = {}  # only the thread's
@@ -203,7 +203,7 @@ class Lane:
             if self._aborted:
                 raise HorovodInternalError(f"cannot go on: {self._aborted}")
             for number in [
-                number for number, old in self._jobs.items() if old.handle is not None and old.handle.done()
+                number for number, earlier in self._jobs.items() if earlier.handle is not None and earlier.handle.done()
             ]:
                 del self._jobs[number]  # failed before their turn
             handle = self._engine.submit(operation)
@@ -215,7 +215,7 @@ class Lane:
     def forget(self, number: int) -> None:
         """The process set is gone; all of its operations have been handed out."""
         with self._lock:
-            self._gone.add(number)
+            self._removed_sets.add(number)
 
     def abort(self, reason: str) -> None:
         """Ends what is blocked, and the thread. Never blocks long."""
@@ -255,8 +255,8 @@ class Lane:
 
     def _free(self) -> None:
         with self._lock:
-            peers = [self._peers.pop(number) for number in self._gone if number in self._peers]
-            self._gone.clear()
+            peers = [self._peers.pop(number) for number in self._removed_sets if number in self._peers]
+            self._removed_sets.clear()
         for group in peers:
             group.close()
 
@@ -292,9 +292,9 @@ class Lane:
                 sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
-            own = job is None or job.in_place or sources is not job.sources
+            may_overwrite = job is None or job.in_place or sources is not job.sources
             factors = (turn.prescale, turn.postscale)
-            instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, own=own)
+            instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
             results = [
                 carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
                 for place, source in enumerate(sources)
@@ -376,13 +376,13 @@ class Lane:
 _making = threading.Lock()
 
 
-def _lane_of(engine: NativeEngine, context: Context) -> Lane:
+def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
     with _making:
-        if engine.lane is None:
-            lane = Lane(engine, context)
-            lane.start()  # before it can be joined
-            engine.attach(lane)
-        made: Lane = engine.lane
+        if engine.device_runner is None:
+            runner = DeviceRunner(engine, context)
+            runner.start()  # before it can be joined
+            engine.attach(runner)
+        made: DeviceRunner = engine.device_runner
     return made
 
 
@@ -408,7 +408,7 @@ class TorchLane:
     def prepare_join(self, context: Context) -> None:
         """See DeviceLane."""
         if context.slot.size > 1 and _choice_in(context).kind and isinstance(context.engine, NativeEngine):
-            _lane_of(context.engine, context)
+            _runner_of(context.engine, context)
 
     def takes(self, members: Members, tensors: Sequence[Any]) -> bool:
         """See OperationLane."""
@@ -454,7 +454,8 @@ class TorchLane:
         reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
         if reduces:
             sources = [
-                source.to(getattr(torch, carried_dtype(own, op))) for source, own in zip(sources, names, strict=True)
+                source.to(getattr(torch, carried_dtype(dtype, op)))
+                for source, dtype in zip(sources, names, strict=True)
             ]
             op = engine_op(names, op)
         sources = [
@@ -480,7 +481,7 @@ class TorchLane:
             members.number,
             device=1,
         )
-        lane = _lane_of(engine, members.context)
+        runner = _runner_of(engine, members.context)
 
         @torch.no_grad()
         def deliver(_: Result) -> Any:
@@ -494,7 +495,9 @@ class TorchLane:
                     results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
             return finish(results, job.received)
 
-        return begin(members, operation, keep=job, finish=deliver, submit=lambda submitted: lane.submit(submitted, job))
+        return begin(
+            members, operation, keep=job, finish=deliver, submit=lambda submitted: runner.submit(submitted, job)
+        )
 
     def submit(self, members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
         """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.
@@ -506,7 +509,7 @@ class TorchLane:
         engine = members.context.engine
         assert isinstance(engine, NativeEngine)
         job = _Job(list(tensors), _events(tensors), in_place=True)
-        return _lane_of(engine, members.context).submit(operation, job)
+        return _runner_of(engine, members.context).submit(operation, job)
 
 
 torch_lane = TorchLane()

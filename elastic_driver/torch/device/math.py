@@ -23,14 +23,14 @@ class Instruction:
         op: of a reduction.
         root: a global rank, of a broadcast.
         factors: before and after a reduction.
-        own: whether the source may be overwritten.
+        may_overwrite: whether the source may be overwritten.
     """
 
     kind: Kind
     op: ReduceOp
     root: int
     factors: tuple[float, float]
-    own: bool
+    may_overwrite: bool
 
 
 def absent(dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -60,7 +60,7 @@ def carry_out(
         start = peers.index * share + min(peers.index, more)
         return whole[start : start + share + (peers.index < more)].clone()
     if kind is Kind.BROADCAST:
-        data = _bytes(source) if instruction.own else _bytes(source).clone()
+        data = _bytes(source) if instruction.may_overwrite else _bytes(source).clone()
         if data.numel():
             peers.broadcast(data, instruction.root)
         return data.view(source.dtype).reshape(source.shape)
@@ -101,7 +101,7 @@ def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
 def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> torch.Tensor:
     op, factors = instruction.op, instruction.factors
     # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
-    work = source.float() if source.dtype in _HALVES else source if instruction.own else source.clone()
+    work = source.float() if source.dtype in _HALVES else source if instruction.may_overwrite else source.clone()
     work = _scale(work.reshape(-1), factors[0])
     if work.numel():
         if op is ReduceOp.ADASUM:
@@ -120,9 +120,9 @@ def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:
         for i in range(0, len(vectors) - step, 2 * step):
             a, b = vectors[i], vectors[i + step]
             dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
-            one = torch.ones_like(dot)
-            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, one)), one)
-            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, one)), one)
+            unit = torch.ones_like(dot)
+            of_a = torch.where(aa > 0, 1 - dot / (2 * torch.where(aa > 0, aa, unit)), unit)
+            of_b = torch.where(bb > 0, 1 - dot / (2 * torch.where(bb > 0, bb, unit)), unit)
             vectors[i] = a * of_a + b * of_b
         step *= 2
     return vectors[0]

@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Reduction:
     """How gradients are reduced.
 
     Attributes:
@@ -59,7 +59,7 @@ class Terms:
     process_set: int
     size: int
 
-    def reduction(self, name: str, tensors: tuple[TensorSpec, ...], device: int = 0) -> Operation:
+    def operation(self, name: str, tensors: tuple[TensorSpec, ...], device: int = 0) -> Operation:
         """The operation on these tensors; ``device``: see Operation."""
         return Operation(
             Kind.ALLREDUCE,
@@ -124,7 +124,7 @@ class Bucket:
         name: of its operations; the same on all ranks.
         params: at least one; all of one dtype and on one device.
         names: of the parameters.
-        terms: how they are reduced.
+        reduction: how they are reduced.
         learned: what is known of their gradients.
         members: who takes part.
     """
@@ -134,19 +134,19 @@ class Bucket:
         name: str,
         params: Sequence[Parameter],
         names: dict[Parameter, str],
-        terms: Terms,
+        reduction: Reduction,
         learned: Learned,
         members: Members,
     ) -> None:
         self.name = name
         self.params = list(params)
         self._names = names
-        self._terms = terms
+        self._reduction = reduction
         self._learned = learned
         self._members = members
         self._engine: Engine = members.context.engine
         self._on_device = torch_lane.takes(members, self.params)
-        self._wire = wire_dtype(terms.compression, params[0].dtype)
+        self._wire = wire_dtype(reduction.compression, params[0].dtype)
         # As long as it is so, gradients live in the buffer.
         self._in_place = (
             self._wire is params[0].dtype
@@ -208,7 +208,7 @@ class Bucket:
         self._complete = None
         started: list[Started] = []
         dims = self._learned.sparse_dims
-        if not self._terms.sparse_as_dense:
+        if not self._reduction.sparse_as_dense:
             for param in self.params:
                 if param.grad is not None and param.grad.is_sparse:
                     self.set_sparse(param, param.grad.sparse_dim())
@@ -243,7 +243,7 @@ class Bucket:
         if self._flat.numel() == 0:
             return []
         self._version = self._flat._version
-        operation = self._terms.reduction(self.name, (spec_of(self._flat),), device=int(self._on_device))
+        operation = self._reduction.operation(self.name, (spec_of(self._flat),), device=int(self._on_device))
         return [(operation, lambda _: self._give_back(sparse))]
 
     @torch.no_grad()
@@ -270,20 +270,20 @@ class Bucket:
     def _compressed_operation(self, param: Parameter) -> Started:
         grad = torch.zeros_like(param) if param.grad is None else param.grad
         dense = grad.to_dense() if grad.is_sparse else grad
-        compressed, context = self._terms.compression.compress(dense)
+        compressed, context = self._reduction.compression.compress(dense)
         work = compressed.detach().to("cpu").contiguous()
         spec = spec_of(work)
         if spec.dtype not in DTYPES:
             raise TypeError(
-                f"cannot reduce what {self._terms.compression!r} made of a gradient: its dtype is {spec.dtype}"
+                f"cannot reduce what {self._reduction.compression!r} made of a gradient: its dtype is {spec.dtype}"
             )
 
         def take(_: Result) -> None:
-            result = self._terms.compression.decompress(work.to(compressed.device), context)
+            result = self._reduction.compression.decompress(work.to(compressed.device), context)
             if result.shape != param.shape:
                 raise ValueError(
-                    f"cannot use what {self._terms.compression!r} decompressed: its shape is {tuple(result.shape)}, "
-                    f"the parameter's {tuple(param.shape)}"
+                    f"cannot use what {self._reduction.compression!r} decompressed: its shape is "
+                    f"{tuple(result.shape)}, the parameter's {tuple(param.shape)}"
                 )
             result = result.detach().to(device=param.device, dtype=param.dtype)
             if grad.is_sparse:
@@ -293,12 +293,12 @@ class Bucket:
                 obeys = result.stride() == dense_strides(param)
                 param.grad = result if obeys else torch.empty_like(param).copy_(result)
 
-        return self._terms.reduction(f"{self.name}.{self._names[param]}", (spec,)), take
+        return self._reduction.operation(f"{self.name}.{self._names[param]}", (spec,)), take
 
     def _sparse_operation(self, param: Parameter, sparse_dim: int) -> Started:
-        if self._terms.op not in (Average, Sum):
+        if self._reduction.op not in (Average, Sum):
             raise NotImplementedError(
-                f"cannot reduce the sparse gradient of {self._names[param]} with {self._terms.op.name}: only with "
+                f"cannot reduce the sparse gradient of {self._names[param]} with {self._reduction.op.name}: only with "
                 "Average and Sum, or with sparse_as_dense=True"
             )
         grad = param.grad
@@ -318,7 +318,7 @@ class Bucket:
             Kind.ALLGATHER,
             (spec_of(rows), spec_of(values)),
             f"{self.name}.{self._names[param]}.sparse",
-            process_set=self._terms.process_set,
+            process_set=self._reduction.process_set,
         )
 
         def take(result: Result, _read: tuple[torch.Tensor, ...] = (rows, values)) -> None:
@@ -326,8 +326,8 @@ class Bucket:
             total = result.rows[0]
             all_rows = _from_bytes(result.arrays[0], torch.int64, (total, sparse_dim))
             all_values = _from_bytes(result.arrays[1], values.dtype, (total, *values.shape[1:]))
-            if self._terms.op is Average:
-                all_values = all_values / self._terms.size
+            if self._reduction.op is Average:
+                all_values = all_values / self._reduction.size
             param.grad = torch.sparse_coo_tensor(
                 all_rows.t(), all_values, param.shape, device=param.device, check_invariants=False
             )
@@ -362,9 +362,9 @@ class Bucket:
         assert self._flat is not None
         if _storage_references(self._flat) > self._own_storage_references:
             return True
-        found = [_references(view) for view in self._views.values()]
-        for own, now, (param, view) in zip(self._own_references, found, self._views.items(), strict=True):
-            if now > own + (_ATTACHED if param.grad is view else 0):
+        counts = [_references(view) for view in self._views.values()]
+        for own, count, (param, view) in zip(self._own_references, counts, self._views.items(), strict=True):
+            if count > own + (_ATTACHED if param.grad is view else 0):
                 return True
         return False
 

@@ -88,8 +88,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
                 self.synchronize()
                 if isinstance(self, torch.optim.LBFGS):
-                    own = torch.as_tensor(loss).detach()
-                    return torch.full_like(own, self._reducer.mean(float(own)))
+                    value = torch.as_tensor(loss).detach()
+                    return torch.full_like(value, self._reducer.mean(float(value)))
                 return loss
 
             result = base_step(synchronized)

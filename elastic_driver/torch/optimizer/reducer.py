@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from elastic_driver.errors import MismatchError
-from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Terms, lay_out, sparse_dim_of
+from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Reduction, lay_out, sparse_dim_of
 from elastic_driver.torch.optimizer.compression import Compressor
 from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
@@ -71,8 +71,8 @@ class Reducer:
         compression: how they travel.
         passes: backward passes before they do.
         op: how they are combined. With Adasum they stay local: what is combined then are steps (adasum.py).
-        predivide: see Terms.
-        sparse_as_dense: see Terms.
+        predivide: see Reduction.
+        sparse_as_dense: see Reduction.
         process_set: the ranks that take part.
     """
 
@@ -216,7 +216,7 @@ class Reducer:
             self._name_of(param)
             if not param.dtype.is_floating_point:
                 raise TypeError(f"cannot average gradients of dtype {param.dtype}")
-        terms = Terms(
+        reduction = Reduction(
             self._compression,
             self._op,
             self._predivide,
@@ -227,7 +227,7 @@ class Reducer:
         first, others = _bucket_limits()
         for bucket in lay_out(params, self._groups, self._compression, first_bytes=first, bucket_bytes=others):
             name = f"DistributedOptimizer.{self._prefix}.{len(self._buckets)}.{self._names[bucket[-1]]}"
-            self._buckets.append(Bucket(name, bucket, self._names, terms, self._learned, members))
+            self._buckets.append(Bucket(name, bucket, self._names, reduction, self._learned, members))
             self._bucket_of |= dict.fromkeys(bucket, len(self._buckets) - 1)
 
     def _compare_layouts(self, members: Members) -> tuple[Handle, Callable[[Result], None]]:
@@ -239,13 +239,13 @@ class Reducer:
         ]
         digest = zlib.crc32(repr((layout, self._op, self._predivide)).encode())
         # The largest, and by its complement the smallest. Zeros, of ranks that have joined, count for neither.
-        both = np.array([digest + 1, (1 << 32) - digest], np.int64)
-        address = both.ctypes.data
-        spec = TensorSpec(address, both.nbytes, "int64", (2,), address)
+        digests = np.array([digest + 1, (1 << 32) - digest], np.int64)
+        address = digests.ctypes.data
+        spec = TensorSpec(address, digests.nbytes, "int64", (2,), address)
         operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number)
 
         def take(_: Result) -> None:
-            if both[0] - 1 != (1 << 32) - both[1]:
+            if digests[0] - 1 != (1 << 32) - digests[1]:
                 raise MismatchError(
                     "cannot reduce gradients: the ranks' parameters differ in shape, dtype, strides or requires_grad, "
                     f"or the ranks' optimizers in op; this rank's begin with {layout[:3]}"
@@ -356,6 +356,6 @@ class Reducer:
         wait(members.context.engine.submit(operation), data)
         return float(data[0])
 
-    def name_of(self, what: str) -> str:
+    def name_of(self, operation: str) -> str:
         """The name of an operation of this optimizer's, other than a bucket's; once a pass has begun in this round."""
-        return f"DistributedOptimizer.{self._prefix}.{what}"
+        return f"DistributedOptimizer.{self._prefix}.{operation}"

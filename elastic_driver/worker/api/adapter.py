@@ -1,7 +1,8 @@
 """What a framework gives so that its arrays take part in collectives: numpy and PyTorch each give one Adapter.
 
-Owns the protocol only. The collectives themselves are told once over it, in operations.py and collectives.py; gradients
-are the framework's own affair, on top of these. A new framework is one more Adapter, and one more ``Collectives``.
+Owns the protocol only. The collectives themselves are written once over it, in operations.py and collectives.py;
+gradients are the framework's own affair, on top of these. A new framework is one more Adapter, and one more
+``Collectives``.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class NumpyAdapter:
     def delivered(self, results: list[Array], tensors: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
         """See Adapter."""
         if outputs is None:
-            return [result.astype(own.dtype, copy=False) for result, own in zip(results, tensors, strict=True)]
+            return [result.astype(tensor.dtype, copy=False) for result, tensor in zip(results, tensors, strict=True)]
         for result, output in zip(results, outputs, strict=True):
             if result is not output:
                 output[...] = result.astype(output.dtype, copy=False)

@@ -69,14 +69,14 @@ def broadcast_among(members: Members, obj: Any, root_rank: int, name: str | None
         payload = np.empty(int(length[0]), np.uint8)
     broadcast(context.engine, payload, root_rank, f"{label}.data", members.number)
     # Last, so that all ranks compute it at the same time.
-    own = seal.mark(payload.data, label, place)
+    computed = seal.mark(payload.data, label, place)
     if is_root:
-        mark[:] = np.frombuffer(own, np.uint8)
+        mark[:] = np.frombuffer(computed, np.uint8)
     broadcast(context.engine, mark, root_rank, f"{label}.seal", members.number)
     context.note_call(members.number, label)
     if is_root:
         return obj
-    seal.check(mark.data, own, label, place)
+    seal.check(mark.data, computed, label, place)
     return cloudpickle.loads(payload.data)
 
 
@@ -110,7 +110,7 @@ def allgather_among(members: Members, obj: Any, name: str | None) -> list[Any]:
         raise HorovodInternalError(f"cannot use what came as {label}: it says to be from ranks {senders}")
     for rank, part in zip(senders, parts, strict=True):
         place = Place(members.number, rank, calls)
-        own = context.seal.mark(part[_HEAD_BYTES:].data, label, place)
-        context.seal.check(part[_RANK.size : _HEAD_BYTES].data, own, label, place)
+        computed = context.seal.mark(part[_HEAD_BYTES:].data, label, place)
+        context.seal.check(part[_RANK.size : _HEAD_BYTES].data, computed, label, place)
     context.note_call(members.number, label)
     return [cloudpickle.loads(part[_HEAD_BYTES:].data) for part in parts]

@@ -1,4 +1,4 @@
-"""The collectives of any framework's tensors as operations of an engine, told once over an Adapter.
+"""The collectives of any framework's tensors as operations of an engine, written once over an Adapter.
 
 Owns what is checked, how averages and narrow dtypes are reduced, and what is made of results. Signatures and defaults
 are collectives.py's, handles handles.py's.

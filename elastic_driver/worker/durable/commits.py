@@ -25,7 +25,7 @@ from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.runtime import runtime
 from elastic_driver.worker.settings import WorkerSettings, worker_settings
 
-# A commit that is on its way for longer is told of: the disc hangs, or is too slow for the state.
+# A commit that is on its way for longer is reported: the disc hangs, or is too slow for the state.
 SLOW_S = 30.0
 # How long a process that ends waits for its last commit to reach the disc.
 FLUSH_S = 60.0

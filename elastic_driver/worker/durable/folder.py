@@ -37,8 +37,8 @@ def commit_path(folder: Path, commits: int) -> Path:
 
 def commit_files(folder: Path) -> list[tuple[int, Path]]:
     """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
-    found = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
-    return sorted(found)
+    commits = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    return sorted(commits)
 
 
 def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
@@ -104,32 +104,32 @@ def _is_abandoned(path: Path, now: float) -> bool:
     return False
 
 
-def open_folder(folder: Path, known: str = "") -> str:
+def open_folder(folder: Path, former_id: str = "") -> str:
     """Makes the folder if it is not there. Returns its id, which is the same for all who see this very folder.
 
     Args:
         folder: the folder.
-        known: the id it is to get if it has none, because it had this one before it was removed.
+        former_id: the id it is to get if it has none, because it had this one before it was removed.
 
     Raises:
         OSError: it can be neither made nor read, or it is new and cannot be written to.
     """
     make_folder(folder)
     mark = folder / _ID_NAME
-    found = read_mark(mark)
-    if found:
-        return found
-    put_text(folder, _ID_NAME, known or secrets.token_hex(_ID_BYTES), _link)
+    folder_id = read_mark(mark)
+    if folder_id:
+        return folder_id
+    put_text(folder, _ID_NAME, former_id or secrets.token_hex(_ID_BYTES), _link)
     return read_mark(mark)
 
 
-def _link(own: Path, mark: Path) -> None:
+def _link(unnamed: Path, mark: Path) -> None:
     try:
-        os.link(own, mark)  # of several who come at once one wins
+        os.link(unnamed, mark)  # of several who come at once one wins
     except FileExistsError:
         pass
     except OSError:  # a file system without links
-        own.rename(mark)
+        unnamed.rename(mark)
 
 
 class Marks:
@@ -181,8 +181,8 @@ class Marks:
         if not self._job_id:
             return
         lock, begun = read_mark(self._folder / LOCK_NAME), read_mark(self._folder / _BEGUN_NAME)
-        for holder, mine in ((lock, self.drivers), (begun, self._marked)):
-            if mine and holder not in ("", self._job_id):
+        for holder, is_ours in ((lock, self.drivers), (begun, self._marked)):
+            if is_ours and holder not in ("", self._job_id):
                 raise DurableError(f"the folder is job {holder}'s now")
         if begun != self._job_id:
             self.begin()

@@ -82,15 +82,15 @@ class _Outcome:
     Attributes:
         size: the file's bytes.
         why: what is wrong with it; "" for nothing.
-        here: whether that may be so on this rank only: it could not be read, rather than read as torn.
-        gone: whether it has vanished.
+        local: whether that may be so on this rank only: it could not be read, rather than read as torn.
+        vanished: whether the file has.
         fatal: whether no other commit would be any better.
     """
 
     size: int = 0
     why: str = ""
-    here: bool = False
-    gone: bool = False
+    local: bool = False
+    vanished: bool = False
     fatal: bool = False
 
 
@@ -144,11 +144,11 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
                 raise DurableError(outcome.why)
             if context.slot.rank == rank:
                 say(f"{outcome.why}; going back to the one before")
-            if outcome.here:
+            if outcome.local:
                 unread.add((rank, commits))
             else:
                 bad.add((views[rank].folder, commits))
-            vanished |= outcome.gone
+            vanished |= outcome.vanished
             reasons.append(f"{views[rank].host}: {outcome.why}" if views[rank].host else outcome.why)
         if not vanished:
             break
@@ -188,7 +188,7 @@ def _load_from(state: DurableState, context: Context, commits: int, rank: int, f
             outcome = _Outcome(why=str(error))
         except OSError as error:
             why = f"{path} cannot be read: {error.strerror or error}"
-            outcome = _Outcome(why=why, here=True, gone=isinstance(error, FileNotFoundError))
+            outcome = _Outcome(why=why, local=True, vanished=isinstance(error, FileNotFoundError))
     reading: _Outcome = broadcast_object(outcome, root_rank=rank, name="durable.read")
     if reading.why:
         return reading

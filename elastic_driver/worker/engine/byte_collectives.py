@@ -39,7 +39,7 @@ def wait(handle: Handle, keep: object) -> Result:
     finally:
         if not handle.done():
             with _lock:
-                _left[:] = [(left, memory) for left, memory in _left if not left.done()]
+                _left[:] = [(unfinished, memory) for unfinished, memory in _left if not unfinished.done()]
                 _left.append((handle, keep))
 
 

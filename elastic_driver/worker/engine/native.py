@@ -26,7 +26,7 @@ from elastic_driver.worker.settings import DEFAULTS, WorkerSettings, worker_sett
 _log = logging.getLogger("elastic_driver.worker")
 
 ENGINE_SCOPE = "engine"
-_LANE_END_S = 5.0
+_RUNNER_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class NativeEngine:
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
         self._members: dict[int, tuple[int, ...]] = {}  # also of sets that were removed: numbers are not used again
-        self.lane: Any = None  # runs operations on devices; see torch/device/lane.py
+        self.device_runner: Any = None  # runs operations on devices; see torch/device/lane.py
         with self.failures("make its engine"):
             self._native: Any = self._module.Engine(
                 rank,
@@ -209,8 +209,8 @@ class NativeEngine:
         if self._rank not in members:
             self._gather(number, b"")
             return None
-        mine = next(part for part in parts if self._rank in part)
-        place = mine.index(self._rank)
+        machine = next(part for part in parts if self._rank in part)
+        place = machine.index(self._rank)
         groups = [("global", ranks, ranks.index(self._rank))]
         if place < min(len(part) for part in parts):
             cross = [part[place] for part in parts]
@@ -264,13 +264,13 @@ class NativeEngine:
         assert self._exchange is not None
         return self._exchange, self._address, self._timeout_s
 
-    def attach(self, lane: Any) -> None:
+    def attach(self, runner: Any) -> None:
         """Makes this the one that runs operations on devices: it is aborted and joined with the engine."""
         with self._lock:
-            self.lane = lane
+            self.device_runner = runner
             aborted = self._aborted
         if aborted:
-            lane.abort(aborted)
+            runner.abort(aborted)
 
     def conclude(self, turn: Turn, error: str) -> None:
         """It was run; ``error``: what it failed with, which ends the round for this process."""
@@ -287,11 +287,11 @@ class NativeEngine:
             NativeHandle(self._native.remove_process_set(number), self, "remove a process set").result()
         with self._lock:
             contexts = self._contexts.pop(number, None)
-            lane = self.lane
+            runner = self.device_runner
         if contexts is not None:
             contexts.close()
-        if lane is not None:
-            lane.forget(number)
+        if runner is not None:
+            runner.forget(number)
 
     def _meet(self, number: int) -> None:
         self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}")).result()
@@ -306,7 +306,7 @@ class NativeEngine:
         return tuple(self._native.progress())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. A cycle is a turn of the engine's thread."""
+        """See Engine. A cycle is a pass of the engine's thread."""
         descriptor = open_named(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             # The file that was looked at, whatever stands under its name by now.
@@ -323,22 +323,22 @@ class NativeEngine:
         with self._lock:
             self._aborted = self._aborted or reason
             contexts = list(self._contexts.values())
-            lane = self.lane
+            runner = self.device_runner
         for context in contexts:
             context.abort(reason)
         self._native.abort(reason)
-        if lane is not None:
-            lane.abort(reason)
+        if runner is not None:
+            runner.abort(reason)
 
     def close(self) -> None:
         """See Engine."""
         with self._lock:
             self._aborted = self._aborted or "closed"
-            lane = self.lane
-        if lane is not None:
+            runner = self.device_runner
+        if runner is not None:
             self._native.abort("closed")
-            lane.abort("closed")
-            lane.join(_LANE_END_S)
+            runner.abort("closed")
+            runner.join(_RUNNER_END_S)
         self._native.close()
         with self._lock:
             contexts, self._contexts = list(self._contexts.values()), {}

@@ -128,7 +128,7 @@ class _Runner:
             self._queue.put(None)
         else:
             self.link.collectives.close()
-            self._drain()
+            self._fail_queued()
 
     def join(self) -> None:
         """Blocks until the thread has ended, or is given up."""
@@ -156,9 +156,9 @@ class _Runner:
             del work  # or the last buffers would live until the next
         with contextlib.suppress(Exception):
             self.link.collectives.close()
-        self._drain()
+        self._fail_queued()
 
-    def _drain(self) -> None:
+    def _fail_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 if (work := self._queue.get_nowait()) is not None:
@@ -205,10 +205,10 @@ class _Runner:
         link = self.link
         table = link.gather_rows([plans.digest(text), state])
         states = table[:, 1].tolist()
-        leaving = [link.members[place] for place, other in enumerate(states) if other == _LEAVING]
+        leaving = [link.members[place] for place, member_state in enumerate(states) if member_state == _LEAVING]
         if leaving and len(leaving) < link.size:
             raise HorovodInternalError(f"{plans.ranks_text(leaving)} left the round")
-        joined = {place for place, other in enumerate(states) if other == _JOINED}
+        joined = {place for place, member_state in enumerate(states) if member_state == _JOINED}
         newly, self._joined = joined - self._joined, joined
         active = [place for place in range(link.size) if place not in joined]
         if not active:
@@ -357,28 +357,28 @@ class PlainEngine:
 
     def _validate(self, operation: Operation, members: tuple[int, ...]) -> None:
         kind = operation.kind
-        what = f"cannot {kind.name.lower()} '{operation.name or kind.name.lower()}'"
+        failure = f"cannot {kind.name.lower()} '{operation.name or kind.name.lower()}'"
         if kind is Kind.BROADCAST and operation.root not in members:
-            raise ValueError(f"{what}: the root, rank {operation.root}, is none of the ranks {list(members)}")
+            raise ValueError(f"{failure}: the root, rank {operation.root}, is none of the ranks {list(members)}")
         if kind is Kind.JOIN and operation.process_set != GLOBAL_SET:
-            raise ValueError(f"{what}: only all ranks together can join")
+            raise ValueError(f"{failure}: only all ranks together can join")
         if kind is Kind.ALLTOALL and len(operation.splits) != len(operation.tensors):
-            raise ValueError(f"{what}: it needs splits for each tensor")
+            raise ValueError(f"{failure}: it needs splits for each tensor")
         for number, spec in enumerate(operation.tensors):
             itemsize(spec.dtype)
             if spec.nbytes and not spec.address:
-                raise ValueError(f"{what}: a tensor of {spec.nbytes} bytes has no address")
+                raise ValueError(f"{failure}: a tensor of {spec.nbytes} bytes has no address")
             if kind in _REDUCTIONS and spec.dtype not in DTYPES:
-                raise ValueError(f"{what}: values of dtype {spec.dtype} cannot be reduced")
+                raise ValueError(f"{failure}: values of dtype {spec.dtype} cannot be reduced")
             if kind in _REDUCTIONS and operation.reduce_op is ReduceOp.ADASUM and "float" not in spec.dtype:
-                raise ValueError(f"{what}: Adasum is for floating point only, not for {spec.dtype}")
+                raise ValueError(f"{failure}: Adasum is for floating point only, not for {spec.dtype}")
             if kind in _SPLIT and not spec.shape:
-                raise ValueError(f"{what}: a tensor without dimensions cannot be split or joined")
+                raise ValueError(f"{failure}: a tensor without dimensions cannot be split or joined")
             if kind is Kind.ALLTOALL:
                 splits = operation.splits[number]
                 if len(splits) != len(members) or min(splits) < 0 or sum(splits) != spec.shape[0]:
                     raise ValueError(
-                        f"{what}: the splits {list(splits)} are not {len(members)} counts of rows that add up to "
+                        f"{failure}: the splits {list(splits)} are not {len(members)} counts of rows that add up to "
                         f"{spec.shape[0]}"
                     )
 
@@ -431,8 +431,8 @@ class PlainEngine:
 
         self._control("remove process set", end, number=number)
 
-    def _control(self, what: str, act: Callable[[Link], None], **details: object) -> None:
-        work = _Work(control_text(what, **details), act, title=what)
+    def _control(self, title: str, act: Callable[[Link], None], **details: object) -> None:
+        work = _Work(control_text(title, **details), act, title=title)
         self._enter(self._runners[GLOBAL_SET], work).result()
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -445,7 +445,7 @@ class PlainEngine:
             return self._finished, any(runner.pending for runner in self._runners.values())
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
-        """See Engine. A cycle is one operation's turn."""
+        """See Engine. A cycle is one operation."""
         trace = Trace(path, self._rank, mark_cycles=mark_cycles)
         with self._lock:
             former, self._trace = self._trace, trace

@@ -48,8 +48,8 @@ class Link:
 
     def gather_rows(self, row: Sequence[int]) -> npt.NDArray[np.int64]:
         """(size, len(row)) int64: a row of numbers from each member."""
-        mine = np.asarray(row, np.int64)
-        return self.gather(as_bytes(mine), [mine.nbytes] * self.size).view(np.int64).reshape(self.size, len(row))
+        numbers = np.asarray(row, np.int64)
+        return self.gather(as_bytes(numbers), [numbers.nbytes] * self.size).view(np.int64).reshape(self.size, len(row))
 
     def gather_texts(self, text: str) -> list[str]:
         """A text from each member."""
@@ -210,9 +210,9 @@ def _reducescatter(link: Link, operation: Operation) -> Result:
     for spec in operation.tensors:
         work = region(spec.address, spec.nbytes).copy()
         _reduce(link, work, spec.dtype, operation)
-        each, more = divmod(spec.shape[0], link.size)
-        start = link.index * each + min(link.index, more)
-        rows = each + (link.index < more)
+        share, more = divmod(spec.shape[0], link.size)
+        start = link.index * share + min(link.index, more)
+        rows = share + (link.index < more)
         row_bytes = _row_bytes(spec)
         result.arrays.append(work[start * row_bytes : (start + rows) * row_bytes].copy())
         result.rows.append(rows)
@@ -271,16 +271,16 @@ def adasum(arrays: list[Bytes], dtype: str) -> None:
     distance = 1
     while distance < len(arrays):
         for first in range(0, len(arrays) - distance, 2 * distance):
-            a, b = (_load(arrays[each], dtype).astype(np.float64) for each in (first, first + distance))
+            a, b = (_load(arrays[index], dtype).astype(np.float64) for index in (first, first + distance))
             with np.errstate(all="ignore"):
-                common, own, other = float(a @ b), float(a @ a), float(b @ b)
+                common, square_a, square_b = float(a @ b), float(a @ a), float(b @ b)
                 # A zero gradient has nothing in common with the other, which counts whole.
-                keep_a = 1.0 if own == 0 else 1.0 - common / (2 * own)
-                keep_b = 1.0 if other == 0 else 1.0 - common / (2 * other)
+                keep_a = 1.0 if square_a == 0 else 1.0 - common / (2 * square_a)
+                keep_b = 1.0 if square_b == 0 else 1.0 - common / (2 * square_b)
                 _store(arrays[first], dtype, a * keep_a + b * keep_b)
         distance *= 2
 
 
-def control_text(what: str, **details: object) -> str:
+def control_text(title: str, **details: object) -> str:
     """The plan of something that is no operation: a process set that comes or goes."""
-    return json.dumps({"operation": what, "name": "", **details})
+    return json.dumps({"operation": title, "name": "", **details})

@@ -74,8 +74,8 @@ def disagreement(texts: Sequence[tuple[int, str]]) -> str:
 
 
 def _difference(first: dict[str, Any], first_rank: int, other: dict[str, Any], other_rank: int) -> str:
-    def say(term: str, mine: object, yours: object) -> str:
-        return f"rank {first_rank} has {term} {mine}, rank {other_rank} has {term} {yours}"
+    def say(field: str, value: object, other_value: object) -> str:
+        return f"rank {first_rank} has {field} {value}, rank {other_rank} has {field} {other_value}"
 
     if first["operation"] != other["operation"]:
         return say("operation", first["operation"], other["operation"])
@@ -84,10 +84,10 @@ def _difference(first: dict[str, Any], first_rank: int, other: dict[str, Any], o
             say("name", repr(first["name"]), repr(other["name"]))
             + " (without the native extension all ranks must submit operations in first order)"
         )
-    mine, yours = first.get("tensors", []), other.get("tensors", [])
-    if len(mine) != len(yours):
-        return say("number of tensors", len(mine), len(yours))
-    for (dtype, shape), (other_dtype, other_shape) in zip(mine, yours, strict=True):
+    tensors, other_tensors = first.get("tensors", []), other.get("tensors", [])
+    if len(tensors) != len(other_tensors):
+        return say("number of tensors", len(tensors), len(other_tensors))
+    for (dtype, shape), (other_dtype, other_shape) in zip(tensors, other_tensors, strict=True):
         if dtype != other_dtype:
             return say("dtype", dtype, other_dtype)
         if shape != other_shape:
@@ -98,9 +98,9 @@ def _difference(first: dict[str, Any], first_rank: int, other: dict[str, Any], o
     if first.get("op") != other.get("op"):
         names = [ReduceOp(plan["op"]).name.capitalize() for plan in (first, other)]
         return say("op", *names)
-    for term in sorted(first):
-        if first[term] != other.get(term):
-            return say(term, first[term], other.get(term))
+    for field in sorted(first):
+        if first[field] != other.get(field):
+            return say(field, first[field], other.get(field))
     return "they differ"
 
 

@@ -148,7 +148,7 @@ class Engine(Protocol):
 
         Args:
             path: the file. It is JSON at any time.
-            mark_cycles: whether turns of the engine's thread are in it, too, as instants named CYCLE_START.
+            mark_cycles: whether passes of the engine's thread are in it, too, as instants named CYCLE_START.
 
         Raises:
             OSError: the file cannot be written.

@@ -33,9 +33,9 @@ class Seal:
     key: bytes = field(repr=False)
     round_id: int
 
-    def purpose(self, what: str) -> str:
+    def purpose(self, connection: str) -> str:
         """What a connection is made for."""
-        return f"round {self.round_id}: {what}"
+        return f"round {self.round_id}: {connection}"
 
     def mark(self, payload: Payload, label: str, place: Place) -> bytes:
         """SEAL_BYTES that nobody without the key can make, and that fit nothing else."""
@@ -46,13 +46,13 @@ class Seal:
         mac.update(payload)
         return mac.digest()
 
-    def check(self, mark: Payload, own: bytes, label: str, place: Place) -> None:
+    def check(self, mark: Payload, computed: bytes, label: str, place: Place) -> None:
         """Compares what came with what this process has made of the payload.
 
         Raises:
             HorovodInternalError: they differ: the payload is not to be used at all.
         """
-        if not hmac.compare_digest(mark, own):
+        if not hmac.compare_digest(mark, computed):
             raise HorovodInternalError(
                 f"cannot use what came as {label} from rank {place.rank} in round {self.round_id}: it is not sealed "
                 "with this job's key, or is of another call"

@@ -56,14 +56,14 @@ class ExchangeStore(c10d.Store):
         self.scope = f"{CONTEXT_SCOPE}.torch.{group.name}"
         self._index, self._count = group.index, len(group.members)
         self._exchange, self._port = exchange, port
-        self._own = b""
+        self._own_addresses = b""
         self._values: list[bytes] = []
         self.peer_ports: set[int] = set()
         self.error: BaseException | None = None
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Remembers the own addresses."""
-        self._own = bytes(value)
+        self._own_addresses = bytes(value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Blocks until all members have set theirs."""
@@ -76,7 +76,7 @@ class ExchangeStore(c10d.Store):
     def _fetch(self) -> list[bytes]:
         if not self._values:
             try:
-                value = _PORT.pack(self._port) + self._own
+                value = _PORT.pack(self._port) + self._own_addresses
                 values = self._exchange(self.scope, key=self._index, count=self._count, value=value)
             except BaseException as error:
                 self.error = error  # torch turns it into another on its way up
@@ -98,7 +98,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A second handle of that socket; None when the number stands for something else by now."""
+    """A second descriptor of that socket; None when the number stands for something else by now."""
     try:
         copy = os.dup(descriptor)
     except OSError:
@@ -125,8 +125,8 @@ class TorchCollectives:
         self._group = group
         self._address = address
         self._process_group: Any = None
-        self._lock = threading.Lock()  # guards _own and _aborted
-        self._own: list[socket.socket] = []
+        self._lock = threading.Lock()  # guards _connections and _aborted
+        self._connections: list[socket.socket] = []
         self._aborted = ""
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
@@ -185,23 +185,23 @@ class TorchCollectives:
         """Keeps those that are new, and returns their ends."""
         ends = []
         with self._lock:
-            known = {os.fstat(own.fileno()).st_ino for own in self._own}
+            adopted = {os.fstat(connection.fileno()).st_ino for connection in self._connections}
         for descriptor, inode in _sockets():
-            if inode in before or inode in known:
+            if inode in before or inode in adopted:
                 continue
-            known.add(inode)  # its duplicate may come up in the list, under a number that was free before
+            adopted.add(inode)  # its duplicate may come up in the list, under a number that was free before
             candidate = _duplicate(descriptor, inode)
             if candidate is None:
                 continue
             try:
-                ours = (
+                is_ours = (
                     candidate.family in (socket.AF_INET, socket.AF_INET6)
                     and not _is_listening(candidate)
                     and (candidate.getsockname()[1] == port or candidate.getpeername()[1] in peer_ports)
                 )
             except OSError:
-                ours = False  # not connected
-            if ours:
+                is_ours = False  # not connected
+            if is_ours:
                 with contextlib.suppress(OSError):  # gone since
                     ends.append((_text(candidate.getsockname()), _text(candidate.getpeername())))
                 self._adopt(candidate)
@@ -209,21 +209,21 @@ class TorchCollectives:
                 candidate.close()
         return ends
 
-    def _adopt(self, own: socket.socket) -> None:
+    def _adopt(self, connection: socket.socket) -> None:
         with self._lock:
-            self._own.append(own)
+            self._connections.append(connection)
             aborted = bool(self._aborted)
         if aborted:
-            _shut(own)
+            _shut(connection)
 
     @contextlib.contextmanager
-    def _failures(self, what: str, store: ExchangeStore | None = None) -> Iterator[None]:
+    def _failures(self, deed: str, store: ExchangeStore | None = None) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as error:
             cause = store.error if store is not None and store.error is not None else error
             reason = self._aborted or _essence(str(cause))
-            raise HorovodInternalError(f"cannot {what}: {reason}") from cause
+            raise HorovodInternalError(f"cannot {deed}: {reason}") from cause
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
         """See Collectives."""
@@ -247,11 +247,11 @@ class TorchCollectives:
         most = max(counts)
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=timeout_s)
-        mine = np.zeros(most, np.uint8)
-        mine[: data.nbytes] = data
+        padded = np.zeros(most, np.uint8)
+        padded[: data.nbytes] = data
         parts = [torch.empty(most, dtype=torch.uint8) for _ in counts]
         with self._failures("finish an allgather"):
-            self._process_group.allgather([parts], [torch.from_numpy(mine)], options).wait()
+            self._process_group.allgather([parts], [torch.from_numpy(padded)], options).wait()
         offset = 0
         for part, count in zip(parts, counts, strict=True):
             output[offset : offset + count] = part.numpy()[:count]
@@ -261,16 +261,16 @@ class TorchCollectives:
         """See Collectives."""
         with self._lock:
             self._aborted = self._aborted or reason
-            own = list(self._own)
-        for connection in own:
+            connections = list(self._connections)
+        for connection in connections:
             _shut(connection)
 
     def close(self) -> None:
         """See Collectives."""
         with self._lock:
-            own, self._own = self._own, []
+            connections, self._connections = self._connections, []
             self._aborted = self._aborted or "closed"
-        for connection in own:
+        for connection in connections:
             _shut(connection)
             connection.close()
         self._process_group = None
@@ -301,16 +301,16 @@ def _check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
         HorovodInternalError: it is not so.
     """
     owners = {(far, own): index for index, ends in enumerate(ends_of) for own, far in ends}
-    found = [owners.get(end, -1) for end in ends_of[group.index]]
+    indices = [owners.get(end, -1) for end in ends_of[group.index]]
     others = [index for index in range(len(group.members)) if index != group.index]
-    if -1 in found:
-        stranger = ends_of[group.index][found.index(-1)][1]
+    if -1 in indices:
+        stranger = ends_of[group.index][indices.index(-1)][1]
         raise HorovodInternalError(
             f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
             "and belongs to no rank of this job; the native extension would have sent it away"
         )
-    if sorted(found) != others:
-        lacking = [group.members[index] for index in others if found.count(index) != 1]
+    if sorted(indices) != others:
+        lacking = [group.members[index] for index in others if indices.count(index) != 1]
         raise HorovodInternalError(
             f"cannot use the connections of torch's Gloo: there is not one, and no more, with rank {lacking[0]}"
         )
@@ -322,6 +322,6 @@ def _essence(text: str) -> str:
     return _ADVICE.sub("", _PLACE.sub("", first)).rstrip(". ")
 
 
-def _shut(own: socket.socket) -> None:
+def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the peer was quicker
-        own.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

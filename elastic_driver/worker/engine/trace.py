@@ -42,7 +42,7 @@ class Trace:
     Args:
         path: the file.
         rank: of this process.
-        mark_cycles: whether each operation's turn is marked.
+        mark_cycles: whether the beginning of each operation is marked.
 
     Raises:
         OSError: the file cannot be written.
@@ -78,9 +78,9 @@ class Trace:
                 tid = self._rows[row] = len(self._rows) + 1
                 events.append({"name": "thread_name", "ph": "M", "tid": tid, "args": {"name": row}})
             spans = (("QUEUE", submitted, begun), (f"NEGOTIATE_{activity}", begun, agreed), (activity, agreed, now))
-            for what, begin, end in spans:
+            for name, begin, end in spans:
                 ts = self._us(begin)
-                events.append({"name": what, "ph": "X", "tid": tid, "ts": ts, "dur": max(self._us(end) - ts, 0)})
+                events.append({"name": name, "ph": "X", "tid": tid, "ts": ts, "dur": max(self._us(end) - ts, 0)})
             try:
                 self._put(b"".join(b",\n" + json.dumps({"pid": self._rank} | event).encode() for event in events))
             except OSError as error:  # a full disc: no reason to end the training

@@ -36,7 +36,7 @@ def install(ask: Callable[[str], bool]) -> None:
     sent: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put() may interrupt another one
     refused: set[int] = set()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         # In a forked child (a data loader) the signal is meant for the child alone. Where the interpreter ends, nobody
         # asks any more.
         if os.getpid() != process or number in refused or sys.is_finalizing():
@@ -62,4 +62,4 @@ def install(ask: Callable[[str], bool]) -> None:
     # since a handler may interrupt the start of another thread.
     threading.Thread(target=ask_for_all, name="elastic-leave", daemon=True).start()
     for number in unhandled:
-        signal.signal(number, handle)
+        signal.signal(number, on_signal)

@@ -41,7 +41,7 @@ class RoundMeeting:
         if value is not None:
             self._client.put(self._round_id, scope, "0", value)
             return value
-        found = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
-        if found is None:
+        value_of_root = self._client.get(self._round_id, scope, "0", wait_s=self._timeout_s)
+        if value_of_root is None:
             raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
-        return found
+        return value_of_root

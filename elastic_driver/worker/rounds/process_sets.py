@@ -60,10 +60,10 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        mine = current_round().slot.rank
-        if mine not in self.ranks:
-            raise ValueError(f"cannot say a rank in {self}: this process, rank {mine}, is not part of it")
-        return self.ranks.index(mine)
+        own_rank = current_round().slot.rank
+        if own_rank not in self.ranks:
+            raise ValueError(f"cannot say a rank in {self}: this process, rank {own_rank}, is not part of it")
+        return self.ranks.index(own_rank)
 
     def included(self) -> bool:
         """Whether this process is a member. Raises NotInitializedError before ``init()``."""
@@ -78,7 +78,7 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = GLOBAL_SET
 
-_known: list[tuple[int, ...]] = []  # sets to have in each round, the same on all ranks once in a round
+_wanted_sets: list[tuple[int, ...]] = []  # sets to have in each round, the same on all ranks once in a round
 _numbers: dict[tuple[int, ...], int] = {}  # of those that this round has
 _added: set[tuple[int, ...]] = set()  # by this process, in this round
 _fresh: list[tuple[int, ...]] = []  # given to init(), with no round entered since
@@ -139,7 +139,7 @@ def expect(process_sets: Iterable[ProcessSet]) -> None:
         if keys.count(key) > 1 or not key:
             raise ValueError(f"cannot init with the process set {list(key)}: it is {'given twice' if key else 'empty'}")
     forget_all()
-    _known.extend(keys)
+    _wanted_sets.extend(keys)
     _fresh.extend(keys)
     _objects.update(chosen)
 
@@ -148,7 +148,7 @@ def enter_round(context: Context) -> None:
     """Makes the sets that any member knows. Blocks until all members have. Raises HorovodInternalError."""
     global _last_number
     slot = context.slot
-    members: list[Any] = [{"local_size": slot.local_size, "sets": _known, "devices": devices.describe()}]
+    members: list[Any] = [{"local_size": slot.local_size, "sets": _wanted_sets, "devices": devices.describe()}]
     if slot.size > 1:
         sent = as_data(json.dumps(members[0]))
         members = [json.loads(bytes(received)) for received in gather(context.engine, sent, "round")]
@@ -156,17 +156,17 @@ def enter_round(context: Context) -> None:
     union: dict[tuple[int, ...], None] = {}
     for member in members:
         union.update(dict.fromkeys(tuple(ranks) for ranks in member["sets"]))
-    _known[:] = list(union)
+    _wanted_sets[:] = list(union)
     _numbers.clear()
     _added.clear()
     _last_number = GLOBAL_SET
-    for ranks in _known:
+    for ranks in _wanted_sets:
         if ranks[-1] < slot.size:
             _last_number += 1
             context.engine.add_process_set(_last_number, ranks)
             _numbers[ranks] = _last_number
-    for known in _objects:
-        known.process_set_id = _numbers.get(tuple(known.ranks))
+    for process_set in _objects:
+        process_set.process_set_id = _numbers.get(tuple(process_set.ranks))
     _added.update(key for key in _fresh if key in _numbers)
     _fresh.clear()
     global_process_set.ranks = list(range(slot.size))
@@ -174,12 +174,12 @@ def enter_round(context: Context) -> None:
 
 def forget_all() -> None:
     """After shutdown: no set has a number any more."""
-    _known.clear()
+    _wanted_sets.clear()
     _numbers.clear()
     _added.clear()
     _fresh.clear()
-    for known in list(_objects):
-        known.process_set_id = None
+    for process_set in list(_objects):
+        process_set.process_set_id = None
     _objects.clear()
 
 
@@ -208,8 +208,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         context.engine.add_process_set(number, key)
         _last_number = number
         _numbers[key] = number
-        if key not in _known:
-            _known.append(key)
+        if key not in _wanted_sets:
+            _wanted_sets.append(key)
     _added.add(key)
     chosen.process_set_id = _numbers[key]
     _objects.add(chosen)
@@ -221,10 +221,10 @@ def _compare(context: Context, key: tuple[int, ...]) -> None:
     if context.slot.size == 1:
         return
     keys = [bytes(sent).decode() for sent in gather(context.engine, as_data(json.dumps(key)), "add_process_set")]
-    for rank, other in enumerate(keys):
-        if other != keys[0]:
+    for rank, text in enumerate(keys):
+        if text != keys[0]:
             raise MismatchError(
-                f"cannot add a process set: rank 0 has ranks {keys[0]}, rank {rank} has ranks {other}; all ranks must "
+                f"cannot add a process set: rank 0 has ranks {keys[0]}, rank {rank} has ranks {text}; all ranks must "
                 "add the same sets in the same order"
             )
 
@@ -245,11 +245,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     key = tuple(process_set.ranks)
     context.engine.remove_process_set(number)
-    _known.remove(key)
+    _wanted_sets.remove(key)
     _numbers.pop(key)
     _added.discard(key)
-    for known in list(_objects):
-        if tuple(known.ranks) == key:
-            known.process_set_id = None
-            _objects.discard(known)
+    for alike in list(_objects):
+        if tuple(alike.ranks) == key:
+            alike.process_set_id = None
+            _objects.discard(alike)
     return True

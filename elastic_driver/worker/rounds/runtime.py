@@ -222,9 +222,9 @@ class Runtime:
         Raises:
             SystemExit: the driver has no place for this process any more, or the job is over.
         """
-        old = self._current.context
+        context = self._current.context
         if cause is ReadyCause.INTERNAL_ERROR:
-            old.abort(detail)
+            context.abort(detail)
         self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
 
     def note_end_of_training(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from driver_fakes import FakeProcess
 
 from elastic_driver.core.state import WorkerPhase, in_phase
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host, WorkerId
@@ -153,8 +154,9 @@ def test_hosts_of_always_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         world = World()
         with Console(log_level=settings.log_level) as console, EventLog(None) as log:
             chronicle = Chronicle(log, Narrator(console))
+            dialect = OurDialect({}, exported={})
             driver = ElasticDriver(
-                settings, discovery=world, launcher=world, chronicle=chronicle, environ={}, job_id="growth"
+                settings, discovery=world, launcher=world, chronicle=chronicle, dialect=dialect, job_id="growth"
             )
             running = asyncio.ensure_future(driver.run())
             life = asyncio.ensure_future(lead_a_life(driver, world, chronicle))

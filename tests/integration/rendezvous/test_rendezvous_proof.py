@@ -31,10 +31,11 @@ from rendezvous_service import (
     serving,
 )
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.credentials import PERMISSIONS, Identity, JobKey, Role
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
@@ -46,6 +47,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import REPLY_HEADER, Session, digest_of
+from elastic_driver.rendezvous.routes import table_of
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.engine.choice import usable_backends
@@ -140,6 +142,7 @@ def test_a_body_of_another_is_not_taken_behind_a_parked_request(service: Service
 
 # --- who may do what -------------------------------------------------------------------------------
 
+TABLE = table_of(OUR_ROUTES)
 TARGETS = {
     "key": "rounds/1/kv/s/k",
     "exchange": "rounds/1/exchange/s?key=0&count=1",
@@ -156,7 +159,7 @@ BODIES = {
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize(
-    ("route", "method"), [(route, method) for route, methods in PERMISSIONS.items() for method in methods]
+    ("route", "method"), [(name, method) for name, route in TABLE.items() for method in route.methods]
 )
 def test_the_table_of_permissions(service: Service, role: Role, route: str, method: bytes) -> None:
     target, body = f"/v1/{TARGETS.get(route, route)}", b"" if method == b"GET" else BODIES.get(route, b"value")
@@ -169,7 +172,7 @@ def test_the_table_of_permissions(service: Service, role: Role, route: str, meth
     else:
         with Peer(service, Identity(role, WORKER if role is Role.WORKER else None)) as peer:
             status = peer.ask(method.decode(), target, body).status
-    allowed = role in PERMISSIONS[route][method]
+    allowed = role in TABLE[route].methods[method]
     assert (status == 403) is not allowed
     assert status in (403, 200, 204, 404)  # 404: the key is not there
     done = (*service.handler.next_rounds, *service.handler.watches, *service.handler.reports)

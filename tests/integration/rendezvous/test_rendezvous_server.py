@@ -24,6 +24,7 @@ from rendezvous_service import (
     serving,
 )
 
+from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import RendezvousClosedError, SettingsError, StaleRoundError
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.messages import Notice, RunningReport, WatchRequest, parse_next_round_reply
@@ -414,7 +415,7 @@ def test_upgrade_is_answered_in_http_1_and_closed(peer: Peer) -> None:
 
 def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
     async def second() -> None:
-        await RendezvousServer(Handler(), key=KEY).start("127.0.0.1", service.port)
+        await RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY).start("127.0.0.1", service.port)
 
     with pytest.raises(SettingsError) as caught:
         service.wait(second())
@@ -427,7 +428,7 @@ def test_a_port_in_use_is_one_clear_line(service: Service) -> None:
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 70000), ("no.such.host.invalid", 0)])
 def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), key=KEY)
+        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
         with pytest.raises(SettingsError, match="cannot listen on"):
             await server.start(host, port)
         await server.close()
@@ -437,7 +438,7 @@ def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
 
 def test_ipv6() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), key=KEY)
+        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
         port = await server.start("::1", 0)
         reader, writer = await asyncio.open_connection("::1", port)
         writer.write(request("GET", "/v1/status", b"", READER))
@@ -480,13 +481,13 @@ def test_the_end_answers_who_waits_and_leaves_nothing(loop: str) -> None:
 
 def test_close_before_start_and_twice() -> None:
     async def main() -> None:
-        server = RendezvousServer(Handler(), key=KEY)
+        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
         await server.close()
-        server = RendezvousServer(Handler(), key=KEY)
+        server = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
         port = await server.start("127.0.0.1", 0)
         await server.close()
         await server.close()
-        again = RendezvousServer(Handler(), key=KEY)
+        again = RendezvousServer(Handler(), routes=OUR_ROUTES, key=KEY)
         assert await again.start("127.0.0.1", port) == port
         await again.close()
 

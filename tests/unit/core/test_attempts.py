@@ -30,3 +30,11 @@ def test_places_of_the_past_are_forgotten_and_their_numbers_are_not_given_again(
         assert len(known.places) <= 6
     assert "pod-7" in [place[0] for place, _ in known.places], "a living worker's place"
     assert known.first <= 56 / 4, "one more only when as many names as are remembered are new"
+
+
+def test_nothing_is_forgotten_while_few_places_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MOST_REMEMBERED", 3)
+    places = [(name, 0) for name in "abcd"]
+    books, _ = Attempts().give(places, needed=lambda place: place[0] in "ab")
+    assert [place for place, _ in books.places] == places
+    assert books.first == 0

@@ -14,6 +14,7 @@ from elastic_driver.core.deadlines import JOINERS_WINDOW_S, next_deadline
 from elastic_driver.core.events import (
     DiscoveryFailed,
     DismissWorker,
+    DrainRequested,
     EndJob,
     HostsDiscovered,
     PublishRound,
@@ -30,7 +31,7 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import new_state, step
-from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, WorkerPhase
+from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, ResetTally, WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
@@ -510,6 +511,46 @@ def test_backends() -> None:
     alone.hosts("a:1")
     alone.ready("a[0]", backends=())
     assert alone.ranks() == ["a[0]"]
+
+
+def test_members_that_leave_go_as_soon_as_there_are_enough_without_them() -> None:
+    job = Job(num_proc=2, min_num_proc=2)
+    job.train("a:1", "b:1")
+    job.hosts("b:1", "c:1", "d:1")
+    assert job.state.notice_kind is NoticeKind.NONE
+    # d still boots, and c would wait for it; but a is to go, and b and c are the two that it takes.
+    job.ready("c[0]")
+    assert job.state.notice_kind is NoticeKind.HOSTS_UPDATED
+
+
+def test_a_place_that_comes_back_takes_none_from_one_that_boots() -> None:
+    job = Job(num_proc=2, min_num_proc=1, max_num_proc=2)
+    job.hosts("a:1", "b:1", "c:1")
+    job.feed(DrainRequested("a", None, "as asked"))
+    job.exit("a[0]", -15)
+    assert job.of(WorkerPhase.BOOTING) == ["b[0]", "c[0]"]
+    assert job.feed(DrainRequested("a", None, "as asked", undo=True))[1:] == []
+    assert job.of(WorkerPhase.BOOTING) == ["b[0]", "c[0]"]
+
+
+def test_a_standby_takes_no_place_from_a_member_behind_it() -> None:
+    job = Job(num_proc=2, min_num_proc=1, max_num_proc=2, num_standby=1, cooldown_range_s=(10.0, 60.0))
+    job.train("a:1", "b:1", "c:1")
+    job.ready("c[0]")
+    job.exit("a[0]", -9)
+    job.ready("b[0]")
+    assert job.ranks() == ["b[0]", "c[0]"]
+    job.timer()
+    job.ready("a[0]#1")
+    assert (job.state.notice_kind, job.of(WorkerPhase.READY)) == (NoticeKind.NONE, ["a[0]#1"])
+
+
+def test_resets_count_for_as_long_as_the_window() -> None:
+    tally = ResetTally(7, (0.0, 1.0))
+    assert [tally.that_count(now, 10.0) for now in (9.0, 10.0, 11.0)] == [2, 1, 0]
+    assert tally.that_count(11.0, None) == 7
+    assert tally.one_more(10.0, 10.0) == ResetTally(8, (1.0, 10.0))
+    assert tally.one_more(10.0, None) == ResetTally(8, ())
 
 
 def test_step_changes_no_argument() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,16 +11,21 @@ from driver_fakes import FakeProcess
 from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import KillWorker, StartWorker
+from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import OnChange
 
 pytestmark = pytest.mark.unit
 
 A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
 GRACE_S = 5.0
+JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j", "127.0.0.1")
 
 
 class Story:
@@ -48,6 +53,21 @@ class Story:
         self._take("exited", worker, status)
 
 
+class ADialect:
+    """See Dialect."""
+
+    on_change = OnChange.IN_PLACE
+
+    @property
+    def routes(self) -> Routes:
+        return {}
+
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
+        return {"PLACE": f"{worker} has rank {planned.rank} after round {round_id} of job {job.job_id}, {cores} core"}
+
+
 class Kept:
     """A keeper, whose launches the test lets succeed or fail when it likes."""
 
@@ -58,14 +78,39 @@ class Kept:
         self.errors: list[object] = []
         loop.set_exception_handler(lambda _, context: self.errors.append(context["exception"]))
         self.launches: dict[WorkerId, asyncio.Future[FakeProcess]] = {}
-        self.workers = Workers(self._launch, grace_s=GRACE_S, tasks=self.tasks, listener=self.story)
+        self.given: dict[WorkerId, Mapping[str, str]] = {}
+        self.workers = Workers(
+            self,
+            ADialect(),
+            command=("true",),
+            grace_s=GRACE_S,
+            tasks=self.tasks,
+            listener=self.story,
+        )
 
-    async def _launch(self, command: StartWorker) -> FakeProcess:
-        self.launches[command.worker] = self.loop.create_future()
-        return await self.launches[command.worker]
+    descriptors_each = 1
 
-    async def start(self, worker: WorkerId) -> None:
-        self.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1)))
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> FakeProcess:
+        """See Launcher."""
+        assert (command, label, rank_at_launch) == (("true",), "0", 0)
+        self.given[worker] = env
+        self.launches[worker] = self.loop.create_future()
+        return await self.launches[worker]
+
+    def cores(self, hostname: str) -> int:
+        """See Launcher."""
+        return len(hostname)
+
+    def kill(self) -> None:
+        """Nobody asks for it."""
+
+    async def close(self) -> None:
+        """Nobody asks for it."""
+
+    async def order(self, worker: WorkerId) -> None:
+        self.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1)), JOB, 3)
         await settle()
 
     async def launched(self, worker: WorkerId) -> FakeProcess:
@@ -76,7 +121,7 @@ class Kept:
         return process
 
     async def run(self, worker: WorkerId) -> FakeProcess:
-        await self.start(worker)
+        await self.order(worker)
         return await self.launched(worker)
 
     def told(self) -> list[tuple[str, WorkerId]]:
@@ -105,6 +150,7 @@ def test_a_worker_from_its_start_to_its_end() -> None:
         kept.workers.label(A, "3")
         kept.workers.label(B, "4")
         assert process.label == "3"
+        assert kept.given == {A: {"PLACE": "a[0] has rank 0 after round 3 of job j, 1 core"}}
         process.end(1)
         await settle()
         assert kept.story.told == [("started", A, "1"), ("exited", A, "exited with code 1")]
@@ -139,7 +185,7 @@ def test_a_death_that_is_seen_with_the_end_is_told_as_the_end() -> None:
 
 def test_it_is_dead_as_soon_as_it_is_there() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         process = FakeProcess(A, 7)
         process.end(3)
         kept.launches[A].set_result(process)
@@ -152,7 +198,7 @@ def test_it_is_dead_as_soon_as_it_is_there() -> None:
 
 def test_a_stop_while_it_is_being_started() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         kept.workers.stop(A)
         kept.workers.stop(A)
         process = await kept.launched(A)
@@ -188,7 +234,7 @@ def test_a_stop_twice() -> None:
 
 def test_a_launch_that_fails() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         kept.workers.stop(A)
         kept.launches[A].set_exception(LaunchError("no room"))
         await settle()
@@ -201,7 +247,7 @@ def test_a_launch_that_fails() -> None:
 
 def test_a_launch_with_a_bug_reaches_the_net() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         error = ZeroDivisionError("a bug")
         kept.launches[A].set_exception(error)
         await settle()
@@ -232,7 +278,7 @@ def test_a_bug_of_the_listener_reaches_the_net_and_loses_no_process(where: str) 
 
 def test_after_the_jobs_end_nobody_is_started() -> None:
     async def test(kept: Kept) -> None:
-        kept.workers.start(StartWorker(A, SlotInfo(0, 1, 0, 1, 0, 1)))
+        kept.workers.start(StartWorker(A, SlotInfo(0, 1, 0, 1, 0, 1)), JOB, 0)
         kept.workers.job_ends()
         await settle()
         assert kept.launches == {}
@@ -243,7 +289,7 @@ def test_after_the_jobs_end_nobody_is_started() -> None:
 
 def test_a_process_that_comes_after_the_jobs_end_is_stopped() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         stopping = asyncio.ensure_future(kept.workers.stop_all(10.0))
         await settle()
         assert not stopping.done()
@@ -257,7 +303,7 @@ def test_a_process_that_comes_after_the_jobs_end_is_stopped() -> None:
 
 def test_a_launch_that_fails_after_the_jobs_end() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         stopping = asyncio.ensure_future(kept.workers.stop_all(10.0))
         await settle()
         kept.launches[A].set_exception(LaunchError("the job is ending"))
@@ -299,7 +345,7 @@ def test_a_kill_needs_a_process() -> None:
 
 def test_a_kill_while_it_is_being_started() -> None:
     async def test(kept: Kept) -> None:
-        await kept.start(A)
+        await kept.order(A)
         assert kept.workers.kill(KillWorker(A, "did not leave"))
         process = await kept.launched(A)
         assert process.exited.done()

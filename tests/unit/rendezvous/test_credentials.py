@@ -1,13 +1,13 @@
 import pytest
 
-from elastic_driver.dialects.ours import JobAddress, inheritable, worker_env
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import (
     ENV_KEY,
     ENV_RANKS_KEY,
     KEY_BYTES,
-    PERMISSIONS,
     Credential,
     Identity,
     JobKey,
@@ -55,20 +55,18 @@ def test_rubbish_is_refused(text):
 def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
     job = JobKey.new()
     outer = {ENV_KEY: "of another job", ENV_RANKS_KEY: "of another job"}
-    env = worker_env(
-        inheritable(outer),
+    env = OurDialect(outer, exported={}).environment(
+        WORKER,
+        SlotInfo(0, 1, 0, 1, 0, 1),
         job=JobAddress("http://127.0.0.1:1", job, "id", "127.0.0.1"),
-        exported={},
-        worker=WORKER,
-        planned=SlotInfo(0, 1, 0, 1, 0, 1),
         round_id=0,
         cores=1,
     )
     assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER), job.of_worker(WORKER))
     everything = "".join(env.values())
+    assert "of another job" not in everything
     for secret in (job.secret, job.of(Identity(Role.OPERATOR)), job.of(Identity(Role.READER))):
         assert secret.hex() not in everything
-    assert inheritable(outer) == {}
 
 
 @pytest.mark.parametrize("missing", [ENV_KEY, ENV_WORKER])
@@ -90,24 +88,3 @@ def test_names_of_identities(identity):
 def test_names_that_nobody_has(name):
     with pytest.raises(ValueError, match=r".+"):
         Identity.parse(name)
-
-
-def test_who_may_only_look_may_change_nothing():
-    """Its secret travels, so it must be worth nothing to who reads it."""
-    may = {
-        (route, method)
-        for route, methods in PERMISSIONS.items()
-        for method, roles in methods.items()
-        if Role.READER in roles
-    }
-    assert may == {("status", b"GET")}
-
-
-def test_an_operator_is_no_worker():
-    may = {
-        (route, method)
-        for route, methods in PERMISSIONS.items()
-        for method, roles in methods.items()
-        if Role.OPERATOR in roles
-    }
-    assert may == {("status", b"GET"), ("drain", b"POST")}

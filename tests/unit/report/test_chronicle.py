@@ -298,7 +298,7 @@ def test_another_listener_hears_all_that_the_others_hear(story: Story) -> None:
         "RoundFormed": 2,
         "ProcessEnded": 1,
         "RoundResumed": 1,
-        "Told": 1,
+        "Remark": 1,
         "JobEnded": 1,
     }
     assert len(story.events("round_formed")) == metrics.counts["RoundFormed"]

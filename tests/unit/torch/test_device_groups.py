@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch._C import _distributed_c10d as c10d
 
-from elastic_driver.dialects.ours import JobAddress, worker_env
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
@@ -92,15 +93,8 @@ def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest
 def test_workers_start_with_what_leaves_the_process_alone() -> None:
     job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job", "127.0.0.1")
     slot = SlotInfo(0, 1, 0, 1, 0, 1)
-    env = worker_env(
-        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-        job=job,
-        exported={},
-        worker=WorkerId("localhost", 0, 0),
-        planned=slot,
-        round_id=0,
-        cores=1,
-    )
+    dialect = OurDialect({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, exported={})
+    env = dialect.environment(WorkerId("localhost", 0, 0), slot, job=job, round_id=0, cores=1)
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert env["TORCH_NCCL_ENABLE_MONITORING"] == "0"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.cli.flags import build_parser
-from elastic_driver.dialects.ours import JobAddress, worker_env
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
@@ -104,7 +105,7 @@ def test_what_the_driver_sets_can_be_read() -> None:
     worker, slot, key = WorkerId("a", 1, 2), SlotInfo(3, 4, 1, 2, 0, 1), JobKey.new()
     address = JobAddress("http://127.0.0.1:1", key, "job", "127.0.0.2", "the driver")
     exported = {"ELASTIC_DRIVER_HEARTBEAT_S": "15"}
-    env = worker_env({}, job=address, exported=exported, worker=worker, planned=slot, round_id=7, cores=4)
+    env = OurDialect({}, exported=exported).environment(worker, slot, job=address, round_id=7, cores=4)
     settings = WorkerSettings.from_environ(env)
     assert (settings.rendezvous, settings.job, settings.owner) == ("http://127.0.0.1:1", "job", "the driver")
     assert (settings.address, settings.hostname, settings.round) == ("127.0.0.2", "a", 7)

@@ -185,12 +185,12 @@ def _high(descriptor: int) -> int:
         return os.dup(descriptor)
 
 
-def _freshen(request: Mapping[str, Any], said: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
+def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: int, outputs: Sequence[int]) -> None:
     """Makes the clone what a process is that was started just now. Blocks until the launcher knows of it.
 
     Args:
         request: its environment, folder and umask.
-        said: what importing wrote to the two streams.
+        early_output: what importing wrote to the two streams.
         launch: the connection to the launcher for this one start.
         outputs: its standard output and error, and what ends it when the launcher dies (elastic_driver.system.tether).
     """
@@ -203,7 +203,7 @@ def _freshen(request: Mapping[str, Any], said: Sequence[bytes], launch: int, out
     os.setsid()
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    for descriptor, number, data in zip(outputs, (1, 2), said):  # noqa: B905 - Python 3.9 knows no strict
+    for descriptor, number, data in zip(outputs, (1, 2), early_output):  # noqa: B905 - Python 3.9 knows no strict
         os.dup2(descriptor, number)
         os.close(descriptor)
         if data:
@@ -253,7 +253,7 @@ def _hold() -> Exception | None:
         _preload(config["preload"], must=config["must"])
         sys.stdout.flush()
         sys.stderr.flush()
-        said = [_read_all(out_fd), _read_all(err_fd)]
+        early_output = [_read_all(out_fd), _read_all(err_fd)]
         import gc
 
         gc.collect()
@@ -270,7 +270,7 @@ def _hold() -> Exception | None:
         if len(os.listdir("/proc/self/task")) == 1 and cloner.clone() == 0:
             try:
                 control.close()
-                _freshen(request, said, launch, outputs)
+                _freshen(request, early_output, launch, outputs)
             except BaseException:
                 os._exit(1)
             return error

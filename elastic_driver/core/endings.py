@@ -1,0 +1,113 @@
+"""When a job waits for slots, and when it gives up: limits, setbacks, nobody left to start.
+
+Owns the ends that are the same for all kinds of workers. The ends of a round are in
+:mod:`elastic_driver.core.membership`, those of other workers in :mod:`~elastic_driver.core.restarting` and
+:mod:`~elastic_driver.core.roundless`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.core.explain import explain
+from elastic_driver.core.placement import keeps_its_places
+from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.state import WorkerPhase, WorkerRecord, causes, in_phase
+from elastic_driver.core.transition import Transition
+from elastic_driver.words import ExitCode
+
+
+def judge(t: Transition) -> bool:
+    """Once for each round, when it is over: was it a setback? Returns whether it was."""
+    state = t.state
+    if not state.round_id or state.setbacks.present.until is not None:
+        return False
+    setbacks = state.setbacks
+    # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
+    if not keeps_its_places(state):
+        setbacks = setbacks.excuse()
+    setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
+    t.state = replace(state, setbacks=setbacks)
+    return setbacks.count > state.setbacks.count
+
+
+def end_if_given_up(t: Transition) -> bool:
+    """Ends a job of too many setbacks in a row, or of too many resets, when its round is over."""
+    state = t.state
+    if state.setbacks.count >= state.policy.setbacks_limit:
+        t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
+    elif t.in_reset().unplanned and _limit_is_used_up(t):
+        t.end(
+            ExitCode.RESET_LIMIT,
+            f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
+            f"{'; '.join(causes(state))}",
+        )
+    else:
+        return False
+    return True
+
+
+def report_pause(t: Transition, until: float | None) -> None:
+    """Tells of a setback after which the job pauses until then; None: it does not."""
+    if until is not None:
+        then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
+        t.report(f"{t.state.setbacks.told}; {then}", warning=True)
+
+
+def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, begun: bool) -> bool:
+    """Ends a job that has nobody to wait for it, before its start or after, when every host is out for good.
+
+    Args:
+        t: the step.
+        ready: who has started, and is there for a round.
+        begun: whether the job has started.
+    """
+    state = t.state
+    alive = len(ready) + len(in_phase(state, WorkerPhase.BOOTING))
+    # Once it has started, those who live may hold its state.
+    if not state.hosts or alive >= (1 if begun else state.policy.min_num_proc):
+        return False
+    if not all(state.blacklist.is_out_for_good(host.name) for host in state.hosts):
+        return False
+    hosts = ", ".join(host.name for host in state.hosts)
+    what = "go on" if begun else "start"
+    t.end(
+        ExitCode.USER_CODE_FAILED,
+        f"cannot {what}: {described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
+        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed (--min-np)",
+    )
+    return True
+
+
+def wait_for_slots(t: Transition) -> None:
+    reset = t.in_reset()
+    if reset.slots_deadline is None:
+        deadline = t.now + t.state.policy.elastic_timeout_s
+        t.state = replace(t.state, reset=replace(reset, slots_deadline=deadline))
+        t.report(explain(t.state, t.now))
+
+
+def check_deadlines(t: Transition) -> None:
+    state, outage = t.state, t.state.discovery.outage
+    if state.ended:
+        return
+    limit = f"{state.policy.elastic_timeout_s:g} s (--elastic-timeout)"
+    if state.slots_deadline is not None and t.now >= state.slots_deadline:
+        why = explain(state, t.now, gives_up=True)
+        first = f"; first failure: {described(state.first_failure)}" if state.first_failure else ""
+        t.end(ExitCode.TOO_FEW_SLOTS, f"{why}; gave up after {limit}{first}")
+    elif outage is not None and t.now >= outage.since + state.policy.elastic_timeout_s:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
+
+
+def _limit_is_used_up(t: Transition) -> bool:
+    policy = t.state.policy
+    limit, window_s = policy.reset_limit, policy.reset_window_s
+    return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit
+
+
+def described(failure: Failure | None) -> str:
+    if failure is None:
+        return "no failure was recorded"
+    # Without a line of code, its last words may have nothing to do with its end.
+    return failure.full if failure.where else str(failure)

@@ -1,0 +1,159 @@
+"""Workers that are restarted each round: its processes are started with their ranks, and ended together.
+
+Owns the decisions for ``OnChange.RESTART``. A round has four stages. It is launched: its members are fixed, and their
+processes are started with the ranks that they keep. It begins when all of them run. It is over at the first failure,
+and when the places are others than its members': who is left is stopped. When all have ended, the next is launched;
+whoever does not end in time keeps its place, and nobody else waits for it.
+
+From its launch on, whoever fails is a member that fails. So a script that fails before its siblings have started is
+counted as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.deadlines import gone_by, launch_held_until, pause_until
+from elastic_driver.core.endings import (
+    described,
+    end_if_given_up,
+    end_if_no_host_can_start,
+    judge,
+    report_pause,
+    wait_for_slots,
+)
+from elastic_driver.core.events import PublishRound, StartWorker
+from elastic_driver.core.formation import cause_of
+from elastic_driver.core.past import forget_round
+from elastic_driver.core.placement import Places, launch_places, usable_slots
+from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
+from elastic_driver.core.staffing import name_workers
+from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, in_phase
+from elastic_driver.core.transition import Transition
+from elastic_driver.words import ExitCode
+
+
+def begin_or_end_round(t: Transition) -> None:
+    """The round that is launched begins when all its processes run; the one that runs ends when it cannot go on."""
+    if t.state.phase is JobPhase.STARTING:
+        if t.state.registry.workers_in(WorkerState.FAILURE):
+            _end_launch(t)
+        elif t.state.registry.complete:
+            _begin_round(t)
+    if t.state.phase is JobPhase.RUNNING and _has_other_places(t):
+        t.in_reset()
+    if t.state.phase is JobPhase.RUNNING and t.state.registry.complete:
+        t.end(ExitCode.SUCCESS, f"all workers of round {t.state.round_id} ended with code 0")
+    if t.state.phase is JobPhase.RESETTING:
+        _stop_the_rest(t)
+
+
+def launch_next(t: Transition) -> None:
+    """Launches a round when nobody of the last one is left, there are slots, and no pause is due."""
+    if t.state.phase is JobPhase.WAITING:
+        if usable_slots(t.state) >= t.state.policy.num_proc:
+            _launch(t, launch_places(t.state))
+        return
+    if t.state.phase is not JobPhase.RESETTING:
+        return
+    if judge(t):
+        report_pause(t, pause_until(t.state))
+    if _end_if_over(t) or _waits_for_ends(t):
+        return
+    places = launch_places(t.state)
+    if len(places) < t.state.policy.min_num_proc:
+        if not end_if_no_host_can_start(t, (), begun=True):
+            wait_for_slots(t)
+        return
+    until = launch_held_until(t.state)
+    late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
+    if until is None or t.now >= until or late:
+        _launch(t, places)
+
+
+def _launch(t: Transition, places: Places) -> None:
+    state = t.state
+    fresh = name_workers(t, places)
+    placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=None)
+    members = tuple(one.worker for one in placed)
+    # A round whose processes could not all be started has never begun.
+    old_size = len(state.members) if state.launch is None else state.launch.old_size
+    cause, round_id, reset = cause_of(t, members), state.round_id + 1, t.in_reset()
+    tally = state.tally.one_more(t.now, state.policy.reset_window_s) if reset.unplanned else state.tally
+    t.state = replace(
+        forget_round(t.state, Round(round_id, members, None, reset.began)),
+        # Of the reset nothing but that is forgotten: it goes on until the round begins.
+        reset=replace(reset, unplanned=False),
+        launch=Launch(placed, cause, old_size),
+        tally=tally,
+    )
+    rank_of = {one.worker: one.slot.rank for one in placed}
+    booting = in_phase(t.state, WorkerPhase.BOOTING)
+    t.put_all(replace(record, round_id=round_id, rank=rank_of[record.worker]) for record in booting)
+    t.commands += [StartWorker(one.worker, one.slot) for one in placed]
+
+
+def _begin_round(t: Transition) -> None:
+    state = t.state
+    assert state.launch is not None
+    t.commands.append(
+        PublishRound(
+            round_id=state.round_id,
+            placed=state.launch.placed,
+            sync=False,
+            commits=state.commits,
+            backend=None,
+            cause=state.launch.cause,
+            old_size=state.launch.old_size,
+        )
+    )
+    registry = WorkerStateRegistry(state.registry.expected)
+    for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all were there
+        registry = registry.record(worker, WorkerState.SUCCESS)
+    t.state = replace(state, reset=None, registry=registry, launch=None)
+    t.put_all(replace(r, phase=WorkerPhase.MEMBER, since=t.now) for r in in_phase(state, WorkerPhase.READY))
+
+
+def _end_launch(t: Transition) -> None:
+    """From here on the job lacks what it takes for a round, however many hosts there are, until one has begun."""
+    state, policy, reset = t.state, t.state.policy, t.in_reset()
+    assert state.launch is not None
+    slots_deadline = t.now + policy.elastic_timeout_s if reset.slots_deadline is None else reset.slots_deadline
+    deadline = t.now + policy.start_timeout_s
+    reset = replace(reset, deadline=deadline, slots_deadline=slots_deadline, waits_for_ends=True)
+    t.state = replace(state, reset=reset, launch=replace(state.launch, broken=True))
+
+
+def _has_other_places(t: Transition) -> bool:
+    if finishing(t.state):
+        return False
+    if t.state.registry.expected != t.state.members:
+        return True  # one has left by itself, since its place was gone: the others have the ranks of a larger round
+    return launch_places(t.state).keys() != {(worker.hostname, worker.slot) for worker in t.state.members}
+
+
+def _stop_the_rest(t: Transition) -> None:
+    """Who has to end for the next round is as good as one that asks for it."""
+    why = "; ".join(causes(t.state)) or "the hosts have changed"
+    for record in t.state.workers:
+        if record.phase is not WorkerPhase.LEAVING:
+            t.retire(record, f"round {t.state.round_id} is over: {why}")
+            t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.READY))
+
+
+def _waits_for_ends(t: Transition) -> bool:
+    """Whether processes of the last round hold up the next."""
+    until = gone_by(t.state)
+    if until is not None and t.now >= until:
+        t.state = replace(t.state, reset=replace(t.in_reset(), waits_for_ends=False))
+    return until is not None and t.now < until
+
+
+def _end_if_over(t: Transition) -> bool:
+    registry = t.state.registry
+    if registry.workers_in(WorkerState.SUCCESS) and registry.workers_in(WorkerState.FAILURE):
+        first = described(t.state.first_failure)
+        t.end(ExitCode.USER_CODE_FAILED, f"{first}, when other workers had already finished")
+        return True
+    return end_if_given_up(t)

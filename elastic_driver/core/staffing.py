@@ -1,0 +1,78 @@
+"""Who is started where, and who is stopped since its place is gone.
+
+Owns the names of new workers, and what a start says of their places. When places are filled is the business of those
+who decide it: :mod:`elastic_driver.core.membership`, :mod:`~elastic_driver.core.restarting` and
+:mod:`~elastic_driver.core.roundless`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.events import StartWorker
+from elastic_driver.core.explain import why_no_place
+from elastic_driver.core.intake import give_up_start
+from elastic_driver.core.placement import in_target, standby_places, target_places, wanted_places
+from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase
+from elastic_driver.core.transition import Transition
+from elastic_driver.hosts import WorkerId
+
+
+def stop_late_starts(t: Transition) -> None:
+    """A process that does not come up in time is its host's failure, as one that cannot be started."""
+    for record in in_phase(t.state, WorkerPhase.BOOTING):
+        deadline = deadline_of(t.state, record)
+        if deadline is not None and t.now >= deadline:
+            give_up_start(t, record)
+
+
+def stop_misplaced(t: Transition) -> None:
+    """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
+    places = wanted_places(t.state)
+    for record in t.state.workers:
+        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
+            continue
+        t.state = replace(t.state, registry=t.state.registry.without(record.worker))
+        reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
+        if record.phase is WorkerPhase.READY:
+            t.dismiss(record, reason)
+        else:
+            t.stop(record, reason)
+
+
+def fill_places(t: Transition) -> None:
+    """Starts a worker in every wanted place that has none (a leaving one still holds its place)."""
+    if t.state.phase in (JobPhase.WAITING, JobPhase.ENDED) or finishing(t.state):
+        return
+    held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
+    # Nobody boots a spare on the cores that a reset needs.
+    standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
+    free = [place for place in (*target_places(t.state), *standbys) if place not in held]
+    if not free:
+        return
+    fresh = name_workers(t, free)
+    staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
+    ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
+    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=None):
+        if placed.worker in fresh:
+            t.commands.append(StartWorker(placed.worker, placed.slot))
+    if len(ranked) == len(staying):
+        return
+    # A standby is planned as if all had a rank: that clashes with nobody's local rank.
+    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
+        if placed.worker in fresh and placed.worker not in ranked:
+            t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
+
+
+def name_workers(t: Transition, places: Iterable[tuple[str, int]]) -> dict[WorkerId, None]:
+    """A worker for each of these places, in their order. They boot from now on; the caller has them started."""
+    free = list(places)
+    held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
+    listed = {host.name for host in t.state.hosts}
+    attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
+    fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
+    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now) for worker in fresh)
+    t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
+    return fresh

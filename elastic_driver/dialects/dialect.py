@@ -1,0 +1,59 @@
+"""Dialect: what the driver has to know of the kind of worker that it runs.
+
+Owns the seam only. A dialect is a class that has these members; :mod:`elastic_driver.dialects.ours` is that of this
+library's own workers. Knows nothing of processes and of rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.words import OnChange
+
+
+@dataclass(frozen=True, slots=True)
+class JobAddress:
+    """Where a job is to be found, and with what.
+
+    Attributes:
+        url: the driver's HTTP server.
+        key: of the job; workers get what is derived from it.
+        job_id: marks the job's processes.
+        address: where workers listen for each other.
+        owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
+    """
+
+    url: str
+    key: JobKey
+    job_id: str
+    address: str
+    owner: str = ""
+
+
+class Dialect(Protocol):
+    """A kind of worker."""
+
+    @property
+    def on_change(self) -> OnChange:
+        """What a change of the membership means for its workers."""
+
+    @property
+    def routes(self) -> Routes:
+        """What its workers may ask the driver's server, beside the driver's own routes."""
+
+    def environment(
+        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
+        """The whole environment of one worker's process.
+
+        Args:
+            worker: whose it is.
+            planned: its place if the round were formed now.
+            job: where the driver is.
+            round_id: the round that runs now, or is being started; 0 for none.
+            cores: processors of its host that workers may use.
+        """
