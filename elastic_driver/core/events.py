@@ -170,7 +170,7 @@ class WorkersReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNotStarted:
-    """A worker's process could not be started."""
+    """A worker's process could not be started, or was there for a moment, and may have asked for a round in it."""
 
     worker: WorkerId
     message: str

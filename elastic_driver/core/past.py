@@ -116,9 +116,6 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
             last = state.round_id if record is None else record.round_id
             if not 0 <= round_id <= last:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
-        case WorkerNotStarted():
-            if record is not None and record.phase in (WorkerPhase.READY, WorkerPhase.MEMBER):
-                return f"worker {worker} was not started, and has asked for a round"
         case _:
             pass
     draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0

@@ -453,6 +453,8 @@ class ElasticDriver:
         """A process could not be started."""
         bad_command = isinstance(error, CommandNotFoundError)
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+        self.rounds.gone(worker)  # it may have been there for a moment, and have asked
+        self._supervisor.forget(worker)
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""

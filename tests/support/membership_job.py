@@ -246,9 +246,7 @@ class Job:
                 last = self.last_round.get(event.worker, 0) if alive else self.round_id
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
-                asked = isinstance(event, WorkerNotStarted) and event.worker in self.alive - self.told_to_go
-                asked = asked and (event.worker in self.waiting or event.worker in self.members)
-                return self.ended is not None or (event.worker in self.started and not asked)
+                return self.ended is not None or event.worker in self.started
             case _:
                 return True
 

@@ -77,6 +77,20 @@ def test_a_worker_that_cannot_be_started_is_its_hosts_failure(tmp_path: Path) ->
     run(main())
 
 
+def test_a_worker_that_asks_before_its_start_fails_is_its_hosts_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        job.launcher.start_error = LaunchError("cannot start worker: no descriptor is free")
+        await job.until(lambda: job.launcher.asked, "a start")
+        answer = job.ready(job.launcher.asked[0])
+        assert await job.end() == 1
+        assert "could not be started: cannot start worker: no descriptor is free" in job.text()
+        assert job.logged("internal_error") == []
+        answer.cancel()
+
+    run(main())
+
+
 def test_after_an_internal_error_nothing_is_decided_and_nobody_started(tmp_path: Path) -> None:
     async def main() -> None:
         job = Job(tmp_path, A)

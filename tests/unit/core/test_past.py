@@ -9,6 +9,7 @@ from membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.events import (
+    EndJob,
     Event,
     HostsDiscovered,
     StopRequested,
@@ -66,7 +67,6 @@ def trained() -> Job:
         (ready(A, -1), "speaks of round -1"),
         (ready(B, 3), "speaks of round 3"),
         (WorkerRunning(A, 3, 0), "speaks of round 3"),
-        (WorkerNotStarted(A, "no such host", 0.0, False), r"worker a\[0\] was not started, and has asked for a round"),
         (WorkerExited(A, 1, "exited with code 1", 1.5), "1.5 is no draw from 0 to 1"),
         (WorkerExited(A, 1, "exited with code 1", -0.5), "-0.5 is no draw"),
         (HostsDiscovered((Host("a", 1), Host("a", 2))), "a host is listed twice"),
@@ -103,6 +103,15 @@ def test_what_cannot_have_been_raises_and_leaves_the_state_as_it_was(event: Even
 def test_what_comes_late_changes_nothing(event: Event) -> None:
     job = trained()
     assert step(job.state, event, job.now) == (job.state, [])
+
+
+def test_a_worker_whose_start_fails_after_it_has_asked_is_one_that_has_failed() -> None:
+    job = trained()
+    job.hosts("a:1", "c:1", "d:1")
+    commands = job.feed(WorkerNotStarted(A, "no descriptor is free", 0.0, False))
+    assert [command for command in commands if isinstance(command, EndJob)] == []
+    assert job.state.blacklist.is_blacklisted("a")
+    assert job.state.phase is JobPhase.RESETTING
 
 
 def test_who_boots_cannot_tell_of_the_round_that_it_is_not_in() -> None:
