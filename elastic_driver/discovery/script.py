@@ -210,7 +210,9 @@ class _Run:
         def add_error(piece: bytes) -> None:
             self.errors = (self.errors + piece)[-_STDERR_BYTES:]
 
-        self._pipes = [_Pipe(self._popen.stdout, add), _Pipe(self._popen.stderr, add_error)]
+        # One by one: if the second cannot be had, the first is known, and closed.
+        self._pipes.append(_Pipe(self._popen.stdout, add))
+        self._pipes.append(_Pipe(self._popen.stderr, add_error))
         await asyncio.gather(*(pipe.ended for pipe in self._pipes))
         return bytes(stdout)
 
