@@ -41,9 +41,9 @@ constexpr size_t kWelcomeBytes = 1;
 
 std::string digest_of(const std::string& name) { return sha256(name).substr(0, kNameBytes); }
 
-class Meeting {
+class Handshakes {
  public:
-  Meeting(const Identity& self, int listener, const std::vector<Wanted>& wanted)
+  Handshakes(const Identity& self, int listener, const std::vector<Wanted>& wanted)
       : self_(self), listener_(listener), wanted_(wanted), met_(wanted.size()), left_(wanted.size()) {
     epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
     if (!epoll_.open()) throw CollectiveError(std::string("cannot make a descriptor: ") + std::strerror(errno));
@@ -332,7 +332,7 @@ class Meeting {
 
 std::vector<Descriptor> shake_hands(const Identity& self, int listener, const std::vector<Wanted>& wanted,
                                     Clock::time_point deadline, const Check& check) {
-  return Meeting(self, listener, wanted).run(deadline, check);
+  return Handshakes(self, listener, wanted).run(deadline, check);
 }
 
 std::string named(const std::vector<int>& ranks) {
