@@ -56,6 +56,12 @@ def published(job: Job) -> PublishRound:
 # --- the start -------------------------------------------------------------------------------------------------------
 
 
+def test_a_job_that_has_not_begun_has_no_past() -> None:
+    state = Job(num_proc=2).state
+    assert (state.phase, state.round_id, state.commits, state.resets) == (JobPhase.WAITING, 0, 0, 0)
+    assert not state.workers
+
+
 def test_nothing_starts_below_np_and_everything_up_to_max_np_does() -> None:
     job = Job(num_proc=3, min_num_proc=1, max_num_proc=5)
     assert job.hosts("a:2") == []
