@@ -24,9 +24,17 @@ class CollectiveTimeout(CollectiveError):
 
 class ContextGroup:
     def __init__(
-        self, groups: Sequence[tuple[str, Sequence[int], int]], *, host: str, key: bytes = b"", purpose: str = ""
+        self,
+        groups: Sequence[tuple[str, Sequence[int], int]],
+        *,
+        host: str,
+        key: bytes = b"",
+        purpose: str = "",
+        ports: tuple[int, int] = (0, 0),
     ) -> None:
         """Groups as (name, global ranks of the members in order, this worker's index); host: local address.
+
+        ports: the lowest and the highest at which to listen; 0 and 0 for any.
 
         key and purpose: the same on all members, which prove to each other that they have them.
         """
@@ -99,8 +107,11 @@ class Engine:
         purpose: str = "",
     ) -> None:
         """machine: ranks with different ones share no memory; key, purpose: as for ContextGroup."""
-    def prepare(self, host: str) -> bytes:
-        """On rank 0: listens, and returns how the others find it. On the others: nothing."""
+    def prepare(self, host: str, ports: tuple[int, int] = (0, 0)) -> bytes:
+        """On rank 0: listens, and returns how the others find it. On the others: nothing.
+
+        ports: the lowest and the highest at which to listen; 0 and 0 for any.
+        """
     def connect(self, where: bytes, timeout_s: float) -> None:
         """Connects to all; where: what rank 0's prepare() returned. Blocks."""
     def connect_contexts(self, contexts: ContextGroup, timeout_s: float) -> None:

@@ -45,10 +45,10 @@ void ControlLink::close() {
   epoll_ = Descriptor();
 }
 
-std::string ControlLink::listen(const std::string& host) {
+std::string ControlLink::listen(const std::string& host, PortRange ports) {
   if (rank_ != 0 || size_ == 1) return "";
   require_descriptors(static_cast<size_t>(size_), "connections to " + std::to_string(size_ - 1) + " other workers");
-  auto [listener, port] = listen_on(host);
+  auto [listener, port] = listen_on(host, ports);
   listener_ = std::move(listener);
   Writer writer;
   writer.text(host);

@@ -29,8 +29,8 @@ class ControlLink {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Rank 0: listens, and returns how the others find it. The others: "".
-  std::string listen(const std::string& host);
+  // Rank 0: listens, at one of the ports, and returns how the others find it. The others: "".
+  std::string listen(const std::string& host, PortRange ports = {});
   // Connects to rank 0, or awaits all others; `where` is what rank 0's listen() returned. Throws CollectiveTimeout,
   // naming who is missing, and CollectiveError.
   void connect(const std::string& where, Clock::time_point deadline, const Check& check);

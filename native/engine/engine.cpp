@@ -36,7 +36,7 @@ Engine::~Engine() {
   close();
 }
 
-std::string Engine::prepare(const std::string& host) { return link_.listen(host); }
+std::string Engine::prepare(const std::string& host, PortRange ports) { return link_.listen(host, ports); }
 
 // Who fails lets the others see the end of its connections, so that nobody waits for a time limit.
 template <typename Talk>

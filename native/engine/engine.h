@@ -65,8 +65,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // On rank 0: listens, and returns how the others find it; that is all that has to be published. The others: "".
-  std::string prepare(const std::string& host);
+  // On rank 0: listens, at one of the ports, and returns how the others find it; that is all that has to be published.
+  // The others: "".
+  std::string prepare(const std::string& host, PortRange ports = {});
   // Connects to rank 0, whose prepare() returned `where`, and through it learns of the others. Throws
   // CollectiveTimeout, AbortedError, CollectiveError.
   void connect(const std::string& where, Seconds timeout);

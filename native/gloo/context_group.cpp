@@ -92,8 +92,9 @@ struct ContextGroup::Group {
   int size() const { return static_cast<int>(plan.members.size()); }
 };
 
-ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose)
-    : host_(std::move(host)), self_{0, std::move(key), std::move(purpose)}, owner_(getpid()) {
+ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose,
+                           PortRange ports)
+    : host_(std::move(host)), ports_(ports), self_{0, std::move(key), std::move(purpose)}, owner_(getpid()) {
   if (groups.size() > kMostGroups) throw std::invalid_argument("there can be no more than 16 groups");
   for (GroupPlan& plan : groups) {
     if (plan.name.size() > kLongestName) throw std::invalid_argument("a group's name is longer than 256 bytes");
@@ -137,7 +138,7 @@ std::string ContextGroup::prepare() {
   uint16_t port = 0;
   if (pairs != 0) {
     require_descriptors(pairs, std::to_string(pairs) + " connections to other workers");
-    std::tie(listener_, port) = listen_on(host_);
+    std::tie(listener_, port) = listen_on(host_, ports_, self_.rank);
   }
   Writer writer;
   writer.text(host_);

@@ -38,9 +38,10 @@ struct GroupPlan {
 
 class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
  public:
-  // `host` is the local address at which it listens, `key` and `purpose` are what the members prove to each other; see
-  // Identity. Throws std::invalid_argument for a plan that cannot be.
-  ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose);
+  // `host` is the local address at which it listens, at one of the `ports`; `key` and `purpose` are what the members
+  // prove to each other; see Identity. Throws std::invalid_argument for a plan that cannot be.
+  ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose,
+               PortRange ports = {});
   ~ContextGroup();
   ContextGroup(const ContextGroup&) = delete;
   ContextGroup& operator=(const ContextGroup&) = delete;
@@ -90,6 +91,7 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
   void run(const std::string& name, const char* what, uint64_t signature, Seconds timeout, Operation operation);
 
   const std::string host_;
+  const PortRange ports_;
   Identity self_;
   const pid_t owner_;
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();

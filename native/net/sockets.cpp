@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 
 #include "errors.h"
 
@@ -75,17 +76,37 @@ SocketAddress resolve(const Place& place) {
   return found;
 }
 
-std::pair<Descriptor, uint16_t> listen_on(const std::string& host) {
-  SocketAddress own = resolve({host, 0});
-  Descriptor listener(socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!listener.open() || bind(listener.get(), own.get(), own.length) != 0 || listen(listener.get(), SOMAXCONN) != 0 ||
-      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own.storage), &(own.length = sizeof(own.storage))) !=
-          0) {
-    throw CollectiveError("cannot listen on " + host + ": " + std::strerror(errno));
+PortRange port_range(int low, int high) {
+  if ((low != 0 || high != 0) && (low < 1 || high > UINT16_MAX || low > high)) {
+    throw std::invalid_argument(std::to_string(low) + " to " + std::to_string(high) + " is no range of ports");
   }
-  const in_port_t port = own.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(own.storage).sin6_port
-                                                           : reinterpret_cast<sockaddr_in&>(own.storage).sin_port;
-  return {std::move(listener), ntohs(port)};
+  return {static_cast<uint16_t>(low), static_cast<uint16_t>(high)};
+}
+
+std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange ports, int start) {
+  SocketAddress own = resolve({host, 0});
+  const bool v6 = own.storage.ss_family == AF_INET6;
+  in_port_t& port = v6 ? reinterpret_cast<sockaddr_in6&>(own.storage).sin6_port
+                       : reinterpret_cast<sockaddr_in&>(own.storage).sin_port;
+  const unsigned count = ports.high - ports.low + 1U;
+  for (unsigned i = 0; i < count; ++i) {
+    Descriptor listener(socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    port = htons(static_cast<uint16_t>(ports.low + (static_cast<unsigned>(start) + i) % count));
+    // The connections of earlier rounds have the ports that they were made at, and are in nobody's way.
+    const int on = 1;
+    if (!ports.any()) setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    socklen_t length = sizeof(own.storage);
+    // Two may have bound one port, of whom only one can listen.
+    if (listener.open() && bind(listener.get(), own.get(), own.length) == 0 && listen(listener.get(), SOMAXCONN) == 0 &&
+        getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own.storage), &length) == 0) {
+      return {std::move(listener), ntohs(port)};
+    }
+    if (ports.any() || errno != EADDRINUSE) {
+      throw CollectiveError("cannot listen on " + host + ": " + std::strerror(errno));
+    }
+  }
+  throw CollectiveError("cannot listen on " + host + ": all ports from " + std::to_string(ports.low) + " to " +
+                        std::to_string(ports.high) + " (--port-range) are in use");
 }
 
 std::string own_end(int socket) { return end_of(socket, getsockname); }

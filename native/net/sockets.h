@@ -43,8 +43,21 @@ struct SocketAddress {
 // Throws CollectiveError when there is no such host.
 SocketAddress resolve(const Place& place);
 
-// A listening socket on a free port of a local address, and that port. Throws CollectiveError.
-std::pair<Descriptor, uint16_t> listen_on(const std::string& host);
+// The ports at which this process may listen, as a firewall lets them through.
+struct PortRange {
+  uint16_t low = 0;  // 0: any
+  uint16_t high = 0;
+
+  bool any() const { return low == 0; }
+};
+
+// Throws std::invalid_argument for numbers that are no ports, or in the wrong order. 0 and 0: any.
+PortRange port_range(int low, int high);
+
+// A listening socket on a free port of a local address, and that port. Of a range the first that is free is taken,
+// from the one on that `start` counts to, so that processes with different ones do not all try the same. Throws
+// CollectiveError.
+std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange ports = {}, int start = 0);
 
 // "address:port" at this end and at the other end of a connection; "" where there is none.
 std::string own_end(int socket);

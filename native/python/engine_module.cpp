@@ -222,15 +222,15 @@ void bind_engine(nb::module_& module) {
            arg("key") = nb::bytes("", 0), arg("purpose") = "")
       .def(
           "prepare",
-          [](Engine& self, const std::string& host) {
+          [](Engine& self, const std::string& host, std::pair<int, int> ports) {
             std::string blob;
             {
               const nb::gil_scoped_release released;
-              blob = self.prepare(host);
+              blob = self.prepare(host, elastic::port_range(ports.first, ports.second));
             }
             return nb::bytes(blob.data(), blob.size());
           },
-          arg("host"))
+          arg("host"), arg("ports") = std::pair(0, 0))
       .def(
           "connect",
           [](Engine& self, const nb::bytes& where, double timeout_s) {

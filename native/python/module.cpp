@@ -1,6 +1,7 @@
 // elastic_driver._native: declarations for Python. Arguments are checked here, work is done without the interpreter's
 // lock.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -53,10 +54,11 @@ using Plan = std::tuple<std::string, std::vector<int>, int>;
 
 // Shared with an engine, whose thread may be in it when Python drops it.
 std::shared_ptr<ContextGroup> make(const std::vector<Plan>& groups, const std::string& host, const nb::bytes& key,
-                                   const std::string& purpose) {
+                                   const std::string& purpose, std::pair<int, int> ports) {
   std::vector<elastic::GroupPlan> plans;
   for (const auto& [name, members, index] : groups) plans.push_back({name, members, index});
-  return std::make_shared<ContextGroup>(std::move(plans), host, std::string(key.c_str(), key.size()), purpose);
+  return std::make_shared<ContextGroup>(std::move(plans), host, std::string(key.c_str(), key.size()), purpose,
+                                        elastic::port_range(ports.first, ports.second));
 }
 
 nb::bytes prepare(ContextGroup& self) {
@@ -167,7 +169,7 @@ NB_MODULE(_native, module) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<ContextGroup>(module, "ContextGroup")
       .def(nb::new_(&make), arg("groups"), nb::kw_only(), arg("host"), arg("key") = nb::bytes("", 0),
-           arg("purpose") = "")
+           arg("purpose") = "", arg("ports") = std::pair(0, 0))
       .def("prepare", &prepare)
       .def("connect", &connect_peers, arg("blobs"), arg("timeout_s"))
       .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))
