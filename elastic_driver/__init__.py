@@ -20,6 +20,9 @@ from elastic_driver.version import __version__ as __version__
 if TYPE_CHECKING:
     from elastic_driver import elastic as elastic
     from elastic_driver.core.registry import WorkerStateRegistry as WorkerStateRegistry
+    from elastic_driver.discovery.objects import FixedHosts as FixedHosts
+    from elastic_driver.discovery.objects import HostDiscovery as HostDiscovery
+    from elastic_driver.discovery.objects import HostDiscoveryScript as HostDiscoveryScript
     from elastic_driver.driver import ElasticDriver as ElasticDriver
     from elastic_driver.function.launch import run as run
     from elastic_driver.worker.api.numpy import *  # noqa: F403
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 _API = "elastic_driver.worker.api.numpy"
 _ELSEWHERE = {
     "ElasticDriver": "elastic_driver.driver",
+    "FixedHosts": "elastic_driver.discovery.objects",
+    "HostDiscovery": "elastic_driver.discovery.objects",
+    "HostDiscoveryScript": "elastic_driver.discovery.objects",
     "WorkerStateRegistry": "elastic_driver.core.registry",
     "run": "elastic_driver.function.launch",
 }

@@ -74,6 +74,11 @@ class SlotInfo:
     cross_size: int
 
 
+def is_host_name(text: str) -> bool:
+    """Whether this can name a host: a name, an IPv4 or an IPv6 address (without brackets)."""
+    return bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
+
+
 def parse_host(text: str, *, default_slots: int | None) -> Host:
     """Reads ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``.
 

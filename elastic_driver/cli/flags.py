@@ -7,46 +7,33 @@ has its name and its default from :mod:`elastic_driver.settings.settings`; one t
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any
 
+from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.dialects.horovod_shim import MODES
-from elastic_driver.errors import SettingsError
 from elastic_driver.settings.assembly import integer, number, reader_of
+from elastic_driver.settings.machines import BOOTSTRAPS
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, Settings
 from elastic_driver.version import __version__
+
+_DESCRIPTION = """\
+Runs a distributed training job that keeps going while hosts come and go.
+Everything from the first word that is no flag is the command.
+
+subcommands (each has --help):
+  jobs                  your jobs whose driver runs on this machine
+  status [JOB]          what a job does, its hosts and its workers
+  drain HOST            have a host's workers leave at their next commit
+  end JOB               end a job
+  join                  have this machine join a job that accepts agents
+  leave                 have this machine leave the job that it has joined"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, and says which flag a misspelt one is like."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
-        return parsed
-
-
-def _read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What argparse is to call: it takes a reason for the user from one kind of error only."""
-
-    def read_argument(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read_argument
-
-
-_integer, _number = _read_by(integer), _read_by(number)
+_integer, _number = read_by(integer), read_by(number)
 
 
 class _Settings:
@@ -66,7 +53,7 @@ class _Settings:
         """
         read = reader_of(name)
         if read in (integer, number) and "action" not in more:
-            more.setdefault("type", _read_by(read))
+            more.setdefault("type", read_by(read))
         default = _DEFAULTS[name]
         shown = f"{default:g}" if isinstance(default, int | float) else str(default)
         self._group.add_argument(*(flags or (FLAGS[name],)), dest=name, help=help.replace("{default}", shown), **more)
@@ -89,19 +76,19 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     given = vars(build_parser().parse_args(words))
     command = given["command"]
     given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
-    interfaces = [*given.pop("network_interface", ()), given.pop("network_interfaces", "")]
-    return {**given, "network_interfaces": ",".join(interfaces)}
+    interfaces = [*given.pop("network_interface", ()), *given.pop("network_interfaces", "").split(",")]
+    return {**given, "network_interfaces": tuple(interfaces)} if any(interfaces) else given
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags. What is not given is not in the result, so that config file, environment and defaults can fill it."""
-    parser = _Parser(
+    parser = Parser(
         prog="elasticrun",
         argument_default=argparse.SUPPRESS,
-        usage="elasticrun [flags] command ...\n       elasticrun drain [--job ID] [--undo] HOST",
-        description="Runs a distributed training job that keeps going while hosts come and go. Everything from the "
-        "first word that is no flag is the command.",
-        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in time, "
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="elasticrun [flags] command ...\n       elasticrun SUBCOMMAND ...",
+        description=_DESCRIPTION,
+        epilog="Exit codes: 0 success, 1 user code failed, 2 bad usage, 3 too few slots or workers in\ntime, "
         "4 reset limit, 70 internal error, 129, 130 and 143 interrupted.",
     )
     add = parser.add_argument
@@ -202,16 +189,63 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
     hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
     add, setting = group.add_argument, _Settings(group).add
-    setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="for remote hosts, which are not yet supported")
+    setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="of the hosts' ssh servers (default: as ssh has it)")
+    setting("ssh_identity_file", "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    setting("ssh_connect_timeout_s", metavar="S", help="seconds ssh may take to connect (default {default})")
     setting(
-        "ssh_identity_file",
-        "-i",
-        "--ssh-identity-file",
-        metavar="FILE",
-        help="for remote hosts, which are not yet supported",
+        "rsh_agent",
+        metavar="COMMAND",
+        help="instead of ssh, started as COMMAND HOST WORD... (default: $OMPI_MCA_plm_rsh_agent, if it is set)",
     )
-    add("--network-interfaces", metavar="NAME,...", help="accepted and kept; local workers use the loopback interface")
+    setting(
+        "launcher_command",
+        metavar="COMMAND",
+        help="instead of ssh, a template with {host} and perhaps {command}, as 'srun -w {host}' or 'docker exec -i "
+        "{host}'",
+    )
+    setting(
+        "launcher_bootstrap",
+        choices=BOOTSTRAPS,
+        help="how what that starts gets its secret: on standard input, or, where that does not get there, as a ticket "
+        "in its command that is good once (default: {default})",
+    )
+    setting("remote_python", metavar="PATH", help="Python of other hosts (default: the same path as here)")
+    setting(
+        "passed_env",
+        "-x",
+        action="append",
+        metavar="NAME[=VALUE]",
+        help="variable for the workers on all hosts, with this value or its own; may be repeated",
+    )
+    group = parser.add_argument_group("agents and network")
+    add, setting = group.add_argument, _Settings(group).add
+    text = "let hosts join by themselves (elasticrun join); without fixed hosts or a script the job waits for them"
+    setting("accept_agents", action="store_const", const=True, help=text)
+    setting(
+        "join_token_file",
+        metavar="FILE",
+        help="with the secret that hosts join with, 16 characters or more (default: one is made; elasticrun jobs "
+        "--write-join-token FILE JOB)",
+    )
+    setting(
+        "agent_timeout_s",
+        metavar="S",
+        help="a host that has not been heard of for this long is lost, and ends its workers (default {default})",
+    )
+    setting("tls", action="store_const", const=True, help="encrypt connections to the driver")
+    setting(
+        "port_range",
+        metavar="LOW-HIGH",
+        help="ports that workers listen on, and the driver without --rendezvous-port (default: any)",
+    )
+    add(
+        "--network-interfaces",
+        metavar="NAME,...",
+        help="names, addresses or networks (10.0.0.0/8) to listen on, on each host what fits (default: by route)",
+    )
     add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
+    group = parser.add_argument_group("accepted for compatibility")
+    add = group.add_argument
     add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")
     add("--mpi", action="store_true", help="refused: there is no MPI here")
     add("--jsrun", action="store_true", help="refused: there is no jsrun here")

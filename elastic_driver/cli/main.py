@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
@@ -20,10 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
-        if words[:1] == ["drain"]:
-            from elastic_driver.cli.drain import drain
-
-            return drain(words[1:])
+        subcommand = _subcommand(words[0]) if words else None
+        if subcommand is not None:
+            return subcommand(words[1:])
         given = parse(words)
         if given.pop("check_build", False):
             from elastic_driver.cli.check_build import report
@@ -31,9 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        from elastic_driver.launch.dial.early import EarlyAgent
+
+        early = EarlyAgent()
         from elastic_driver.driver.job import run_job
 
-        return run_job(settings)
+        return run_job(settings, early=early)
     except SettingsError as error:
         # Words of the user's may stand in it; whatever they hold, it stays one line without control characters.
         print(f"elasticrun: error: {one_line(str(error))}", file=sys.stderr)
@@ -41,6 +43,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
+    match word:
+        case "drain":
+            from elastic_driver.cli.drain import drain
+
+            return drain
+        case "end":
+            from elastic_driver.cli.end import end
+
+            return end
+        case "jobs":
+            from elastic_driver.cli.jobs import jobs
+
+            return jobs
+        case "join":
+            from elastic_driver.cli.join import join
+
+            return join
+        case "leave":
+            from elastic_driver.cli.leave import leave
+
+            return leave
+        case "status":
+            from elastic_driver.cli.status import status
+
+            return status
+        case _:
+            return None
 
 
 def _open_standard_streams() -> None:

@@ -35,6 +35,9 @@ _RUNNER = {
     "horovod.runner.util": ("threads",),
 }
 
+# horovod.runner.elastic, whose modules are each one's here.
+_ELASTIC = ("discovery", "driver")
+
 # module -> (whether it has modules of its own, where its names come from)
 _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "horovod": (True, (f"{_OWN}.top",)),
@@ -44,6 +47,8 @@ _MODULES: dict[str, tuple[bool, tuple[str, ...]]] = {
     **{
         f"{package}.{name}": (False, (f"{_OWN}.runner.{name}",)) for package, names in _RUNNER.items() for name in names
     },
+    "horovod.runner.elastic": (True, ()),
+    **{f"horovod.runner.elastic.{name}": (False, (f"{_OWN}.elastic.{name}",)) for name in _ELASTIC},
     "horovod.common": (True, ()),
     "horovod.common.basics": (False, (f"{_OWN}.common_basics",)),
     "horovod.common.elastic": (False, (f"{_OWN}.common_elastic",)),

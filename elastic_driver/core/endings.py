@@ -81,10 +81,21 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
 
 def wait_for_slots(t: Transition) -> None:
     reset = t.in_reset()
-    if reset.slots_deadline is None:
-        deadline = t.now + t.state.policy.elastic_timeout_s
-        t.state = replace(t.state, reset=replace(reset, slots_deadline=deadline))
+    waiting = reset.waiting_for_slots(t.now + t.state.policy.elastic_timeout_s)
+    if waiting is not reset:
+        t.state = replace(t.state, reset=waiting)
         t.report(explain(t.state, t.now))
+
+
+def is_put_off(t: Transition, until: float | None) -> bool:
+    """Whether a round that could be had waits until then (None: for nothing), and the job can still wait for it."""
+    late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
+    return until is not None and t.now < until and not late
+
+
+def end_half_finished(t: Transition) -> None:
+    """Ends a job of which some workers have failed, and others ended well."""
+    t.end(ExitCode.USER_CODE_FAILED, f"{described(t.state.first_failure)}, when other workers had already finished")
 
 
 def check_deadlines(t: Transition) -> None:

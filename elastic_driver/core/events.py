@@ -39,6 +39,13 @@ class DiscoveryFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class HostsUnusable:
+    """None of the hosts can be used before somebody changes something there: why, in words."""
+
+    reasons: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStarted:
     """A worker's process runs. News of workers that do not ask for their rounds."""
 
@@ -218,6 +225,7 @@ class TimerExpired:
 Event = (
     HostsDiscovered
     | DiscoveryFailed
+    | HostsUnusable
     | WorkerReport
     | WorkersReported
     | WorkerNotStarted

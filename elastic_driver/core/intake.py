@@ -18,6 +18,7 @@ from elastic_driver.core.events import (
     Event,
     Fault,
     HostsDiscovered,
+    HostsUnusable,
     KillWorker,
     ReportDying,
     ReportExit,
@@ -70,6 +71,10 @@ def take(t: Transition, event: Event) -> None:
             _take_hosts(t, event.hosts)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
+        case HostsUnusable():
+            # Once there were workers, hosts that are gone may come back; the elastic timeout bounds the wait.
+            if not t.state.round_id and not t.state.workers:
+                t.end(ExitCode.BAD_USAGE, f"no host can be used: {event.reasons}")
         case WorkersReported():
             _take_reports(t, event.reports)
         case WorkerNotStarted():
@@ -161,23 +166,26 @@ def _take_discovery_failure(t: Transition, event: DiscoveryFailed) -> None:
 def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
     resumed = None
     for report in reports:
+        record = record_unless_late(t.state, report)
+        if record is None:
+            continue
         match report:
             case WorkerStarted():
-                _take_started(t, report)
+                _take_started(t, record, report)
             case WorkerReady():
-                _take_ready(t, report)
+                _take_ready(t, record, report)
             case WorkerRunning():
-                resumed = report if _take_running(t, report) else resumed
+                resumed = report if _take_running(t, record, report) else resumed
             case WorkerDying():
-                _take_dying(t, report)
+                _take_dying(t, record, report)
             case WorkerExited():
-                _take_exit(t, report)
+                _take_exit(t, record, report)
             case WorkerExiting():
-                _take_exiting(t, report)
+                t.put(replace(record, exit_by=t.now + t.state.policy.start_timeout_s))
             case WorkerHung():
-                _take_hung(t, report)
+                _take_hung(t, record, report)
             case WorkerSpared():
-                _take_spared(t, report)
+                t.put(replace(record, killed=None))
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):
@@ -185,10 +193,7 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
         t.commands.append(ReportResumed(t.state.round_id, resumed.commits, took_s))
 
 
-def _take_started(t: Transition, event: WorkerStarted) -> None:
-    record = record_unless_late(t.state, event)
-    if record is None:
-        return
+def _take_started(t: Transition, record: WorkerRecord, event: WorkerStarted) -> None:
     restarts = t.state.policy.on_change is OnChange.RESTART
     t.put(replace(record, phase=WorkerPhase.READY if restarts else WorkerPhase.MEMBER, since=t.now))
     t.state = replace(t.state, ever_ready=True)
@@ -196,10 +201,7 @@ def _take_started(t: Transition, event: WorkerStarted) -> None:
         t.state = replace(t.state, registry=t.state.registry.record(event.worker, WorkerState.READY))
 
 
-def _take_ready(t: Transition, event: WorkerReady) -> None:
-    record = record_unless_late(t.state, event)
-    if record is None:
-        return
+def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
@@ -236,11 +238,8 @@ def _take_ready(t: Transition, event: WorkerReady) -> None:
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
-def _take_running(t: Transition, event: WorkerRunning) -> bool:
+def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> bool:
     """Returns whether it is news."""
-    record = record_unless_late(t.state, event)
-    if record is None:
-        return False
     if event.another:
         record = replace(record, commits=event.commits)
         t.put(record)
@@ -252,10 +251,7 @@ def _take_running(t: Transition, event: WorkerRunning) -> bool:
     return True
 
 
-def _take_exit(t: Transition, event: WorkerExited) -> None:
-    record = record_unless_late(t.state, event)
-    if record is None:
-        return
+def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
     wanted = in_target(record, wanted_places(t.state))
     t.forget(event.worker)
     was_leaving = record.phase is WorkerPhase.LEAVING
@@ -270,10 +266,7 @@ def _take_exit(t: Transition, event: WorkerExited) -> None:
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
 
 
-def _take_dying(t: Transition, event: WorkerDying) -> None:
-    record = record_unless_late(t.state, event)
-    if record is None:
-        return
+def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
     wanted = in_target(record, wanted_places(t.state))
     end = record.killed or Kill(event.how, fault_of(event.returncode))
     t.commands.append(ReportDying(event.worker, end.how))
@@ -283,23 +276,9 @@ def _take_dying(t: Transition, event: WorkerDying) -> None:
     take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
 
 
-def _take_exiting(t: Transition, event: WorkerExiting) -> None:
-    record = record_unless_late(t.state, event)
-    if record is not None:
-        t.put(replace(record, exit_by=t.now + t.state.policy.start_timeout_s))
-
-
-def _take_hung(t: Transition, event: WorkerHung) -> None:
-    record = record_unless_late(t.state, event)
-    if record is not None:
-        kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
-        t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
-
-
-def _take_spared(t: Transition, event: WorkerSpared) -> None:
-    record = record_unless_late(t.state, event)
-    if record is not None:
-        t.put(replace(record, killed=None))
+def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
+    kill = Kill(f"hung: {event.reason}", Fault.OUTSIDE if event.silent else Fault.OWN)
+    t.kill(record, KillWorker(event.worker, event.reason, hangs=True), kill)
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:

@@ -22,8 +22,10 @@ from elastic_driver.core.deadlines import held_until, joiners_wait_until, next_d
 from elastic_driver.core.endings import (
     check_deadlines,
     described,
+    end_half_finished,
     end_if_given_up,
     end_if_no_host_can_start,
+    is_put_off,
     judge,
     report_pause,
     wait_for_slots,
@@ -216,9 +218,7 @@ def _close_registry(t: Transition) -> None:
         if not end_if_no_host_can_start(t, ready, begun=bool(t.state.round_id)):
             wait_for_slots(t)
         return
-    waits = held_until(t.state)
-    late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
-    if waits is None or t.now >= waits or late:
+    if not is_put_off(t, held_until(t.state)):
         form_round(t, members, ready)
 
 
@@ -242,7 +242,7 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     elif not members and not failed:
         t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")
     elif succeeded and failed:
-        t.end(ExitCode.USER_CODE_FAILED, f"{described(failure)}, when other workers had already finished")
+        end_half_finished(t)
     elif succeeded:
         t.end(
             ExitCode.USER_CODE_FAILED,

@@ -15,6 +15,7 @@ from elastic_driver.core.events import (
     DriverFailed,
     Event,
     HostsDiscovered,
+    HostsUnusable,
     StopRequested,
     TimerExpired,
     WorkerDying,
@@ -100,7 +101,7 @@ def why_impossible(state: State, event: Event) -> str:
             if len(names) != len(set(names)):
                 return "a host is listed twice"
             return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
-        case DiscoveryFailed() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
+        case DiscoveryFailed() | HostsUnusable() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
         case _:
             return _why_impossible_of_worker(state, event)

@@ -16,9 +16,10 @@ from dataclasses import replace
 from elastic_driver.core.assignment import assign_ranks
 from elastic_driver.core.deadlines import gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
-    described,
+    end_half_finished,
     end_if_given_up,
     end_if_no_host_can_start,
+    is_put_off,
     judge,
     report_pause,
     wait_for_slots,
@@ -66,9 +67,7 @@ def launch_next(t: Transition) -> None:
         if not end_if_no_host_can_start(t, (), begun=True):
             wait_for_slots(t)
         return
-    until = launch_held_until(t.state)
-    late = t.state.slots_deadline is not None and t.now >= t.state.slots_deadline
-    if until is None or t.now >= until or late:
+    if not is_put_off(t, launch_held_until(t.state)):
         _launch(t, places)
 
 
@@ -119,9 +118,11 @@ def _end_launch(t: Transition) -> None:
     """From here on the job lacks what it takes for a round, however many hosts there are, until one has begun."""
     state, policy, reset = t.state, t.state.policy, t.in_reset()
     assert state.launch is not None
-    slots_deadline = t.now + policy.elastic_timeout_s if reset.slots_deadline is None else reset.slots_deadline
-    deadline = t.now + policy.start_timeout_s
-    reset = replace(reset, deadline=deadline, slots_deadline=slots_deadline, waits_for_ends=True)
+    reset = replace(
+        reset.waiting_for_slots(t.now + policy.elastic_timeout_s),
+        deadline=t.now + policy.start_timeout_s,
+        waits_for_ends=True,
+    )
     t.state = replace(state, reset=reset, launch=replace(state.launch, broken=True))
 
 
@@ -153,7 +154,6 @@ def _waits_for_ends(t: Transition) -> bool:
 def _end_if_over(t: Transition) -> bool:
     registry = t.state.registry
     if registry.workers_in(WorkerState.SUCCESS) and registry.workers_in(WorkerState.FAILURE):
-        first = described(t.state.first_failure)
-        t.end(ExitCode.USER_CODE_FAILED, f"{first}, when other workers had already finished")
+        end_half_finished(t)
         return True
     return end_if_given_up(t)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.core.endings import described, end_if_no_host_can_start, report_pause, wait_for_slots
+from elastic_driver.core.endings import end_half_finished, end_if_no_host_can_start, report_pause, wait_for_slots
 from elastic_driver.core.placement import target_places, usable_slots
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.staffing import fill_places, stop_misplaced
@@ -38,8 +38,8 @@ def judge_losses(t: Transition) -> None:
 def _await_others(t: Transition) -> None:
     """Where hosts are plenty and nobody comes up on any, the job lacks workers all the same."""
     reset = t.in_reset()
-    if len(in_phase(t.state, WorkerPhase.MEMBER)) < t.state.policy.min_num_proc and reset.slots_deadline is None:
-        t.state = replace(t.state, reset=replace(reset, slots_deadline=t.now + t.state.policy.elastic_timeout_s))
+    if len(in_phase(t.state, WorkerPhase.MEMBER)) < t.state.policy.min_num_proc:
+        t.state = replace(t.state, reset=reset.waiting_for_slots(t.now + t.state.policy.elastic_timeout_s))
 
 
 def place_workers(t: Transition) -> None:
@@ -77,7 +77,6 @@ def _end_if_all_have_ended(t: Transition) -> None:
     if any(record.phase is not WorkerPhase.LEAVING for record in t.state.workers):
         return
     if t.state.registry.workers_in(WorkerState.FAILURE):
-        first = described(t.state.first_failure)
-        t.end(ExitCode.USER_CODE_FAILED, f"{first}, when other workers had already finished")
+        end_half_finished(t)
     else:
         t.end(ExitCode.SUCCESS, "all workers ended with code 0")

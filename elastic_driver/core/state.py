@@ -228,6 +228,10 @@ class Reset:
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
 
+    def waiting_for_slots(self, until: float) -> Reset:
+        """With a bound for the wait for slots, unless it has one."""
+        return self if self.slots_deadline is not None else replace(self, slots_deadline=until)
+
     def with_cause(self, text: str, failure: Failure) -> Reset:
         """With one crash more."""
         first = self.first_failure or failure

@@ -23,14 +23,12 @@ class JobAddress:
         url: the driver's HTTP server.
         key: of the job; workers get what is derived from it.
         job_id: marks the job's processes.
-        address: where workers listen for each other.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
     """
 
     url: str
     key: JobKey
     job_id: str
-    address: str
     owner: str = ""
 
 

@@ -13,14 +13,14 @@ from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
-from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|KEY|RANKS_KEY|WORKER|JOB|ROUND|ADDRESS|OWNER|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|OWNER|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
@@ -61,6 +61,7 @@ class OurDialect:
         environ: the driver's environment.
         exported: variables that the driver and its flags set.
         horovod_shim: see Settings.
+        more_routes: what its workers may ask beside OUR_ROUTES.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class OurDialect:
         *,
         exported: Mapping[str, str],
         horovod_shim: str = NEVER,
+        more_routes: Routes | None = None,
     ) -> None:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
         self._horovod_shim = horovod_shim
+        self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
     def on_change(self) -> OnChange:
@@ -82,7 +85,7 @@ class OurDialect:
     @property
     def routes(self) -> Routes:
         """What it takes to meet in a round, and to leave it."""
-        return OUR_ROUTES
+        return self._routes
 
     def environment(
         self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
@@ -117,7 +120,6 @@ class OurDialect:
             ENV_WORKER: worker.key,
             ENV_JOB: job.job_id,
             ENV_ROUND: str(round_id),
-            ENV_ADDRESS: job.address,
             ENV_OWNER: job.owner,
         }
         return env

@@ -12,7 +12,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from typing import IO
 
 import psutil
@@ -20,8 +20,8 @@ import psutil
 from elastic_driver.errors import DiscoveryError, SettingsError
 from elastic_driver.hosts import Host, parse_hosts
 from elastic_driver.launch.processes.death import set_once, watch_child
-from elastic_driver.rendezvous.environment import ENV_JOB
-from elastic_driver.system.job_clock import CallLater
+from elastic_driver.rendezvous.environment import ENV_MARK
+from elastic_driver.system.job_clock import CallLater, time_limit
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -44,7 +44,6 @@ class ScriptDiscovery:
         script: a shell command; its standard output is the list.
         default_slots: slots of a host that the script lists without any; None makes that an error.
         timeout_s: how long one run may take; then its whole process tree is killed.
-        check: raises DiscoveryError when no worker can be started on one of these hosts. May block; called in a thread.
         job_id: marks its processes, so that they end with a driver that is killed.
         call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
     """
@@ -55,12 +54,10 @@ class ScriptDiscovery:
         default_slots: int | None,
         timeout_s: float,
         *,
-        check: Callable[[Sequence[Host]], None],
         job_id: str = "",
         call_later: CallLater | None = None,
     ) -> None:
         self._script = script
-        self._check = check
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
@@ -82,6 +79,10 @@ class ScriptDiscovery:
         else:
             return ""
         return f"{self._subject} {state}" + (f", and says on its standard error: {output}" if output else "")
+
+    async def wait_change(self, limit_s: float) -> None:
+        """It is run again and again."""
+        await asyncio.sleep(limit_s)
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """Runs the script once.
@@ -107,7 +108,7 @@ class ScriptDiscovery:
         except OSError as error:
             raise DiscoveryError(f"cannot run {self._subject}: {error.strerror or error}") from error
         try:
-            async with self._time_limit():
+            async with time_limit(self._timeout_s, self._call_later):
                 stdout = await run.output()
                 await asyncio.shield(run.ended)
         except TimeoutError:
@@ -138,18 +139,7 @@ class ScriptDiscovery:
             raise DiscoveryError(f"{self._subject} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
             raise DiscoveryError(f"{self._subject} printed no list of hosts: {_cut(str(error))}") from error
-        await asyncio.to_thread(self._check, hosts)
         return hosts
-
-    @contextlib.asynccontextmanager
-    async def _time_limit(self) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(None) as limit:
-            timer = (self._call_later or loop.call_later)(self._timeout_s, lambda: limit.reschedule(loop.time()))
-            try:
-                yield
-            finally:
-                timer.cancel()
 
     @property
     def _subject(self) -> str:
@@ -185,7 +175,7 @@ class _Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, ENV_JOB: job_id, _ENV_RUN: self._mark},
+            env={**os.environ, ENV_MARK: job_id, _ENV_RUN: self._mark},
         )
         self.errors = b""
         self._pipes: list[_Pipe] = []

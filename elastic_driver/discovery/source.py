@@ -5,6 +5,7 @@ A source says what there is; what that means is the membership core's.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +17,9 @@ class HostDiscovery(Protocol):
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """All hosts now, in the user's order. Raises DiscoveryError when there is no answer."""
+
+    async def wait_change(self, limit_s: float) -> None:
+        """Blocks until there is reason to ask again, for ``limit_s`` at most."""
 
     def remark(self) -> str:
         """What there is to say of it while a job waits for hosts; "" for nothing."""
@@ -30,6 +34,10 @@ class FixedHosts:
     async def find_hosts(self) -> tuple[Host, ...]:
         """The list."""
         return self._hosts
+
+    async def wait_change(self, limit_s: float) -> None:
+        """They do not change."""
+        await asyncio.sleep(limit_s)
 
     def remark(self) -> str:
         """Nothing: it does not change."""

@@ -14,7 +14,7 @@ from elastic_driver.settings.settings import Settings
 from elastic_driver.system.safe_files import open_inside
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
-_COMMIT = re.compile(r"commit-(\d{12})\.state")  # as they name them
+_COMMIT = re.compile(r"commit-(\d{12})(-\d+)?\.state")  # as they name them
 _LOOK_S = 2.0
 
 

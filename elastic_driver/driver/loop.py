@@ -25,8 +25,10 @@ from elastic_driver.core.events import (
     Command,
     DiscoveryFailed,
     DismissWorker,
+    DrainRequested,
     EndJob,
     HostsDiscovered,
+    HostsUnusable,
     KillWorker,
     PublishRound,
     Report,
@@ -49,8 +51,10 @@ from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.state import JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
+from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
@@ -61,13 +65,16 @@ from elastic_driver.errors import (
     shortage,
 )
 from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.launch import output_files
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
-from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
@@ -79,6 +86,8 @@ from elastic_driver.words import ExitCode, NoticeKind, OnChange
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 # The status line counts seconds; twice as often, so that it skips none.
 _TICK_S = 0.5
+# Of a worker that speaks through its agent: it may be its host's only one.
+_CONNECTIONS_THROUGH_AGENTS = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
@@ -113,6 +122,7 @@ class ElasticDriver:
         dialect: of the workers.
         clock: the job's time.
         on_round: called whenever a round has formed.
+        agents: through whom workers speak; None where they ask the driver's own server.
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
@@ -129,6 +139,7 @@ class ElasticDriver:
         job_id: str,
         clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
+        agents: AgentSide | None = None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -143,7 +154,8 @@ class ElasticDriver:
             carry_out=self._carry_out_all,
             on_error=self._crash,
         )
-        self._tasks = Tasks()
+        self._agents = agents
+        self._tasks = agents.tasks if agents is not None else Tasks()
         self._workers = Workers(
             launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
         )
@@ -155,17 +167,34 @@ class ElasticDriver:
             heartbeats=self._supervisor,
             clock=self._clock,
             on_disc=chronicle.on_disc,
+            on_notice=self._notify,
+            end=self._end_for_operator,
+            about=self._about,
         )
         key = JobKey.new()
         self._server = RendezvousServer(
             self.rounds,
-            routes=dialect.routes,
+            routes={} if agents is not None else {**dialect.routes, **self.rounds.routes},
             key=key,
             on_error=self._crash,
             on_full=chronicle.warning,
             call_later=self._clock.call_later,
+            keys=None if agents is None else agents.door.key_of,
+            on_agent=None if agents is None else agents.reception.take_over,
         )
-        self._job = JobAddress("", key, job_id, settings.rendezvous_address, name_of_this_process())
+        self._spokesman: Spokesman | None = None
+        if agents is not None:
+            fleet = agents.fleet
+            self._spokesman = Spokesman(
+                self.rounds,
+                self._server.store,
+                {**dialect.routes, **self.rounds.routes},
+                tasks=self._tasks,
+                links=fleet.links,
+                host_of=fleet.link_of,
+            )
+            fleet.serve(self, agents.launcher, self._spokesman)
+        self._job = JobAddress("", key, job_id, name_of_this_process())
         self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
         self._ended: asyncio.Future[EndJob] | None = None
         self._phase = self._stepper.state.phase  # as of the last look
@@ -206,15 +235,23 @@ class ElasticDriver:
             address = self._settings.rendezvous_address
             port = await self._server.start(
                 address,
-                self._settings.rendezvous_port,
+                self._settings.driver_ports,
                 workers=self._settings.num_proc,
                 at_most=self._settings.most_workers,
-                descriptors_each=self._launcher.descriptors_each,
+                connections_each=CONNECTIONS_EACH if self._agents is None else _CONNECTIONS_THROUGH_AGENTS,
+                descriptors_each=self._launcher.descriptors_each
+                + (0 if self._settings.output_filename is None else output_files.DESCRIPTORS_EACH),
             )
-            host = f"[{address}]" if ":" in address else address
-            self._job = replace(self._job, url=f"http://{host}:{port}")
+            self._job = replace(self._job, url=url_of(address, port))
+            if self._agents is not None:
+                await self._agents.ways.begin(self._server, port)
             self._chronicle.started(self._job.url, self._job.job_id)
-            posting = Posting.post(self._job.job_id, self._job.url, self._job.key, self._settings.command)
+            token = "" if self._agents is None else self._agents.join_token
+            posting = Posting.post(
+                self._job.job_id, self._job.url, self._job.key, self._settings.command, join_token=token
+            )
+            if token:
+                self._tell_how_to_join()
             if posting is not None:
                 way_out.callback(posting.remove)
             self._tasks.start(self._clock.keep(self._stood_still))
@@ -226,6 +263,22 @@ class ElasticDriver:
             discovering.cancel()
             await self._finish(end)
 
+    def _about(self) -> dict[str, object]:
+        """What ``GET /v1/status`` says of the job beside its state."""
+        urls = [] if self._agents is None else self._agents.urls
+        return {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+
+    def _tell_how_to_join(self) -> None:
+        assert self._agents is not None
+        file = self._settings.join_token_file
+        for url in self._agents.urls[:1]:
+            command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}"
+            if not file:
+                self._chronicle.remark(
+                    f"the join token is written by: elasticrun jobs --write-join-token FILE {self._job.job_id}"
+                )
+            self._chronicle.remark(f"hosts join with: {command}")
+
     async def _end_tasks(self) -> None:
         self._stepper.close()
         await self._tasks.end()
@@ -236,6 +289,8 @@ class ElasticDriver:
                 await self._launcher.close()
         except TimeoutError:
             self._chronicle.warning("cannot see that all processes of the job have ended; they are left to the guard")
+        if self._agents is not None:
+            self._agents.reception.close()
 
     def _stood_still(self, stood_s: float) -> None:
         self._chronicle.stood_still(stood_s)
@@ -264,6 +319,16 @@ class ElasticDriver:
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
         self._stepper.post(StopRequested(number, name))
 
+    def _end_for_operator(self) -> str:
+        """As SIGTERM does, but that a second one changes nothing. Returns what is being done, in words."""
+        if self._stepper.is_over:
+            return "it is ending already"
+        number = len(self._workers.living)
+        self._chronicle.warning("elasticrun end: stopping all workers")
+        self._stepper.post(StopRequested(signal.SIGTERM, "elasticrun end"))
+        grace = f"SIGTERM, and SIGKILL after {self._settings.grace_s:g} s (--grace-time)"
+        return f"it ends now; {number} worker{'' if number == 1 else 's'} get{'s' if number == 1 else ''} {grace}"
+
     async def _discover(self) -> None:
         last: tuple[Host, ...] | None = None
         while True:
@@ -283,7 +348,7 @@ class ElasticDriver:
                     self._chronicle.hosts(hosts)
                     self._stepper.post(HostsDiscovered(hosts))
                 last = hosts
-            await asyncio.sleep(self._settings.discovery_interval_s)
+            await self._discovery.wait_change(self._settings.discovery_interval_s)
 
     # --- commands out ----------------------------------------------------------------------------------------------
 
@@ -308,7 +373,7 @@ class ElasticDriver:
             case StopWorker():
                 self._workers.stop(command.worker)
             case KillWorker():
-                self._kill(command)
+                self._workers.kill(command)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
                 self.rounds.dismiss(command.worker, command.reason)
@@ -333,15 +398,6 @@ class ElasticDriver:
                     if command.exit_code and failure is not None:
                         self._chronicle.first_failure(failure)
 
-    def _kill(self, command: KillWorker) -> None:
-        if not self._workers.kill(command):
-            if command.exits:
-                self._stepper.report(WorkerSpared(command.worker))
-        elif command.hangs:
-            self._chronicle.worker_hung(command.worker, command.reason)
-        else:
-            self._chronicle.worker_stopped(command.worker, f"it {command.reason}")
-
     def _tell_end(self, command: ReportDying | ReportExit) -> None:
         match command:
             case ReportDying():
@@ -354,13 +410,19 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
         self._server.begin_round(command.round_id)
+        if self._spokesman is not None:
+            self._spokesman.begin_round(command.round_id)
         for one in command.placed:
             self._workers.label(one.worker, str(one.slot.rank))
-        self.rounds.publish(command)
+        self.rounds.publish(command, self._launcher.addresses(sorted({one.worker.hostname for one in command.placed})))
         pids = {worker: process.pid for worker, process in self._workers.living.items()}
         self._chronicle.round_formed(command, pids, self._clock() - self._stepper.state.reset_began)
         if self._on_round is not None:
             self._on_round()
+
+    def _notify(self, notice: Notice) -> None:
+        if self._spokesman is not None:
+            self._spokesman.notify(notice)
 
     def _no_more(self) -> None:
         """The job is over: nobody is started, or taken for hung."""
@@ -441,6 +503,34 @@ class ElasticDriver:
                 error = failed
         self._crash(error)
 
+    # --- hosts (FleetListener) -------------------------------------------------------------------------------------
+
+    def agent_came(self, facts: AgentFacts) -> None:
+        """A host has an agent."""
+        self._chronicle.host_ready(facts.host, facts.peer, facts.hello.slots if facts.joined else 0)
+
+    def agent_lost(self, facts: AgentFacts, why: str) -> None:
+        """A host's agent is lost, and its workers with it."""
+        if not self._stepper.is_over:
+            self._chronicle.host_lost(facts.host, why)
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        """A host that is wanted has no agent yet."""
+        self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def host_leaves(self, host: str, why: str) -> None:
+        """A host is to be drained: its agent says so."""
+        self._stepper.post(DrainRequested(host, None, why))
+
+    def no_host_can_be_used(self, reasons: str) -> None:
+        """Nobody need wait for hosts that come up by themselves."""
+        if not self._settings.accept_agents:
+            self._stepper.post(HostsUnusable(reasons))
+
+    def failed(self, error: BaseException) -> None:
+        """An error of our own, while an agent was listened to."""
+        self._crash(error)
+
     # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
 
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
@@ -454,7 +544,6 @@ class ElasticDriver:
         bad_command = isinstance(error, CommandNotFoundError)
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
-        self._supervisor.forget(worker)
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
@@ -466,6 +555,17 @@ class ElasticDriver:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
-        self._supervisor.forget(worker)
         error, where = last_words(process.last_lines) if status.returncode else ("", "")
         self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random(), error, where))
+
+    def killed(self, order: KillWorker) -> None:
+        """A process is being ended."""
+        if order.hangs:
+            self._chronicle.worker_hung(order.worker, order.reason)
+        else:
+            self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
+
+    def spared(self, order: KillWorker) -> None:
+        """A process is not ended: nothing is left of it but what has run it."""
+        if order.exits:
+            self._stepper.report(WorkerSpared(order.worker))

@@ -7,13 +7,14 @@ only their ids; decides nothing: what workers say becomes events of the core, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
 from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.explain import explain
 from elastic_driver.core.past import why_impossible
+from elastic_driver.core.permits import why_unpublished
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -22,16 +23,20 @@ from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
     DrainReply,
+    EndReply,
     JobOver,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
+    PublishReply,
+    PublishRequest,
     Removed,
     RoundAssignment,
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
 from elastic_driver.words import NoticeKind
 
 
@@ -67,6 +72,9 @@ class Rounds:
         heartbeats: are told who was heard.
         clock: the job's time, seconds.
         on_disc: takes what a worker says of its commits on disc.
+        end: ends the job for an operator, and says what is being done.
+        about: gives what the status says of the job beside its state.
+        on_notice: takes each notice, for those who watch elsewhere.
     """
 
     def __init__(
@@ -77,12 +85,18 @@ class Rounds:
         heartbeats: Heartbeats,
         clock: Callable[[], float],
         on_disc: Callable[[DiscReport], None],
+        end: Callable[[], str],
+        about: Callable[[], Mapping[str, object]],
+        on_notice: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
         self._stepper = stepper
         self._processes = processes
         self._heartbeats = heartbeats
         self._clock = clock
-        self._on_disc = on_disc
+        self.on_disc = on_disc
+        self._on_notice = on_notice
+        self._end = end
+        self._about = about
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
@@ -143,14 +157,12 @@ class Rounds:
             raise StaleRoundError(request.round_id, self._notice.round_id)
         if record_of(self._stepper.state, request.worker) is None:
             raise RendezvousClosedError(f"worker {request.worker} is none of this job's living workers")
-        self._heartbeats.heard(request.worker, request.progress, waiting=request.waiting)
+        ends = request.leaving or request.exiting
+        self.heard(request.worker, request.progress, waiting=request.waiting, leaving=ends, exiting=request.exiting)
         if request.disc is not None:
-            self._on_disc(request.disc)
+            self.on_disc(request.disc)
         future: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
-        if request.leaving or request.exiting:
-            self._heartbeats.forget(request.worker)
-            if request.exiting:
-                self._stepper.report(WorkerExiting(request.worker))
+        if ends:
             future.set_result(self._notice)
             return future
         if self._notice.version > request.version:
@@ -161,6 +173,23 @@ class Rounds:
             older.cancel()
         self._watching[request.worker] = future
         return future
+
+    def heard(self, worker: WorkerId, progress: int, *, waiting: bool, leaving: bool, exiting: bool) -> None:
+        """A member lives.
+
+        Args:
+            worker: which; one that is none of this job's is not heard.
+            progress, waiting: see WatchRequest.
+            leaving: whether its silence is no news from here on.
+            exiting: whether it is about to end.
+        """
+        if record_of(self._stepper.state, worker) is None:
+            return
+        self._heartbeats.heard(worker, progress, waiting=waiting)
+        if leaving:
+            self._heartbeats.forget(worker)
+        if exiting:
+            self._stepper.report(WorkerExiting(worker))
 
     def running(self, report: RunningReport) -> None:
         """A member trains.
@@ -190,6 +219,18 @@ class Rounds:
             raise RendezvousClosedError(f"worker {worker} is to end at once")
         self._stepper.post(DrainRequested(worker.hostname, worker.slot, f"it was sent {request.signal}"))
 
+    @property
+    def routes(self) -> Routes:
+        """What it answers beside what the server itself knows."""
+        return {"publish": Route({b"POST": WORKER}, self._may_publish)}
+
+    def _may_publish(self, request: RouteRequest) -> tuple[int, bytes]:
+        wanted = PublishRequest.from_json(request.body)
+        self._stepper.catch_up()
+        assert request.identity.worker is not None  # the route is the workers'
+        why = why_unpublished(self._stepper.state, request.identity.worker, wanted.round_id)
+        return 200, PublishReply(granted=not why, reason=why).to_json()
+
     def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave at their next commit; or the host may be used again."""
         name, undo = request.hostname, request.undo
@@ -202,12 +243,19 @@ class Rounds:
         self._stepper.post(DrainRequested(name, None, why, undo))
         return DrainReply(done=True, text=what_was_done(before, self._stepper.state, name, undo=undo))
 
+    def end(self) -> EndReply:
+        """The job is to end."""
+        self._stepper.catch_up()
+        return EndReply(self._end())
+
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
         self._stepper.catch_up()
-        state = self._stepper.state
+        state, now = self._stepper.state, self._clock()
         return {
-            "explain": explain(state, self._clock()),
+            **self._about(),
+            "explain": explain(state, now),
+            "age_s": round(now - state.began, 3),
             "phase": state.phase,
             "round_id": state.round_id,
             "commits": state.commits,
@@ -218,7 +266,10 @@ class Rounds:
             "workers": [
                 {
                     "worker": record.worker.key,
+                    "host": record.worker.hostname,
+                    "slot": record.worker.slot,
                     "phase": record.phase,
+                    "since_s": round(now - record.since, 3),
                     "rank": record.rank if record.round_id else None,
                     "round_id": record.round_id,
                     "running": record.running,
@@ -231,8 +282,13 @@ class Rounds:
 
     # --- what they are answered ------------------------------------------------------------------------------------
 
-    def publish(self, command: PublishRound) -> None:
-        """Answers the members of a new round, if they ask for it."""
+    def publish(self, command: PublishRound, addresses: Mapping[str, str]) -> None:
+        """Answers the members of a new round, if they ask for it.
+
+        Args:
+            command: the round.
+            addresses: where its members listen, by host.
+        """
         if command.backend is None:
             return  # they know their places, and are watched by nothing but their ends
         # Who stands by goes on to be watched.
@@ -244,6 +300,7 @@ class Rounds:
                 sync=command.sync,
                 commits=command.commits,
                 backend=command.backend,
+                address=addresses[one.worker.hostname],
             )
             for one in command.placed
         }
@@ -260,6 +317,7 @@ class Rounds:
     def notify(self, notice: Notice) -> None:
         """Answers those who watch, and from now on whoever has not seen this."""
         self._notice = notice
+        self._on_notice(notice)
         watching, self._watching = self._watching, {}
         for future in watching.values():
             if not future.done():
@@ -273,7 +331,8 @@ class Rounds:
                 future.set_result(JobOver(message))
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker has ended, and waits for nothing any more."""
+        """A worker has ended: it waits for nothing any more, and its silence is no news."""
+        self._heartbeats.forget(worker)
         for kept in (self._parked, self._watching, self._placed):
             kept.pop(worker, None)
 

@@ -37,6 +37,12 @@ class ProcessListener(Protocol):
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """It has ended. Nothing more will be heard of it."""
 
+    def killed(self, order: KillWorker) -> None:
+        """The order is being carried out."""
+
+    def spared(self, order: KillWorker) -> None:
+        """It is not: there is no such process any more, or its script has ended."""
+
 
 class Workers:
     """The workers' processes. Used on the event loop only.
@@ -90,24 +96,28 @@ class Workers:
         elif worker in self._starting:
             self._stop_when_started.add(worker)
 
-    def kill(self, command: KillWorker) -> bool:
-        """SIGKILL; a worker that hangs prints first where its threads are. Returns whether it is being done.
+    def kill(self, order: KillWorker) -> None:
+        """SIGKILL; a worker that hangs prints first where its threads are. The listener is told whether it is done.
 
         Not for one that has ended, nor for one that exits when its script has ended. One that is being started is
         stopped as soon as its process is there.
         """
-        worker = command.worker
+        worker = order.worker
         process = self._processes.get(worker)
-        if process is None:
+        if process is not None and not process.exited.done():
+            if order.exits:
+                self._tasks.start(self._kill_unless_spared(process, order))
+                return
+            if order.hangs:
+                self._tasks.start(self._kill_hung(process))
+            else:
+                process.kill()
+        elif process is None and worker in self._starting:
             self.stop(worker)
-            return worker in self._starting
-        if process.exited.done() or (command.exits and not process.runs_script):
-            return False
-        if command.hangs:
-            self._tasks.start(self._kill_with_last_words(process))
         else:
-            process.kill()
-        return True
+            self._listener.spared(order)
+            return
+        self._listener.killed(order)
 
     def label(self, worker: WorkerId, label: str) -> None:
         """From now on this stands in the prefix of its output."""
@@ -177,10 +187,14 @@ class Workers:
         self._tasks.start(self._wait_for(process))
         self._listener.exited(worker, process, future.result())
 
-    async def _kill_with_last_words(self, process: WorkerProcess) -> None:
-        """Has a worker print where its threads are, and kills it."""
-        await process.print_stacks(_LAST_WORDS_S)
-        process.kill()
+    async def _kill_hung(self, process: WorkerProcess) -> None:
+        await process.kill_hung(stacks_s=_LAST_WORDS_S, exits=False)
+
+    async def _kill_unless_spared(self, process: WorkerProcess, order: KillWorker) -> None:
+        if await process.kill_hung(stacks_s=_LAST_WORDS_S if order.hangs else 0.0, exits=True):
+            self._listener.killed(order)
+        else:
+            self._listener.spared(order)
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()

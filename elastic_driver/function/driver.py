@@ -17,10 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-from elastic_driver.driver.job import run_job
 from elastic_driver.errors import SettingsError
+from elastic_driver.function.delivery import Delivery
+from elastic_driver.launch.dial.early import EarlyAgent
 
-SETTINGS, REFUSED, EXIT_CODE = "settings.pickle", "refused.txt", "exit_code.txt"
+SETTINGS, CALL, REFUSED, EXIT_CODE = "settings.pickle", "call.pickle", "refused.txt", "exit_code.txt"
 _POLL_S = 0.2
 
 
@@ -55,8 +56,15 @@ def main(argv: list[str]) -> int:
     try:
         # A daemon: woken by nothing but the caller's death.
         threading.Thread(target=watch, name="elastic-driver-caller", daemon=True).start()
+        early = EarlyAgent()
+        from elastic_driver.driver.job import run_job  # late: meanwhile the agent is imported
+
         settings = pickle.loads((folder / SETTINGS).read_bytes())
-        code = run_job(settings)
+        delivery = Delivery((folder / CALL).read_bytes(), folder)
+        try:
+            code = run_job(settings, routes=delivery.routes, early=early)
+        finally:
+            delivery.close()
         (folder / EXIT_CODE).write_text(str(code))
     except SettingsError as error:
         (folder / REFUSED).write_text(str(error))

@@ -1,7 +1,8 @@
 """``elastic_driver.run``: calls a function in many processes and gives back what they returned.
 
 The driver is a process of its own (:mod:`elastic_driver.function.driver`), the same as ``elasticrun`` runs. Function,
-results and errors go through a folder that only this user can read; it is gone when ``run`` returns.
+results and errors go between it and this process through a folder that only this user can read, which is gone when
+``run`` returns; between it and the workers over their connections (:mod:`elastic_driver.function.delivery`).
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
 
+from elastic_driver.discovery.caller import Finder, answer_questions
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
-from elastic_driver.function import worker as function_worker
 from elastic_driver.function.outcome import Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
 
@@ -66,6 +69,7 @@ def run(
     max_np: int | None = None,
     *,
     host_discovery_script: str | None = None,
+    discovery: Finder | None = None,
     elastic_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     horovod_shim: str | None = None,
@@ -83,6 +87,16 @@ def run(
     durable_interval: float | None = None,
     durable_keep: int | None = None,
     rendezvous_port: int | None = None,
+    agent_timeout: float | None = None,
+    accept_agents: bool | None = None,
+    join_token_file: str | os.PathLike[str] | None = None,
+    rsh_agent: str | Sequence[str] | None = None,
+    launcher_command: str | None = None,
+    launcher_bootstrap: str | None = None,
+    remote_python: str | None = None,
+    ssh_connect_timeout: float | None = None,
+    port_range: str | tuple[int, int] | None = None,
+    tls: bool | None = None,
     config_file: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     prefix_output_with_timestamp: bool = False,
@@ -106,12 +120,15 @@ def run(
         host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
             drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
             rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
+        discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
+            see HostDiscovery. It is asked here, in a thread of this process.
         verbose: tells what the driver does. Without it only warnings and errors are told.
         preload: modules to import before later workers are forked; none when not given.
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
-        ssh_port, ssh_identity_file, network_interface: as the flags.
+        ssh_port, ssh_identity_file, network_interface, agent_timeout, accept_agents, join_token_file, rsh_agent,
+            launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -124,7 +141,7 @@ def run(
         KeyboardInterrupt: Ctrl-C, or SIGTERM to the driver.
         Exception: the function's own, as the first worker raised it; its cause is that worker's traceback.
     """
-    given = {
+    given: dict[str, Any] = {
         "num_proc": np if np is not None and num_proc == 1 else num_proc,
         "min_num_proc": min_np if min_num_proc is None else min_num_proc,
         "max_num_proc": max_np if max_num_proc is None else max_num_proc,
@@ -156,27 +173,54 @@ def run(
         "durable_interval_s": durable_interval,
         "durable_keep": durable_keep,
         "rendezvous_port": rendezvous_port,
+        "agent_timeout_s": agent_timeout,
+        "accept_agents": accept_agents,
+        "join_token_file": join_token_file,
+        "rsh_agent": rsh_agent,
+        "launcher_command": launcher_command,
+        "launcher_bootstrap": launcher_bootstrap,
+        "remote_python": remote_python,
+        "ssh_connect_timeout_s": ssh_connect_timeout,
+        "port_range": port_range,
+        "tls": tls,
         "config_file": config_file,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),
         "mpi": use_mpi or None,  # or a config file may ask for it
     }
     environ = {**os.environ, **(env or {})}
+    if discovery is not None and not callable(getattr(discovery, "find_available_hosts_and_slots", None)):
+        raise SettingsError(f"discovery {discovery!r} has no method find_available_hosts_and_slots()")
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
-    with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name:
+    with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name, _asked(discovery) as asked:
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
-        command = (executable or sys.executable, "-m", "elastic_driver.function.worker", name)
-        settings = settings_from({**given, "event_log": events, "command": command}, environ)
+        command = (executable or sys.executable, "-m", "elastic_driver.function.worker")
+        given |= {"event_log": events, "command": command, "discovery_socket": asked and asked.fileno()}
+        settings = settings_from(given, environ)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
-        (folder / function_worker.CALL).write_bytes(call)
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
-        (folder / function_worker.PATHS).write_bytes(cloudpickle.dumps(paths))
-        _drive(folder, environ)
+        (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))
+        _drive(folder, environ, asked)
         return _results(folder, events)
 
 
-def _drive(folder: Path, environ: Mapping[str, str]) -> None:
+@contextlib.contextmanager
+def _asked(discovery: Finder | None) -> Iterator[socket.socket | None]:
+    """Has the object asked in a thread. Gives the driver's end of the socket to it; None without an object."""
+    if discovery is None:
+        yield None
+        return
+    ours, drivers = socket.socketpair()
+    # A daemon: an object that hangs cannot be ended. Otherwise it ends when the driver's end is closed.
+    threading.Thread(
+        target=answer_questions, args=(discovery, ours), name="elastic-driver-discovery", daemon=True
+    ).start()
+    with drivers:
+        yield drivers
+
+
+def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None) -> None:
     """Runs the driver until it ends, in a session of its own: Ctrl-C reaches it through this process, once."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -186,6 +230,7 @@ def _drive(folder: Path, environ: Mapping[str, str]) -> None:
         [sys.executable, "-c", f"{prefix}sys.exit(main(sys.argv[1:]))", str(folder), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         env=environ,
+        pass_fds=() if asked is None else (asked.fileno(),),
         start_new_session=True,
     )
     interrupt: BaseException | None = None
@@ -230,7 +275,7 @@ def _raise_first(errors: list[Raised], code: int, message: str) -> NoReturn:
     if not errors:
         raise JobFailedError(message, code)
     # The earliest, but not one that only says that another worker is gone.
-    first = min(errors, key=lambda raised: (raised.kind in _CONSEQUENCES, raised.at))
+    first = min(errors, key=lambda raised: raised.kind in _CONSEQUENCES)
     cause = WorkerTracebackError(first.traceback)
     error = None if first.error is None else cloudpickle.loads(first.error)
     if not isinstance(error, Exception):

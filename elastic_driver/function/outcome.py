@@ -1,7 +1,7 @@
-"""What a worker of ``elastic_driver.run`` leaves in the caller's folder: what its call returned, or what it raised.
+"""What comes of a worker of ``elastic_driver.run``: what its call returned, or what it raised.
 
-Owns the two shapes and their files. Knows nothing of how workers are run. What users' code made is pickled by itself,
-so that an outcome can be read where that cannot.
+Owns the two shapes, and their files in the caller's folder. Knows nothing of how workers are run. What users' code made
+is pickled by itself, so that an outcome can be read where that cannot.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
+
+from elastic_driver.hosts import WorkerId
 
 _PREFIX = "outcome-"
 
@@ -38,31 +41,21 @@ class Raised:
         error: the exception, pickled by cloudpickle; None when it cannot be.
         kind: the name of its class.
         traceback: for people.
-        at: when, seconds of the machine's monotonic clock.
     """
 
     error: bytes | None
     kind: str
     traceback: str
-    at: float
 
 
 Outcome = Returned | Raised
 
 
-def leave(folder: Path, name: str, outcome: Outcome) -> None:
-    """Puts an outcome into the folder, whole or not at all.
-
-    Args:
-        folder: the caller's.
-        name: different for each process.
-        outcome: the worker's.
-    """
-    part = folder / f".{name}"
-    part.write_bytes(pickle.dumps(outcome))
-    part.replace(folder / f"{_PREFIX}{name}")
+def outcome_path(folder: Path, number: int, worker: WorkerId) -> Path:
+    """Where the outcome of a worker is, that was the so-and-so-many-th to come."""
+    return folder / f"{_PREFIX}{number:08d}-{quote(worker.key, safe='')}"
 
 
 def read_all(folder: Path) -> list[Outcome]:
-    """All outcomes in the folder, in no order."""
-    return [pickle.loads(path.read_bytes()) for path in folder.glob(f"{_PREFIX}*")]
+    """All outcomes in the folder, in the order in which they came."""
+    return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob(f"{_PREFIX}*"))]

@@ -1,27 +1,24 @@
-"""The worker's side of ``elastic_driver.run``: calls the function and leaves its result in the caller's folder.
+"""The worker's side of ``elastic_driver.run``: fetches the call, makes it, and tells the driver what came of it.
 
-``python -m elastic_driver.function.worker FOLDER``. The folder is the caller's own (mode 0700) and the only thing that
-is unpickled; nothing comes over the network.
+``python -m elastic_driver.function.worker``. What it unpickles the caller has pickled: it comes from the driver, over a
+connection on which both ends have proven who they are.
 """
 
 from __future__ import annotations
 
-import os
+import pickle
 import sys
-import time
 import traceback
-from pathlib import Path
 
 import cloudpickle
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.function.outcome import Outcome, Raised, Returned, leave
+from elastic_driver.function.outcome import Outcome, Raised, Returned
 from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.worker.rounds.current import current, current_round
-from elastic_driver.worker.rounds.runtime import runtime
-from elastic_driver.worker.settings import worker_settings
-
-CALL, PATHS = "call.pickle", "paths.pickle"
+from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
+from elastic_driver.worker.settings import way_to_driver
 
 
 class _Place:
@@ -37,19 +34,6 @@ class _Place:
         self.round_id, self.slot = context.assignment.round_id, context.slot
 
 
-def _worker_key() -> str:
-    try:
-        credential = worker_settings().credential
-    except SettingsError:  # which may be the very outcome
-        return ""
-    worker = credential.identity.worker if credential is not None else None
-    return worker.key if worker is not None else ""
-
-
-def _leave(folder: Path, outcome: Outcome) -> None:
-    leave(folder, f"{_worker_key()}-{os.getpid()}".replace("/", "_"), outcome)
-
-
 def _raised(error: BaseException, prefix: str = "") -> Raised:
     text = f"{prefix}{''.join(traceback.format_exception(error))}"
     try:
@@ -57,23 +41,52 @@ def _raised(error: BaseException, prefix: str = "") -> Raised:
         cloudpickle.loads(packed)
     except Exception:  # not every exception can be pickled; its text can
         packed = None
-    return Raised(packed, type(error).__name__, text, time.monotonic())
+    return Raised(packed, type(error).__name__, text)
 
 
-def main(argv: list[str]) -> int:
-    """Runs the function of the folder. Returns the process's exit code: 1 when the function raised."""
-    folder = Path(argv[0])
+def _client() -> DriverClient:
+    try:
+        return new_client()
+    except SettingsError:
+        # A variable cannot be read, which is for hvd.init() to raise, and for the caller to know.
+        return RendezvousClient(*way_to_driver())
+
+
+def _fetch() -> tuple[list[str], bytes]:
+    """The caller's sys.path, and the call as it was pickled."""
+    client = _client()
+    try:
+        paths, call = pickle.loads(client.call())
+    finally:
+        client.close()
+    return paths, call
+
+
+def _tell(outcome: Outcome) -> None:
+    client = _client()
+    try:
+        client.post_outcome(pickle.dumps(outcome))
+    finally:
+        client.close()
+
+
+def main() -> int:
+    """Makes the call. Returns the process's exit code: 1 when the function raised.
+
+    Raises:
+        RendezvousError: the driver cannot be reached.
+    """
     place = _Place()
     current_round().listen(place)
+    paths, call = _fetch()
     try:
-        for entry in cloudpickle.loads((folder / PATHS).read_bytes()):
-            if entry not in sys.path:
-                sys.path.append(entry)
-        func, args, kwargs = cloudpickle.loads((folder / CALL).read_bytes())
+        sys.path += [entry for entry in paths if entry not in sys.path]
+        func, args, kwargs = cloudpickle.loads(call)
+        del call
         value = func(*args, **kwargs)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exc()
-        _leave(folder, _raised(error))
+        _tell(_raised(error))
         runtime().note_exception(raised=True)
         return 1
     if place.slot is None:
@@ -83,13 +96,13 @@ def main(argv: list[str]) -> int:
     assert place.slot is not None
     try:
         pickled = cloudpickle.dumps(value)
-        _leave(folder, Returned(place.round_id, place.slot.rank, place.slot.size, pickled))
     except Exception as error:
         traceback.print_exc()
-        _leave(folder, _raised(error, "cannot pickle what the function returned\n"))
+        _tell(_raised(error, "cannot pickle what the function returned\n"))
         return 1
+    _tell(Returned(place.round_id, place.slot.rank, place.slot.size, pickled))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from elastic_driver.errors import LaunchError
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import WorkerId
 
 Stream = Literal["stdout", "stderr"]
 
@@ -28,9 +28,11 @@ class ExitStatus:
 
     Attributes:
         returncode: the exit code, or minus the number of the signal that killed it (as in :mod:`subprocess`).
+        reason: says it instead, where nobody has seen the end ("lost with its host").
     """
 
     returncode: int
+    reason: str = ""
 
     @property
     def ok(self) -> bool:
@@ -48,15 +50,23 @@ class ExitStatus:
             return f"signal {-self.returncode}"
 
     def __str__(self) -> str:
+        if self.reason:
+            return self.reason
         name = self.signal_name
         return f"exited with code {self.returncode}" if name is None else f"killed by {name}"
 
 
 class OutputSink(Protocol):
-    """Takes the workers' output; the console implements it."""
+    """Takes the workers' output. Called on the event loop."""
 
-    def write(self, stream: Stream, data: bytes) -> None:
-        """Takes whole lines, prefix and newline included. Called on the event loop."""
+    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+        """A worker runs, and was started for this rank. Comes before its output."""
+
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """Takes whole lines, prefix and newline included."""
+
+    def end(self, worker: WorkerId) -> None:
+        """Nothing more comes of this worker."""
 
 
 class WorkerProcess(Protocol):
@@ -87,14 +97,17 @@ class WorkerProcess(Protocol):
         it is done already, or the system cannot tell of a thread's end.
         """
 
-    @property
-    def runs_script(self) -> bool:
-        """Whether the process that called ``init()`` is there. A shell that runs it may go on after its end."""
+    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        """Has the process that called ``init()`` print where its threads are, and kills the whole tree.
 
-    async def print_stacks(self, limit_s: float) -> None:
-        """Has that process print where its threads are, which ends it. Blocks until it has, for ``limit_s`` at most.
+        Blocks until it is known whether that is done, and no longer than until the process is dead.
 
-        Returns at once when that process is none of this worker's.
+        Args:
+            stacks_s: for how long at most the stacks are waited for; 0 to print none.
+            exits: whether to spare a worker whose script has ended: a shell that runs it may go on after its end.
+
+        Returns:
+            False when it was spared, or is dead already.
         """
 
     async def wait(self) -> ExitStatus:
@@ -122,11 +135,15 @@ class Launcher(Protocol):
 
     descriptors_each: int
 
-    def check_hosts(self, hosts: Sequence[Host]) -> None:
-        """Raises DiscoveryError when workers cannot be started on one of these hosts. May block, for seconds each."""
-
     def cores(self, hostname: str) -> int:
         """How many processors the workers on a host may use together."""
+
+    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        """Where the workers of one round listen for each other, by host: an address that the others' hosts reach.
+
+        Args:
+            hostnames: of all its members; addresses of one machine do where they are all on it.
+        """
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

@@ -11,9 +11,11 @@ import http.client
 import os
 import re
 import socket
+import ssl
 import threading
 import time
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from elastic_driver.errors import (
@@ -23,17 +25,22 @@ from elastic_driver.errors import (
     RendezvousTimeoutError,
     StaleRoundError,
 )
+from elastic_driver.rendezvous.certificate import check_fingerprint, client_context
 from elastic_driver.rendezvous.credentials import Credential
 from elastic_driver.rendezvous.entries import unpack_entries
 from elastic_driver.rendezvous.environment import PATIENCE_S
 from elastic_driver.rendezvous.messages import (
     API,
+    PIECE_BYTES,
     DrainHostRequest,
     DrainReply,
+    EndReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
     Notice,
+    PublishReply,
+    PublishRequest,
     RunningReport,
     WatchRequest,
     parse_json,
@@ -50,6 +57,10 @@ _MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
 _CONNECT_S = 10.0
+# A piece of some MB may have to go over a slow line.
+_PIECE_S = 120.0
+# Before a piece is sent again for which the driver had no room.
+_FULL_PAUSE_S = 0.2
 # The driver's answer to a hello is some 300 bytes. Of what is not proven no more than this is read.
 _UNPROVEN_BYTES = 4096
 _STRANGER = "what answers there does not prove to be this job's driver"
@@ -57,6 +68,36 @@ _LENGTH = re.compile(rb"\r\nContent-Length: (\d{1,4})(?:\r\n|\Z)")
 # Between two tries: the first pause, and the longest.
 _FIRST_PAUSE_S = 0.02
 _MAX_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where somebody listens: a host and a port, or a name among the abstract sockets of this machine."""
+
+    host: str
+    port: int
+    socket_name: str = ""
+    fingerprint: str = ""  # of the certificate of who listens there; "" where nothing is encrypted
+
+    @classmethod
+    def of(cls, url: str, fingerprint: str = "") -> Self:
+        """Raises RendezvousProtocolError for what is no such URL."""
+        if url.startswith("unix:@") and len(url) > len("unix:@"):
+            return cls("localhost", 0, url.removeprefix("unix:@"))
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or not port or parts.scheme != ("https" if fingerprint else "http"):
+            expected = (
+                "https://host:port, as there is a fingerprint" if fingerprint else "http://host:port or unix:@name"
+            )
+            raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected {expected}")
+        return cls(host, port, fingerprint=fingerprint)
+
+    def __str__(self) -> str:
+        return f"its local socket {self.socket_name}" if self.socket_name else f"{self.host} port {self.port}"
 
 
 class _Connection(http.client.HTTPConnection):
@@ -68,6 +109,10 @@ class _Connection(http.client.HTTPConnection):
     auto_open = 0  # it would go on without having met whom it is connected to
     session: Session | None = None
     _number = 0  # of the last request
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__(place.host, place.port)
+        self._place = place
 
     def meet(self, credential: Credential, timeout_s: float) -> None:
         """Says who we are, and has the other end prove that it is the driver, before it is told anything else.
@@ -134,6 +179,11 @@ class _Connection(http.client.HTTPConnection):
         return response, answer
 
     def connect(self) -> None:
+        if self._place.socket_name:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(_CONNECT_S)
+            self.sock.connect(f"\0{self._place.socket_name}")
+            return
         error: OSError | None = None
         for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM):
             self.sock = socket.socket(family, kind, protocol)
@@ -141,11 +191,23 @@ class _Connection(http.client.HTTPConnection):
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.sock.settimeout(_CONNECT_S)
                 self.sock.connect(address)
-                return
             except OSError as failed:
                 error = failed
                 self.sock.close()
+                continue
+            if self._place.fingerprint:
+                self._encrypt(client_context())
+            return
         raise error or OSError("the name has no address")
+
+    def _encrypt(self, tls: ssl.SSLContext) -> None:
+        """Raises OSError; http.client.HTTPException when whoever answers has another certificate."""
+        self.sock = encrypted = tls.wrap_socket(self.sock, do_handshake_on_connect=False)
+        encrypted.do_handshake()
+        try:
+            check_fingerprint(encrypted, self._place.fingerprint)
+        except RendezvousProtocolError as error:
+            raise http.client.HTTPException(str(error)) from error
 
 
 class Owner(Protocol):
@@ -168,26 +230,27 @@ class RendezvousClient:
     Each call takes an idle connection, or opens one. No proxy is honoured.
 
     Args:
-        url: ``http://host:port`` of the driver.
+        url: ``http://host:port`` or ``https://host:port`` of the driver, or ``unix:@NAME`` of an abstract socket: of
+            this machine's agent.
         credential: which both prove themselves with.
         patience_s: how long a driver that does not answer (refused, reset, silent) is tried again.
         owner: says whether it is to be waited for beyond that.
+        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; with ``https`` only.
 
     Raises:
         RendezvousProtocolError: the URL is not of that form.
     """
 
     def __init__(
-        self, url: str, credential: Credential, *, patience_s: float = PATIENCE_S, owner: Owner | None = None
+        self,
+        url: str,
+        credential: Credential,
+        *,
+        patience_s: float = PATIENCE_S,
+        owner: Owner | None = None,
+        fingerprint: str = "",
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host = port = None
-        if not host or not port or parts.scheme != "http":
-            raise RendezvousProtocolError(f"cannot read {url!r} as the driver's address: expected http://host:port")
-        self._host, self._port = host, port
+        self._place = _Place.of(url, fingerprint)
         self._credential = credential
         self._patience_s = patience_s
         self._owner = owner
@@ -261,15 +324,62 @@ class RendezvousClient:
         """
         self._request("POST", "leave", request.to_json(), expected=(204,))
 
+    def publish(self, request: PublishRequest) -> PublishReply:
+        """Asks whether a commit may be on disc.
+
+        Raises:
+            RendezvousClosedError: the driver has ended.
+            RendezvousError: the driver cannot be reached.
+        """
+        _, body = self._request("POST", "publish", request.to_json(), expected=(200,))
+        return PublishReply.from_json(body)
+
     def drain(self, request: DrainHostRequest) -> DrainReply:
         """Has a host's workers leave at their next commit."""
         _, body = self._request("POST", "drain", request.to_json(), expected=(200,))
         return DrainReply.from_json(body)
 
+    def end(self) -> EndReply:
+        """Ends the job, as SIGTERM to its driver does."""
+        _, body = self._request("POST", "end", b"", expected=(200,))
+        return EndReply.from_json(body)
+
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
         _, body = self._request("GET", "status", expected=(200,))
         return parse_json(body)
+
+    # --- the call of a function's job --------------------------------------------------------------------------------
+
+    def call(self) -> bytes:
+        """What this worker is to call, as the caller has pickled it. Blocks until all of it is there.
+
+        Raises:
+            RendezvousError: the driver cannot be reached, or has no call.
+        """
+        _, body = self._request("GET", "call", wait_s=_PIECE_S, expected=(200,))
+        total = int(parse_json(body)["pieces"])
+        return b"".join(
+            self._request("GET", f"call/{number}", wait_s=_PIECE_S, expected=(200,))[1] for number in range(total)
+        )
+
+    def post_outcome(self, outcome: bytes) -> None:
+        """Tells what came of the call. Blocks until the driver has all of it.
+
+        Raises:
+            RendezvousError: the driver cannot be reached.
+        """
+        total = max(1, -(-len(outcome) // PIECE_BYTES))
+        view = memoryview(outcome)
+        for number in range(total):
+            piece = bytes(view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
+            while True:
+                status, _ = self._request(
+                    "POST", f"outcome/{number}/{total}", piece, wait_s=_PIECE_S, expected=(204, 429)
+                )
+                if status == 204:
+                    break
+                self._closed.wait(_FULL_PAUSE_S)  # its disc does not keep up
 
     # --- key-value -------------------------------------------------------------------------------------------------
 
@@ -378,7 +488,7 @@ class RendezvousClient:
                 if now + pause_s > failing_since + patience_s and not self._closed.is_set():
                     if owner is None or not owner.is_waited_for(began):
                         raise RendezvousError(
-                            f"cannot reach the driver at {self._host} port {self._port} for {patience_s:g} s: "
+                            f"cannot reach the driver at {self._place} for {patience_s:g} s: "
                             f"{str(error) or type(error).__name__}"
                         ) from error
                     has_waited = True
@@ -395,7 +505,7 @@ class RendezvousClient:
             http.client.HTTPException: likewise.
         """
         with self._lock:
-            connection = self._idle.pop() if self._idle else _Connection(self._host, self._port)
+            connection = self._idle.pop() if self._idle else _Connection(self._place)
             self._busy.add(connection)
         keep = False
         try:

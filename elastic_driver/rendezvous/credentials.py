@@ -30,7 +30,13 @@ class Role(StrEnum):
 
     WORKER = "worker"  # one process of the job, which speaks for itself only
     OPERATOR = "operator"  # whoever can read the job's file: the user who has started it
+    TICKET = "ticket"  # an agent that the driver has started, at its first connection: good for that one
+    JOINER = "joiner"  # an agent that somebody else has started, at its first connection: who knows the join token
+    AGENT = "agent"  # an agent at its later connections, with the key that it has agreed on with the driver
     READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
+
+
+_NUMBERED = (Role.TICKET, Role.AGENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +46,16 @@ class Identity:
     Attributes:
         role: what kind of credential it is.
         worker: which worker; None for other roles.
+        number: which ticket or agent, in hexadecimal digits; "" for other roles.
     """
 
     role: Role
     worker: WorkerId | None = None
+    number: str = ""
 
     def __str__(self) -> str:
-        return self.role if self.worker is None else f"{self.role} {self.worker.key}"
+        of = self.number if self.worker is None else self.worker.key
+        return f"{self.role} {of}" if of else self.role
 
     @classmethod
     def parse(cls, name: str) -> Self:
@@ -55,9 +64,11 @@ class Identity:
         Raises:
             ValueError: nobody has this name.
         """
-        role, _, of = name.partition(" ")
-        identity = cls(Role(role), WorkerId.parse(of) if of else None)
-        if identity.role is Role.READER or (identity.role is Role.WORKER) != bool(of) or str(identity) != name:
+        text, _, of = name.partition(" ")
+        role = Role(text)
+        identity = cls(role, WorkerId.parse(of) if role is Role.WORKER else None, of if role in _NUMBERED else "")
+        is_numbered = role is Role.WORKER or role in _NUMBERED
+        if role is Role.READER or is_numbered != bool(of) or str(identity) != name:
             raise ValueError(f"nobody proves himself as {name!r}")
         return identity
 
@@ -117,6 +128,15 @@ class JobKey:
 
     def _derive(self, purpose: str) -> bytes:
         return hmac.digest(self.secret, f"elastic_driver {purpose}".encode(), "sha256")
+
+
+def join_key(token: str) -> bytes:
+    """With which a host that joins by itself and the driver prove themselves to each other.
+
+    Args:
+        token: the join token, without white space around it.
+    """
+    return hmac.digest(token.encode(), b"elastic_driver joiner", "sha256")
 
 
 def ranks_key(environ: Mapping[str, str]) -> bytes:

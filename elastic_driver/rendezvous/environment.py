@@ -6,14 +6,19 @@ docs/design.md.
 
 from __future__ import annotations
 
-ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port of the driver
+ENV_RENDEZVOUS = "ELASTIC_DRIVER_RENDEZVOUS"  # http://host:port, or unix:@NAME on this machine
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"  # WorkerId.key
-ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id; marks every process of the job, whatever its parent
+ENV_JOB = "ELASTIC_DRIVER_JOB"  # job id
+# Marks all that one agent (and, beside it, the driver) has started, whatever its parent. Not the job: several agents of
+# one job may be on one machine, and each ends what is its own.
+ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
-ENV_ADDRESS = "ELASTIC_DRIVER_ADDRESS"  # local address on which this worker's collectives listen
+ENV_PORTS = "ELASTIC_DRIVER_PORT_RANGE"  # LOW-HIGH: the ports at which they may listen
 # The driver's process, as system/process_name.py names it: while it lives, it is waited for.
 ENV_OWNER = "ELASTIC_DRIVER_OWNER"
 ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
 PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
+GLOO_TIMEOUT_S = 30.0  # Horovod's, without HOROVOD_GLOO_TIMEOUT_SECONDS
+MOST_GLOO_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from

@@ -32,11 +32,12 @@ class JobFile:
 
     Attributes:
         job_id: the job.
-        url: of its driver.
+        url: of its driver, with the fingerprint of its certificate behind ``#`` if it has one.
         operator: the operator's key, in hexadecimal digits.
         reader: what goes with ``GET /v1/status`` as ``Authorization: Bearer READER``.
         pid: of the driver, for who reads the file.
         command: what it trains.
+        join_token: what hosts join with; "" when none may.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class JobFile:
     reader: str = field(repr=False)
     pid: int
     command: tuple[str, ...]
+    join_token: str = field(default="", repr=False)
 
     @property
     def credential(self) -> Credential:
@@ -64,19 +66,19 @@ class Posting:
         self._descriptor = descriptor
 
     @classmethod
-    def post(cls, job_id: str, url: str, key: JobKey, command: Sequence[str]) -> Self | None:
+    def post(cls, job_id: str, url: str, key: JobKey, command: Sequence[str], *, join_token: str = "") -> Self | None:
         """Writes it. Where that cannot be done, it is logged, and the job goes on without."""
         operator, reader = (key.of(Identity(role)).hex() for role in (Role.OPERATOR, Role.READER))
-        job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command))
+        job = JobFile(job_id, url, operator, reader, os.getpid(), tuple(command), join_token)
         for attempt in range(3):
             try:
                 return cls(*_write(job))
             except FileNotFoundError as error:
                 # The last of the other jobs has ended at this moment, and taken the folder along.
                 if attempt == 2:
-                    _log.warning("elasticrun drain will not find this job: %s", error)
+                    _log.warning("elasticrun status, drain and end will not find this job: %s", error)
             except (OSError, SettingsError) as error:
-                _log.warning("elasticrun drain will not find this job: %s", error)
+                _log.warning("elasticrun status, drain and end will not find this job: %s", error)
                 break
         return None
 
@@ -103,6 +105,24 @@ def running_jobs() -> list[JobFile]:
     return [job for path in paths if (job := _read(path)) is not None]
 
 
+def private_folder(*, make: bool = False) -> Path:
+    """The folder of the job files, where other things of this user's jobs may lie, too.
+
+    Args:
+        make: whether to make it where it is not there.
+
+    Raises:
+        OSError: there is none.
+        SettingsError: it is another's, or open to others.
+    """
+    folder = _folder()
+    if make:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    _check_private(folder)
+    return folder
+
+
 def _folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
@@ -125,7 +145,7 @@ def _check_private(folder: Path) -> None:
             owner = "unknown"
         raise SettingsError(
             f"the folder of job files, {folder}, belongs to another user ({owner}, uid {status.st_uid}); have it "
-            "removed, or set XDG_RUNTIME_DIR to a folder of your own for the job and for elasticrun drain"
+            "removed, or set XDG_RUNTIME_DIR to a folder of your own for the job and for elasticrun's subcommands"
         )
     if not stat.S_ISDIR(status.st_mode):
         raise SettingsError(f"the folder of job files, {folder}, is no folder: remove it")
@@ -135,10 +155,7 @@ def _check_private(folder: Path) -> None:
 
 def _write(job: JobFile) -> tuple[Path, int]:
     """The file, and the descriptor that holds its lock."""
-    folder = _folder()
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    _check_private(folder)
+    folder = private_folder(make=True)
     new = folder / f".{job.job_id}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -15,6 +15,8 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 API = "/v1"
+# What is larger goes in pieces: half of what a request to the driver may have.
+PIECE_BYTES = 8 << 20
 
 
 def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -43,18 +45,34 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     return str(_get(data, name, str))[:2000].encode("utf-8", "replace").decode()
 
 
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RendezvousProtocolError(f"cannot read message: not JSON ({error})") from None
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     """A JSON object from bytes.
 
     Raises:
         RendezvousProtocolError: it is not JSON, or not an object.
     """
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RendezvousProtocolError(f"cannot read message: not JSON ({error})") from None
+    data = _parsed(body)
     if not isinstance(data, dict):
         raise RendezvousProtocolError("cannot read message: not a JSON object")
+    return data
+
+
+def parse_array(body: bytes) -> list[Any]:
+    """A JSON array from bytes.
+
+    Raises:
+        RendezvousProtocolError: it is not JSON, or not an array.
+    """
+    data = _parsed(body)
+    if not isinstance(data, list):
+        raise RendezvousProtocolError("cannot read message: not a JSON array")
     return data
 
 
@@ -132,6 +150,7 @@ class RoundAssignment:
     sync: bool  # whether members broadcast rank 0's state first; the same for all of them
     commits: int  # commits of the state this round goes on from (rank 0's)
     backend: Backend
+    address: str = "127.0.0.1"  # of its own machine, on which the worker listens for the others
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -151,6 +170,7 @@ class RoundAssignment:
                 "sync": self.sync,
                 "commits": self.commits,
                 "backend": self.backend,
+                "address": self.address,
             }
         ).encode()
 
@@ -202,6 +222,7 @@ def parse_next_round_reply(body: bytes) -> NextRoundReply:
                 sync=_get(data, "sync", bool),
                 commits=_get(data, "commits", int),
                 backend=backend,
+                address=_get(data, "address", str),
             )
         case "removed":
             return Removed(_get(data, "reason", str))
@@ -328,6 +349,47 @@ class LeaveRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishRequest:
+    """``POST /v1/publish``: may the commit that this worker has made in the round be on disc?"""
+
+    round_id: int
+    commits: int
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"round_id": self.round_id, "commits": self.commits}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_get(data, "round_id", int), _get(data, "commits", int))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReply:
+    """The answer to a :class:`PublishRequest`.
+
+    Attributes:
+        granted: whether it may.
+        reason: why not, in words; "" when it may.
+    """
+
+    granted: bool
+    reason: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"granted": self.granted, "reason": self.reason}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_get(data, "granted", bool), _get(data, "reason", str))
+
+
+@dataclass(frozen=True, slots=True)
 class DrainHostRequest:
     """``POST /v1/drain``: the workers of a host are to leave; or, to undo that, it may have workers again."""
 
@@ -366,6 +428,26 @@ class DrainReply:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         data = parse_json(body)
         return cls(_get(data, "done", bool), _get(data, "text", str))
+
+
+@dataclass(frozen=True, slots=True)
+class EndReply:
+    """What comes of ``POST /v1/end``, which has no body.
+
+    Attributes:
+        text: for people.
+    """
+
+    text: str
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"text": self.text}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        return cls(_get(parse_json(body), "text", str))
 
 
 @dataclass(frozen=True, slots=True)

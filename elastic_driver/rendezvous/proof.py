@@ -14,7 +14,8 @@ connection means anything on another, or to another driver. A request's number i
 nothing can be sent twice, left out, or answered with the answer to something else. A request's body is covered through
 its digest, which stands in the head, so that a head can be believed, or not, before a byte of the body is read.
 
-Nothing is hidden: who listens on the way reads everything but keys.
+Nothing is hidden: who listens on the way reads everything but keys. Frames of agents are encrypted, with a key that is
+made of the connection's (:mod:`~elastic_driver.rendezvous.frames`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hmac import compare_digest
 
 HELLO = "Elastic-Hello"
 PROOF = "Elastic-Proof"
+UPGRADE = "elastic-agent/1"  # what a connection becomes that carries frames
 REPLY_HEADER = "Authentication-Info"  # of RFC 7615, where the server of HTTP's digest authentication proves itself
 NONCE_BYTES = 16
 
@@ -78,6 +80,17 @@ class Session:
     def of_reply(self, number: int, status: int, body: bytes) -> bytes:
         """The proof of the answer to the request of this number."""
         return self._mac(b"reply\n%d\n%d\n%b" % (number, status, body))
+
+    def frames(self, *, up: bool, secret: bytes = b"") -> bytes:
+        """The key of one direction of a connection that has become one of frames.
+
+        Args:
+            up: towards the driver.
+            secret: that both ends have agreed on meanwhile, beside the session's key; at most 64 bytes.
+        """
+        keyed = self._keyed.copy()
+        keyed.update(b"frames up\n" if up else b"frames down\n")
+        return blake2b(keyed.digest() + secret, key=secret, digest_size=_KEY_BYTES).digest()
 
     def _mac(self, message: bytes) -> bytes:
         """In hexadecimal digits."""

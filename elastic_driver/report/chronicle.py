@@ -20,7 +20,10 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.happenings import (
     FirstFailure,
     Happening,
+    HostLost,
+    HostReady,
     HostsChanged,
+    HostUnready,
     InternalError,
     JobEnded,
     JobStarted,
@@ -140,6 +143,18 @@ class Chronicle:
         """Discovery gave another answer than before."""
         self._tell(HostsChanged(hosts))
 
+    def host_ready(self, host: str, address: str, joined: int) -> None:
+        """A host has an agent."""
+        self._tell(HostReady(host, address, joined))
+
+    def host_unready(self, host: str, reason: str, *, permanent: bool) -> None:
+        """A host has no agent yet."""
+        self._tell(HostUnready(host, reason, permanent))
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """A host's agent is lost."""
+        self._tell(HostLost(host, reason))
+
     def worker_started(self, worker: WorkerId, pid: int) -> None:
         """A process runs."""
         self._tell(ProcessStarted(worker, pid))
@@ -237,6 +252,10 @@ class Chronicle:
     def report(self, command: Report) -> None:
         """The core has something to say."""
         self._tell(Remark(command.text, command.warning))
+
+    def remark(self, text: str) -> None:
+        """Something the user may want to know."""
+        self._tell(Remark(text, warning=False))
 
     def warning(self, text: str) -> None:
         """Something the user should know."""

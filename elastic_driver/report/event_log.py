@@ -19,7 +19,10 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.report.happenings import (
     FirstFailure,
     Happening,
+    HostLost,
+    HostReady,
     HostsChanged,
+    HostUnready,
     InternalError,
     JobEnded,
     JobStarted,
@@ -77,6 +80,12 @@ class EventLog:
                 self.write("job_started", rendezvous=url, job_id=job_id)
             case HostsChanged(hosts):
                 self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts})
+            case HostReady(host, address, joined):
+                self.write("host_ready", host=host, address=address, joined=joined)
+            case HostUnready(host, reason, permanent):
+                self.write("host_unready", host=host, reason=reason, permanent=permanent)
+            case HostLost(host, reason):
+                self.write("host_lost", host=host, reason=reason)
             case ProcessStarted(worker, pid):
                 self.write("worker_started", worker=worker.key, pid=pid)
             case Warmed(pid, took_s):

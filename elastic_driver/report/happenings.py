@@ -40,6 +40,38 @@ class HostsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HostReady:
+    """A host has an agent.
+
+    Attributes:
+        host: its name.
+        address: from where the agent has come.
+        joined: with how many slots it has joined by itself; 0 when discovery has named it.
+    """
+
+    host: str
+    address: str
+    joined: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnready:
+    """A host has no agent yet: why, and whether somebody has to change something there."""
+
+    host: str
+    reason: str
+    permanent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """A host's agent is lost, and its workers with it."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStarted:
     """A worker's process runs."""
 
@@ -257,6 +289,9 @@ class MomentPassed:
 Happening: TypeAlias = (
     JobStarted
     | HostsChanged
+    | HostReady
+    | HostUnready
+    | HostLost
     | ProcessStarted
     | Warmed
     | ProcessDying

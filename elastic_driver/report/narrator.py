@@ -14,7 +14,10 @@ from elastic_driver.report.console import Console
 from elastic_driver.report.happenings import (
     FirstFailure,
     Happening,
+    HostLost,
+    HostReady,
     HostsChanged,
+    HostUnready,
     InternalError,
     JobEnded,
     JobStarted,
@@ -72,6 +75,16 @@ class Narrator:
                 console.detail(f"rendezvous at {url}, job {job_id}")
             case HostsChanged(hosts):
                 console.detail(f"hosts: {', '.join(str(host) for host in hosts) or 'none'}")
+            case HostReady(host, address, joined):
+                if joined:
+                    console.line(f"host {host} joins with {joined} slot{'' if joined == 1 else 's'}, from {address}")
+                else:
+                    console.detail(f"host {host} is ready: its agent came from {address}")
+            case HostUnready(host, reason, permanent):
+                again = "" if permanent else "; trying on"
+                console.warning(f"host {host} is not ready: {reason}{again}")
+            case HostLost(host, reason):
+                console.warning(f"host {host} is lost: {reason}")
             case ProcessStarted(worker, pid):
                 console.detail(f"worker {worker} started (pid {pid})")
             case Warmed(pid, took_s):

@@ -8,6 +8,7 @@ values, and what follows from what was given (the hosts, the least and most work
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,10 +19,13 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.exported import TUNING, exported
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
+from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
+# Who gives one of these wants no rsh agent, whatever a variable says.
+_OTHER_THAN_RSH = frozenset({"launcher_command", "ssh_port", "ssh_identity_file"})
 _WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
 
 
@@ -82,9 +86,17 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.
     values = {**_from_variables(environ, but=chosen), **{name: _typed(name, value) for name, value in chosen.items()}}
+    values["passed_env"] = read_passed(values.get("passed_env", ()), environ)
+    if values.get("rsh_agent") is not None and "launcher_bootstrap" in values:
+        # mpi-operator's kubexec.sh hands no standard input on; a ticket in the command comes through any of them.
+        raise SettingsError(
+            "--launcher-bootstrap is for --launcher-command: an rsh agent's command has a ticket always"
+        )
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
-    elastic = "discovery_script" in values or "min_num_proc" in values
+    elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint(
+        ("discovery_script", "discovery_socket", "min_num_proc")
+    )
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
@@ -98,13 +110,18 @@ def _typed(name: str, value: Any) -> Any:
     try:
         if read is Path:
             # The driver's process may have another working directory by the time that it writes there.
-            return (Path(value).absolute() if name == "durable_dir" else Path(value)) if str(value) else None
+            absolute = name in ("durable_dir", "join_token_file")
+            return (Path(value).absolute() if absolute else Path(value)) if str(value) else None
         if read is not None:
             return read(str(value))
         if name == "cooldown_range_s":
             if len(value) != 2:
                 raise ValueError("expected 2 arguments")
             return tuple(number(str(bound)) for bound in value)
+        if name == "rsh_agent":
+            return tuple(shlex.split(value) if isinstance(value, str) else value)
+        if name == "port_range":
+            return read_port_range(value) if isinstance(value, str) else tuple(integer(str(port)) for port in value)
     except ValueError as error:
         raise SettingsError(f"argument {FLAGS[name]}: {error}") from None
     if name in ("preload", "network_interfaces"):
@@ -117,17 +134,28 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
     values: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         text = environ.get(variable)
-        if not text or name in but:
+        if not text or name in but or (name == "rsh_agent" and but.keys() & _OTHER_THAN_RSH):
             continue
         if variable == ENV_SHIM:
             values[name] = text.lower()
-            continue
-        try:
-            values[name] = float(text)
-        except ValueError:
-            raise SettingsError(f"the variable {variable} is {text!r}, not a number of seconds") from None
-        check_seconds(f"the variable {variable}:", values[name])
+        elif _FIELDS[name] is number:
+            try:
+                values[name] = float(text)
+            except ValueError:
+                raise SettingsError(f"the variable {variable} is {text!r}, not a number of seconds") from None
+            check_seconds(f"the variable {variable}:", values[name])
+        else:
+            try:
+                values[name] = integer(text) if _FIELDS[name] is integer else _rsh_agent(text)
+            except ValueError as error:
+                raise SettingsError(f"cannot read the variable {variable}: {error}") from None
     return values
+
+
+def _rsh_agent(text: str) -> tuple[str, ...] | None:
+    """The command in Open MPI's variable, which may list several behind colons; None where it is ssh anyway."""
+    words = tuple(shlex.split(text.partition(":")[0]))
+    return words if words and words != ("ssh",) else None
 
 
 def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
@@ -138,6 +166,8 @@ def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
         return parse_list(listed, slots)
     if file is not None:
         return read_hostfile(Path(file), slots)
-    if "discovery_script" in values:
+    if "discovery_script" in values or "discovery_socket" in values:
         return None
+    if values.get("accept_agents"):
+        return ()
     return (Host("localhost", values["num_proc"]),) if values["num_proc"] > 0 else ()

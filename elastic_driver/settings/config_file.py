@@ -1,4 +1,4 @@
-"""The YAML file of ``--config-file``: sections and keys as Horovod has them (and warm_starts), each for a flag.
+"""The YAML file of ``--config-file``: sections and keys as Horovod has them, and some more, each for a flag.
 
 Unlike Horovod's, an unknown section or key is an error: a misspelt key would be a setting that silently is not.
 """
@@ -48,6 +48,24 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "gloo_timeout_seconds": ("gloo_timeout_s", int),
     },
     "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
+    "agents": {
+        "accept": ("accept_agents", bool),
+        "join_token_file": ("join_token_file", str),
+        "timeout_seconds": ("agent_timeout_s", float),
+        "tls": ("tls", bool),
+    },
+    "launcher": {
+        "rsh_agent": ("rsh_agent", str),
+        "command": ("launcher_command", str),
+        "bootstrap": ("launcher_bootstrap", str),
+        "remote_python": ("remote_python", str),
+    },
+    "ssh": {
+        "port": ("ssh_port", int),
+        "identity_file": ("ssh_identity_file", str),
+        "connect_timeout_seconds": ("ssh_connect_timeout_s", float),
+    },
+    "network": {"interfaces": ("network_interfaces", str), "port_range": ("port_range", str)},
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 

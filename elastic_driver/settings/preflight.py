@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.settings.join_token import who_else_reads
 from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.safe_files import make_folder, who_else_writes
 
@@ -106,4 +107,8 @@ def _suspicions(settings: Settings) -> list[str]:
         others = who_else_writes(folder, only_adding=only_adding) if folder is not None else ""
         if others:
             found.append(f"the folder {folder} ({flag}): {others}; {consequence}")
+    token = settings.join_token_file
+    others = who_else_reads(token) if token is not None else ""
+    if others:
+        found.append(f"the file {token} (--join-token-file): {others}; who can read it can join the job: chmod 600 it")
     return found

@@ -8,13 +8,21 @@ of where values come from (:mod:`elastic_driver.settings.assembly`), and touches
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
+from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
+from elastic_driver.settings.machines import (
+    BOOTSTRAPS,
+    LEAST_AGENT_TIMEOUT_S,
+    STDIN,
+    check_interface,
+    check_port_range,
+)
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -23,7 +31,6 @@ _MAX_NUM_PROC = 65536
 
 # Over 30 years. Some of the system's clocks and timers cannot count much further.
 MAX_SECONDS = 1e9
-_MOST_GLOO_S = 1e7  # the workers' own bound
 
 # Horovod's bounds for the cooldown range, seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
@@ -54,12 +61,14 @@ class Settings:
         reset_window_s: how long a reset counts for that; None for ever.
         drain_timeout_s: how long a drained worker may take to leave.
         cooldown_range_s: shortest and longest time a failed host stays out; None for ever.
-        hosts: fixed hosts; None with a discovery script.
-        discovery_script: shell command that prints the hosts; None with fixed hosts.
+        hosts: fixed hosts; None with a discovery script or object.
+        discovery_script: shell command that prints the hosts; None without one.
+        discovery_socket: descriptor of the driver's process by which the caller's discovery object is asked; None
+            without one.
         discovery_interval_s: between the end of one run of it and the next.
         discovery_timeout_s: how long one run may take.
         rendezvous_port: of the driver's HTTP server; 0 for any.
-        rendezvous_address: where it listens, and where workers listen for each other.
+        rendezvous_address: where it listens.
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
         verbose: whether details are told.
@@ -76,7 +85,20 @@ class Settings:
             "never".
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
         preload: those modules; None to choose them by the script.
-        network_interfaces, ssh_port, ssh_identity_file: for remote hosts; kept, without effect on local ones.
+        agent_timeout_s: how long an agent may go unacknowledged until it ends its workers, and its host is lost.
+        accept_agents: whether hosts may join by themselves.
+        join_token_file: file with the secret that they prove themselves with; None to have one made.
+        rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
+        launcher_command: template of a command that starts an agent on a host instead of ssh; None for ssh.
+        launcher_bootstrap: how that one gets what it needs: "stdin", or "command" where that does not reach it.
+        remote_python: Python of other hosts' agents; None for the same path as here.
+        ssh_port, ssh_identity_file: for ssh; None for what its own configuration says.
+        ssh_connect_timeout_s: how long ssh may take to connect.
+        port_range: first and last port that workers listen on, and the driver, unless it has a port of its own; None
+            for any.
+        network_interfaces: names, addresses or networks: on each host workers listen on what fits.
+        tls: whether connections to the driver are encrypted.
+        passed_env: variables for the workers on all hosts (-x).
 
     Raises:
         SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
@@ -87,7 +109,9 @@ class Settings:
     min_num_proc: int = field(metadata=_given_by("--min-np"))
     max_num_proc: int | None = field(default=None, metadata=_given_by("--max-np"))
     num_standby: int = field(default=0, metadata=_given_by("--standby"))
-    slots_per_host: int | None = field(default=None, metadata=_given_by("--slots-per-host"))
+    slots_per_host: int | None = field(
+        default=None, metadata=_given_by("--slots-per-host", "OMPI_MCA_orte_set_default_slots")
+    )
     elastic: bool = False
     elastic_timeout_s: float = field(default=600.0, metadata=_given_by("--elastic-timeout", "HOROVOD_ELASTIC_TIMEOUT"))
     start_timeout_s: float = field(default=300.0, metadata=_given_by("--start-timeout", "HOROVOD_START_TIMEOUT"))
@@ -99,6 +123,7 @@ class Settings:
     cooldown_range_s: tuple[float, float] | None = field(default=None, metadata=_given_by("--blacklist-cooldown-range"))
     hosts: tuple[Host, ...] | None = field(default=None, metadata=_given_by("-H"))
     discovery_script: str | None = field(default=None, metadata=_given_by("--host-discovery-script"))
+    discovery_socket: int | None = None
     discovery_interval_s: float = field(default=1.0, metadata=_given_by("--discovery-interval"))
     discovery_timeout_s: float = field(default=10.0, metadata=_given_by("--discovery-timeout"))
     rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
@@ -110,7 +135,7 @@ class Settings:
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
     gloo_timeout_s: float = field(
-        default=30.0, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
+        default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     )
     worker_env: Mapping[str, str] = field(default_factory=dict)
     durable_dir: Path | None = field(default=None, metadata=_given_by("--durable-dir"))
@@ -120,21 +145,41 @@ class Settings:
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
-    network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout"))
+    accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
+    join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
+    rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
+    launcher_command: str | None = field(default=None, metadata=_given_by("--launcher-command"))
+    launcher_bootstrap: str = field(default=STDIN, metadata=_given_by("--launcher-bootstrap"))
+    remote_python: str | None = field(default=None, metadata=_given_by("--remote-python"))
     ssh_port: int | None = field(default=None, metadata=_given_by("--ssh-port"))
     ssh_identity_file: str | None = field(default=None, metadata=_given_by("--ssh-identity-file"))
+    ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
+    port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
+    network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    tls: bool = field(default=False, metadata=_given_by("--tls"))
+    passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_hosts()
         self._check_durable()
+        self._check_machines()
         if not self.command:
             raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
 
     @property
+    def driver_ports(self) -> Sequence[int]:
+        """The ports that the driver may listen on, to be tried in order; 0 for any."""
+        if self.rendezvous_port or self.port_range is None:
+            return (self.rendezvous_port,)
+        low, high = self.port_range
+        return range(high, low - 1, -1)  # workers of this machine begin at the other end
+
+    @property
     def most_workers(self) -> int:
-        """How many workers there may come to be at a time, standbys too; num_proc where only a script's hosts tell."""
-        bounds = [] if self.hosts is None else [total_slots(self.hosts)]
+        """How many workers there may come to be at a time, standbys too; num_proc where only the hosts to come tell."""
+        bounds = [] if self.hosts is None or self.accept_agents else [total_slots(self.hosts)]
         if self.max_num_proc is not None:
             bounds.append(self.max_num_proc + self.num_standby)
         return min(bounds, default=self.num_proc)
@@ -152,7 +197,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None:
                 check_seconds(FLAGS[name], value)
-        check_seconds(FLAGS["gloo_timeout_s"], self.gloo_timeout_s, most=_MOST_GLOO_S)
+        check_seconds(FLAGS["gloo_timeout_s"], self.gloo_timeout_s, most=MOST_GLOO_S)
         for name in ("grace_s", "heartbeat_timeout_s", "hang_timeout_s"):
             if value := getattr(self, name):
                 check_seconds(FLAGS[name], value, zero=", 0 or above")
@@ -200,17 +245,25 @@ class Settings:
 
     def _check_hosts(self) -> None:
         if self.discovery_script is not None:
-            if self.hosts is not None:
-                raise SettingsError("give either --host-discovery-script or fixed hosts (-H, --hostfile), not both")
+            if self.hosts is not None or self.discovery_socket is not None:
+                other = "fixed hosts (-H, --hostfile)" if self.hosts is not None else "a discovery object"
+                raise SettingsError(f"give either --host-discovery-script or {other}, not both")
             script_words(self.discovery_script)
             return
-        if not self.hosts:
-            raise SettingsError("no hosts: give -H, --hostfile or --host-discovery-script")
-        for host in self.hosts:
+        if self.discovery_socket is not None:
+            if self.hosts is not None:
+                raise SettingsError("give either a discovery object or fixed hosts (-H, --hostfile), not both")
+            return
+        if not self.hosts and not self.accept_agents:
+            raise SettingsError("no hosts: give -H, --hostfile, --host-discovery-script or --accept-agents")
+        for host in self.hosts or ():
             if host.slots > MAX_SLOTS_PER_HOST:
                 raise SettingsError(
                     f"host {host.name!r} would have {host.slots} slots; the most is {MAX_SLOTS_PER_HOST}"
                 )
+        if self.accept_agents:
+            return
+        assert self.hosts is not None
         slots = total_slots(self.hosts)
         if slots < self.num_proc:
             raise SettingsError(
@@ -235,6 +288,31 @@ class Settings:
         if self.durable_interval_s is not None:
             check_seconds("--durable-interval", self.durable_interval_s)
 
+    def _check_machines(self) -> None:
+        check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)
+        check_agent_timeout(self.agent_timeout_s)
+        if self.join_token_file is not None and not self.accept_agents:
+            raise SettingsError("--join-token-file is without effect: give --accept-agents too")
+        for name in ("rsh_agent", "launcher_command", "remote_python", "ssh_identity_file"):
+            value = getattr(self, name)
+            if value is not None and not (value[0] if isinstance(value, tuple) and value else value):
+                raise SettingsError(f"{FLAGS[name]} is empty")
+        if self.rsh_agent is not None and self.launcher_command is not None:
+            raise SettingsError("give either --rsh-agent or --launcher-command, not both")
+        if self.launcher_bootstrap not in BOOTSTRAPS:
+            raise SettingsError(f"--launcher-bootstrap {self.launcher_bootstrap} is none of {', '.join(BOOTSTRAPS)}")
+        instead = next((name for name in ("rsh_agent", "launcher_command") if getattr(self, name) is not None), None)
+        if instead is not None:
+            for name in ("ssh_port", "ssh_identity_file"):
+                if getattr(self, name) is not None:
+                    raise SettingsError(f"{FLAGS[name]} is for ssh, which {FLAGS[instead]} takes the place of")
+        if self.launcher_bootstrap != STDIN and self.launcher_command is None:
+            raise SettingsError("--launcher-bootstrap is without effect: give --launcher-command too")
+        if self.port_range is not None:
+            check_port_range(FLAGS["port_range"], self.port_range)
+        for text in self.network_interfaces:
+            check_interface(FLAGS["network_interfaces"], text)
+
 
 FLAGS: Mapping[str, str] = {each.name: each.metadata["flag"] for each in fields(Settings) if each.metadata}
 """The flag of each field that has one, as messages name it."""
@@ -256,6 +334,16 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
         raise SettingsError(f"{flag} {value:g} is not a number of seconds{zero}")
     if value > most:
         raise SettingsError(f"{flag} {value:g} is above {most:g}, the most seconds it may be")
+
+
+def check_agent_timeout(seconds: float) -> None:
+    """Raises SettingsError unless this can be --agent-timeout."""
+    check_seconds(FLAGS["agent_timeout_s"], seconds)
+    if seconds < LEAST_AGENT_TIMEOUT_S:
+        raise SettingsError(
+            f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
+            "a second"
+        )
 
 
 def script_words(script: str) -> list[str]:

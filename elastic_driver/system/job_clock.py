@@ -9,8 +9,9 @@ than ``most_s`` from one look at it to the next, and is looked at more often tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 # Longer than any one thing that the loop does; short beside what workers are given.
@@ -87,3 +88,20 @@ class _Timer:
             self._call = self._loop.call_later(left_s, self._look)
         else:
             self._callback()
+
+
+@contextlib.asynccontextmanager
+async def time_limit(limit_s: float, call_later: CallLater | None = None) -> AsyncIterator[None]:
+    """Ends what takes longer with TimeoutError.
+
+    Args:
+        limit_s: the time.
+        call_later: measures it; the running loop's when None.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        timer = (call_later or loop.call_later)(limit_s, lambda: limit.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -83,6 +83,20 @@ class Tether:
             os.close(opened)
 
 
+def tie(reading_end: int, owner: int) -> None:
+    """Has the kernel kill a process when the last writing end of a pipe is closed.
+
+    For programs that close what they inherit, all but their standard input, which is this pipe. What is to be read was
+    written before: every further byte would kill as well. Where the kernel cannot, nobody is tied.
+
+    Args:
+        reading_end: of the pipe; the process has inherited it.
+        owner: number of the process, or that of a process group, negative.
+    """
+    with contextlib.suppress(OSError):  # as Ends.tie
+        _signal_at_end(reading_end, owner, signal.SIGKILL)
+
+
 def tie_this_process() -> None:
     """Ties a process that trains, but was not itself started by the driver: the command is a shell script, say.
 

@@ -18,21 +18,22 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.credentials import Credential, ranks_key
 from elastic_driver.rendezvous.environment import (
-    ENV_ADDRESS,
     ENV_HEARTBEAT,
     ENV_JOB,
     ENV_OWNER,
     ENV_PATIENCE,
+    ENV_PORTS,
     ENV_RENDEZVOUS,
     ENV_ROUND,
     ENV_WARM,
+    GLOO_TIMEOUT_S,
+    MOST_GLOO_S,
     PATIENCE_S,
 )
 from elastic_driver.words import Backend
 
 ENV_LANE = "ELASTIC_DRIVER_DEVICE_LANE"
 
-_MOST_CALL_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 _MOST_WAIT_S = 1e9  # what elasticrun takes
 _MOST = 1 << 50  # what elasticrun takes of MB, in bytes
 _ON, _OFF = ("true", "t", "yes", "y", "on"), ("false", "f", "no", "n", "off")
@@ -110,6 +111,15 @@ def _engine(text: str) -> str:
     return text
 
 
+def _ports(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not all(end.isascii() and end.isdecimal() and len(end) < 6 for end in (low, high)):
+        raise ValueError("it must be a range of ports, LOW-HIGH")
+    if not 1 <= int(low) <= int(high) <= 65535:
+        raise ValueError("it must be a range of ports within 1-65535, the lower first")
+    return int(low), int(high)
+
+
 def _by(variable: str, read: Callable[[str], Any]) -> Mapping[str, Any]:
     """A field's metadata: the variable's name, and how its text is read. It raises ValueError with what is allowed."""
     return {"variable": variable, "read": read}
@@ -123,7 +133,7 @@ class WorkerSettings:
         rendezvous: URL of the driver's HTTP server; "" in a process that no driver has started, a job of one.
         job: the job's id.
         round: the round that ran when this worker was started; 0 for none.
-        address: local address on which this worker's collectives listen.
+        port_range: the lowest and the highest port at which they may; None for any.
         heartbeat_s: at least as often the driver is to hear of this worker, seconds; 0 for its long poll only.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
         patience_s: how long a driver may be silent of which nothing else is known, seconds.
@@ -155,7 +165,7 @@ class WorkerSettings:
     rendezvous: str = field(default="", metadata=_by(ENV_RENDEZVOUS, str))
     job: str = field(default="", metadata=_by(ENV_JOB, str))
     round: int = field(default=0, metadata=_by(ENV_ROUND, _round))
-    address: str = field(default="127.0.0.1", metadata=_by(ENV_ADDRESS, str))
+    port_range: tuple[int, int] | None = field(default=None, metadata=_by(ENV_PORTS, _ports))
     heartbeat_s: float = field(default=0.0, metadata=_by(ENV_HEARTBEAT, _number))
     owner: str = field(default="", metadata=_by(ENV_OWNER, str))
     patience_s: float = field(default=PATIENCE_S, metadata=_by(ENV_PATIENCE, _seconds(_MOST_WAIT_S)))
@@ -163,10 +173,12 @@ class WorkerSettings:
     hostname: str = field(default="", metadata=_by("HOROVOD_HOSTNAME", str))
     elastic: bool = field(default=False, metadata=_by("HOROVOD_ELASTIC", _switch))
     # Horovod's, as those of fusion and stall checks.
-    build_timeout_s: float = field(default=30.0, metadata=_by("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds(_MOST_CALL_S)))
+    build_timeout_s: float = field(
+        default=GLOO_TIMEOUT_S, metadata=_by("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds(MOST_GLOO_S))
+    )
     # torch.distributed's for a process group.
     collective_timeout_s: float = field(
-        default=1800.0, metadata=_by("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", _seconds(_MOST_CALL_S))
+        default=1800.0, metadata=_by("ELASTIC_DRIVER_COLLECTIVE_TIMEOUT_S", _seconds(MOST_GLOO_S))
     )
     backend: Backend | None = field(default=None, metadata=_by("ELASTIC_DRIVER_BACKEND", _backend))
     engine: str = field(default="", metadata=_by("ELASTIC_DRIVER_ENGINE", _engine))
@@ -271,3 +283,12 @@ def read_worker_settings() -> WorkerSettings:
     global _settings
     _settings = WorkerSettings.from_environ(os.environ)
     return _settings
+
+
+def way_to_driver() -> tuple[str, Credential]:
+    """Where the driver is, and what this process proves itself with, whatever the other variables say.
+
+    Raises:
+        SettingsError: this process was not started by a driver.
+    """
+    return os.environ.get(ENV_RENDEZVOUS, ""), Credential.of_worker(os.environ)

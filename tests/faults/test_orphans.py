@@ -43,12 +43,16 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.launcher import LocalLauncher
 
 class Sink:
-    def write(self, stream, data):
+    def begin(self, worker, pid, rank):
+        pass
+    def write(self, worker, stream, data):
+        pass
+    def end(self, worker):
         pass
 
 async def main():
     job_id, count, worker = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    launcher = LocalLauncher(Sink(), output_dir=None, prefix_timestamp=False, job_id=job_id, width=1)
+    launcher = LocalLauncher(Sink(), prefix_timestamp=False, mark=job_id)
     for slot in range(count):
         process = await launcher.start(
             WorkerId("localhost", slot, 0),

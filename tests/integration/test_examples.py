@@ -51,10 +51,18 @@ def accuracy_in(output: str) -> float:
     return float(re.findall(r"final test accuracy ([\d.]+)", output)[-1])
 
 
-def check(output: str, *, ranks: int) -> None:
-    """What must be so whatever happened to the workers."""
+def check(output: str, *, ranks: int, kills: int = 0) -> None:
+    """What must be so whatever happened to the workers.
+
+    Args:
+        output: of the job.
+        ranks: at its end.
+        kills: of a rank 0, which may have been about to tell of an epoch that was over.
+    """
+    told = {int(epoch) for epoch in re.findall(r"epoch (\d+):", output)}
     exact = re.findall(r"epoch (\d+):.* 1440 of 1440 samples used exactly once, 0 repeated", output)
-    assert {int(epoch) for epoch in exact} == set(range(1, EPOCHS + 1)), output
+    assert {int(epoch) for epoch in exact} == told, output
+    assert len(set(range(1, EPOCHS + 1)) - told) <= kills, output
     who = "1 rank" if ranks == 1 else f"all {ranks} ranks"
     assert f"parameters agree on {who} (sha256 " in output, output
     assert accuracy_in(output) >= ACCURACY, output
@@ -189,7 +197,7 @@ def test_changes_and_kills_leave_the_result_as_it_is(
     assert set(job.pids().values()) == {before[2], before[3]}, "a crash restarted a process that lived"
     assert job.process.wait(150) == 0, job.output()
     last = job.steps()[-1]
-    check(job.output(), ranks=last["size"])
+    check(job.output(), ranks=last["size"], kills=1)
     assert abs(accuracy_in(job.output()) - accuracy_alone(name)) <= TOLERANCE
 
     survivor = [line["step"] for line in job.steps() if line["pid"] == before[2]]

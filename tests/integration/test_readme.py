@@ -75,7 +75,9 @@ def test_command(folder: Path, command: str) -> None:
     assert sorted(int(rank) for rank, _ in ranks) == list(range(size)), output
     assert all(float(loss) < 1.0 for _, loss in ranks if loss), output
     if size == 4:
-        (sample,) = (text.splitlines()[0] for kind, text in BLOCKS if kind == "text")
+        (sample,) = (
+            text.splitlines()[0] for kind, text in BLOCKS if kind == "text" and text.startswith("elasticrun: ")
+        )
         pattern = re.sub(r"\d+\\\.\d+ s", r"[\\d.]+ s", re.escape(sample).replace(r"\ ", " "))
         assert re.search(f"^{pattern}$", output, re.MULTILINE), (pattern, output)
 
@@ -88,7 +90,8 @@ def test_exit_codes_are_all_there() -> None:
 
 def test_flags_exist() -> None:
     known = {option for action in build_parser()._actions for option in action.option_strings}
-    named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*)", "".join(re.findall(r"`[^`]+`", README))))
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*)", "".join(re.findall(r"`[^`]+`", prose))))
     assert "--min-np" in named
     assert named <= known, named - known
 

@@ -7,6 +7,7 @@ A line that is not indented is input:
                                     or no-rounds for workers of these kinds
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
     TIME discovery-failed MESSAGE
+    TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME started WHO                of workers that do not ask for their rounds: their processes run
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
                [raised=1]           _ for a space in TEXT
@@ -51,6 +52,7 @@ from elastic_driver.core.events import (  # noqa: E402
     DrainRequested,
     DriverFailed,
     EndJob,
+    HostsUnusable,
     KillWorker,
     PublishRound,
     Report,
@@ -161,6 +163,10 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
             return job.hosts(*words)
         case "discovery-failed":
             return job.feed(DiscoveryFailed(" ".join(words)))
+        case ["hosts-unusable", *words]:
+            return job.feed(HostsUnusable(" ".join(words)))
+        case "hosts-unusable":
+            return job.feed(HostsUnusable(" ".join(words)))
         case "timer":
             return job.timer(at=job.now)
         case "drain" | "undrain":

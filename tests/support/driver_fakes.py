@@ -51,11 +51,17 @@ class FakeProcess:
     def watch_threads(self, pid: int, thread: int) -> None:
         self.runs_script = True
 
-    async def print_stacks(self, limit_s: float) -> None:
-        self.printed += 1
-        if not self.is_stubborn:
-            self.end(-6)
-        await asyncio.wait([self.exited], timeout=limit_s)
+    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        if self.exited.done() or (exits and not self.runs_script):
+            return False
+        if stacks_s:
+            self.printed += 1
+            if not self.is_stubborn:
+                self.end(-6)
+            asyncio.get_running_loop().call_later(stacks_s, self.kill)
+        else:
+            self.kill()
+        return True
 
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.exited)
@@ -88,6 +94,9 @@ class FakeLauncher:
 
     def cores(self, hostname: str) -> int:
         return 2
+
+    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        return dict.fromkeys(hostnames, "127.0.0.1")
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -125,6 +134,9 @@ class FakeHosts:
         if self.error is not None:
             raise self.error
         return self.hosts
+
+    async def wait_change(self, limit_s: float) -> None:
+        await asyncio.sleep(limit_s)
 
     def remark(self) -> str:
         return ""

@@ -25,7 +25,7 @@ from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
-from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_WORKER
 from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     NextRoundRequest,
@@ -73,8 +73,9 @@ class Process:
 class FakeJob:
     """The driver's side of a job, as a context manager; leaving it kills what still runs."""
 
-    def __init__(self, *, backend: Backend = Backend.TORCH, auto: bool = True) -> None:
+    def __init__(self, *, backend: Backend = Backend.TORCH, auto: bool = True, address: str = "127.0.0.1") -> None:
         self.backend = backend
+        self._address = address
         self.auto = auto
         self.processes: dict[WorkerId, Process] = {}
         self.rounds: list[tuple[WorkerId, ...]] = []
@@ -190,6 +191,7 @@ class FakeJob:
                 sync=self._sync,
                 commits=ready[root][0].commits,
                 backend=self.backend,
+                address=self._address,
             )
             ready[worker][1].set_result(reply)
         self._wake()
@@ -233,7 +235,6 @@ class FakeJob:
             ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
-            ENV_ADDRESS: "127.0.0.1",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",

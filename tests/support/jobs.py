@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ class Job:
         command: list[str] | None = None,
         env: dict[str, str] | None = None,
         elasticrun: tuple[str, ...] = ("-m", "elastic_driver"),
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.hosts_file = folder / "hosts.txt"
         self.step_log = folder / "steps.jsonl"
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
-        arguments = [sys.executable, *elasticrun, "--event-log", str(self.event_log), *flags]
+        arguments = [*prefix, sys.executable, *elasticrun, "--event-log", str(self.event_log), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
             script = folder / "discover.sh"
@@ -127,7 +128,10 @@ class Job:
         job_id, found = started[-1]["job_id"], []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("ELASTIC_DRIVER_JOB") == job_id and process.status() != "zombie":
+                if (
+                    process.environ().get("ELASTIC_DRIVER_MARK", "").partition("-")[0] == job_id
+                    and process.status() != "zombie"
+                ):
                     found.append(f"{process.pid} {process.cmdline()}")
             except (psutil.Error, OSError):
                 continue

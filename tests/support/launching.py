@@ -17,6 +17,7 @@ import uvloop
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.guard import find_processes
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -62,12 +63,11 @@ class Job:
         self.warnings: list[str] = []
         self.earlier = psutil.Process().children()
         self.job_id = uuid.uuid4().hex
+        self.outputs = OutputFiles(self.sink, folder=output_dir, width=2, warn=self.warnings.append)
         self.launcher = LocalLauncher(
-            self.sink,
-            output_dir=output_dir,
+            self.outputs,
             prefix_timestamp=prefix_timestamp,
-            job_id=self.job_id,
-            width=2,
+            mark=self.job_id,
             warn=self.warnings.append,
         )
 
@@ -86,6 +86,10 @@ class Job:
         """Starts a worker that runs this Python text."""
         return await self.start([sys.executable, "-c", source, *arguments], worker=worker, label=label)
 
+    async def close(self) -> None:
+        await self.launcher.close()
+        await asyncio.to_thread(self.outputs.close)
+
     def children(self) -> list[int]:
         """This process's children, without those of tests before (multiprocessing's tracker stays for ever)."""
         return [child.pid for child in psutil.Process().children() if child not in self.earlier]
@@ -95,31 +99,20 @@ class Job:
         return [process for processes in find_processes(self.job_id, {}).values() for process in processes]
 
 
-def descriptors() -> set[tuple[int, str]]:
-    """What this process has open: numbers, and what is behind them."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return found
-
-
 @contextlib.asynccontextmanager
 async def job(output_dir: Path | None = None, *, prefix_timestamp: bool = False) -> AsyncIterator[Job]:
     """A launcher; afterwards no process, child or descriptor may be left."""
     asyncio.get_running_loop()
-    # What tests before have left to the garbage collector must not be closed, and its number given anew, meanwhile.
-    gc.collect()
-    before = descriptors()
+    gc.collect()  # what tests before have left must not be closed meanwhile
+    before = os.listdir("/proc/self/fd")
     one = Job(output_dir, prefix_timestamp=prefix_timestamp)
     try:
         yield one
     finally:
-        await one.launcher.close()
+        await one.close()
     assert one.processes() == []
     assert one.children() == []
-    gc.collect()
-    assert descriptors() - before == set()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def run(loop: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -18,11 +18,13 @@ import uvloop
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, JobKey, Role
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     DrainReply,
+    EndReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -57,6 +59,8 @@ class Handler:
         self.reports: list[RunningReport] = []
         self.drained: list[DrainHostRequest] = []
         self.left: list[LeaveRequest] = []
+        self.ends = 0
+        self.urls: list[str] = []
         self.current_round = 1
         self.error: Exception | None = None
 
@@ -87,8 +91,19 @@ class Handler:
         self.drained.append(request)
         return DrainReply(done=True, text=f"host {request.hostname} is drained")
 
+    def end(self) -> EndReply:
+        self.ends += 1
+        return EndReply("it ends")
+
     def status(self) -> dict[str, object]:
-        return {"explain": "waiting", "round_id": self.current_round}
+        return {"explain": "waiting", "round_id": self.current_round, "urls": self.urls}
+
+
+class Hangup(asyncio.Protocol):
+    """Takes the place of what agents would speak to, and closes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 class Service:
@@ -102,6 +117,7 @@ class Service:
         loop: str = "uvloop",
         call_later: CallLater | None = None,
         routes: Routes = OUR_ROUTES,
+        certificate: Certificate | None = None,
     ) -> None:
         self.handler = Handler()
         self.errors: list[BaseException] = []
@@ -115,7 +131,9 @@ class Service:
         self._thread = threading.Thread(target=self.loop.run_forever, name="rendezvous")
         self._thread.start()
         self.server: RendezvousServer = self.call(self._make)
-        self.port: int = self.wait(self.server.start("127.0.0.1", port))
+        self.certificate = certificate
+        tls = None if certificate is None else server_context(certificate)
+        self.port: int = self.wait(self.server.start("127.0.0.1", port, ssl=tls))
         self.call(lambda: self.server.begin_round(1))
 
     def _make(self) -> RendezvousServer:
@@ -127,11 +145,13 @@ class Service:
             on_error=self.errors.append,
             on_full=self.full.append,
             call_later=self.call_later,
+            keys=KEY.of,
+            on_agent=lambda identity, session: Hangup(),
         )
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     def wait(self, coroutine: Any) -> Any:
         """Runs a coroutine in the server's loop."""
@@ -157,14 +177,15 @@ class Service:
     def client(
         self, identity: Identity = IDENTITY, *, key: JobKey = KEY, patience_s: float = PATIENCE_S
     ) -> RendezvousClient:
-        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s)
+        fingerprint = self.certificate.fingerprint if self.certificate else ""
+        return RendezvousClient(self.url, credential(identity, key), patience_s=patience_s, fingerprint=fingerprint)
 
     def die(self) -> None:
         """Ends as a process does that is killed: no goodbye to anybody."""
 
         def cut() -> None:
-            assert self.server._server is not None
-            self.server._server.close()
+            for server in self.server._servers:
+                server.close()
             for connection in tuple(self.server._connections):
                 connection.abort()
 
@@ -259,7 +280,7 @@ class Peer:
             name, _, value = line.decode().partition(":")
             headers[name] = value.strip()
         status = int(first.split()[1])
-        length = 0 if head_only or status == 100 else int(headers["Content-Length"])
+        length = 0 if head_only or status in (100, 101) else int(headers["Content-Length"])
         body = self._file.read(length)
         if (proof := headers.get(REPLY_HEADER)) is not None:
             assert self._proofs is not None

@@ -14,18 +14,14 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 
 from elastic_driver.errors import LaunchError, shortage
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, OutputSink
-from elastic_driver.launch.local.locality import check_local
-from elastic_driver.launch.local.log_files import LogFiles
 from elastic_driver.launch.local.output import WorkerOutput
 from elastic_driver.launch.processes.death import (
     dying,
@@ -40,10 +36,10 @@ from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
-from elastic_driver.rendezvous.environment import ENV_JOB, ENV_WORKER
-from elastic_driver.system.file_writer import FileWriter
+from elastic_driver.rendezvous.environment import ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
+from elastic_driver.system.threads import started_pool
 
 _log = logging.getLogger(__name__)
 
@@ -64,14 +60,13 @@ _Found = dict[str, list[psutil.Process]]  # by worker key
 
 # Of a worker: two pipes for its output, three pidfds for its process and the threads whose end says that it dies.
 _DESCRIPTORS_EACH = 5
-_LOG_FILES = 2
 
 
 class _JobScanner:
     """Looks for the job's processes in a thread, once for all who ask at the same time."""
 
-    def __init__(self, job_id: str, pool: ThreadPoolExecutor) -> None:
-        self._job_id = job_id
+    def __init__(self, mark: str, pool: ThreadPoolExecutor) -> None:
+        self._mark = mark
         self._pool = pool
         self._leaders: dict[str, psutil.Process] = {}
         self._running: asyncio.Task[_Found] | None = None
@@ -99,7 +94,7 @@ class _JobScanner:
         # Who asks from here on may have seen something that this scan does not show.
         self._running, self._next = self._next, None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, find_processes, self._job_id, dict(self._leaders))
+        return await loop.run_in_executor(self._pool, find_processes, self._mark, dict(self._leaders))
 
 
 class LocalWorker:
@@ -147,6 +142,16 @@ class LocalWorker:
         """Takes over the reading of its output."""
         self._output = output
 
+    def pause_output(self) -> None:
+        """Its pipes are not read for now."""
+        if self._output is not None:
+            self._output.pause()
+
+    def resume_output(self) -> None:
+        """They are again."""
+        if self._output is not None:
+            self._output.resume()
+
     @property
     def last_lines(self) -> Sequence[str]:
         """The end of its stderr, or of its stdout when it wrote nothing there."""
@@ -165,15 +170,28 @@ class LocalWorker:
                     watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
-    @property
-    def runs_script(self) -> bool:
+    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        """Kills it, and has it say before where it hangs; see the protocol."""
+        if self.exited.done() or (exits and not self._runs_script()):
+            return False
+        if stacks_s > 0:
+            start_task(self._kill_with_last_words(stacks_s))
+        else:
+            self.kill()
+        return True
+
+    async def _kill_with_last_words(self, stacks_s: float) -> None:
+        await self._print_stacks(stacks_s)
+        self.kill()
+
+    def _runs_script(self) -> bool:
         """Whether the process that called init() is there."""
         with contextlib.suppress(OSError):
             return self._script_pid is not None and os.getsid(self._script_pid) == self.pid
         return False
 
-    async def print_stacks(self, limit_s: float) -> None:
-        """Has it print where its threads are; see the protocol."""
+    async def _print_stacks(self, limit_s: float) -> None:
+        """Has that process print where its threads are, which ends it. Blocks until it has, for ``limit_s`` at most."""
         pid = self._script_pid or self.pid
         # faulthandler, which init() has enabled, prints the stacks at this signal, whatever holds Python's lock. A
         # stopped process takes it when it goes on.
@@ -322,10 +340,8 @@ class LocalLauncher:
 
     Args:
         sink: takes the workers' output.
-        output_dir: keeps each worker's output as well, in ``rank.R/stdout`` and ``stderr``.
         prefix_timestamp: whether the prefix of each line begins with the time.
-        job_id: marks the job's processes.
-        width: digits of R.
+        mark: stands in the environment of all that it starts.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
         warm: whether workers may be forked from a warmed process, once warm_up() was called.
         preload: the modules that it imports; None to choose them by the script.
@@ -336,26 +352,20 @@ class LocalLauncher:
         self,
         sink: OutputSink,
         *,
-        output_dir: Path | None,
         prefix_timestamp: bool,
-        job_id: str,
-        width: int,
+        mark: str,
         warn: Callable[[str], None] = _log.warning,
         warm: bool = False,
         preload: Sequence[str] | None = None,
         on_warm: Callable[[int, float], None] | None = None,
     ) -> None:
         self._sink = sink
-        self._output_dir = output_dir
-        self._files: FileWriter | None = None  # made with the first worker, like the rest
-        self.descriptors_each = _DESCRIPTORS_EACH + (0 if output_dir is None else _LOG_FILES)
+        self.descriptors_each = _DESCRIPTORS_EACH
         self._prefix_timestamp = prefix_timestamp
-        self._job_id = job_id
-        self._width = width
+        self._mark = mark
         self._warn = warn
-        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="elastic-driver-launch")
-        _start_threads(self._pool)
-        self._scanner = _JobScanner(job_id, self._pool)
+        self._pool = started_pool(_THREADS, "elastic-driver-launch")
+        self._scanner = _JobScanner(mark, self._pool)
         self._guard: GuardLink | None = None
         self._tether: Tether | None = None
         self._may_warm = warm
@@ -365,7 +375,7 @@ class LocalLauncher:
         self._workers: set[LocalWorker] = set()
         self._starting: set[asyncio.Task[LocalWorker]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._disc_warned = False
+        self._output_paused = False
 
     @property
     def guard_pid(self) -> int | None:
@@ -373,14 +383,14 @@ class LocalLauncher:
         return None if self._guard is None else self._guard.pid
 
     @staticmethod
-    def check_hosts(hosts: Sequence[Host]) -> None:
-        """Raises DiscoveryError when a host is not this machine. May resolve names, so it may block."""
-        check_local(hosts)
-
-    @staticmethod
     def cores(hostname: str) -> int:
         """The processors that this process may use: all hosts are this machine."""
         return len(os.sched_getaffinity(0))
+
+    @staticmethod
+    def addresses(hostnames: Sequence[str]) -> Mapping[str, str]:
+        """All hosts are this machine."""
+        return dict.fromkeys(hostnames, "127.0.0.1")
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -407,15 +417,13 @@ class LocalLauncher:
     ) -> LocalWorker:
         if self._guard is None:
             let_children_be_reaped()
-            self._guard = GuardLink(self._job_id, self._warn)
+            self._guard = GuardLink(self._mark, self._warn)
         self._guard.ensure()
         try:
             if self._tether is None:
                 self._tether = Tether()
-            if self._files is None and self._output_dir is not None:
-                self._files = FileWriter("elasticrun-files")
-        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
-            raise LaunchError(f"cannot start worker {worker}: {getattr(error, 'strerror', error)}") from error
+        except OSError as error:  # no descriptor is free
+            raise LaunchError(f"cannot start worker {worker}: {error.strerror}") from error
         if self._may_warm and self._warm is None:
             self._warm = WarmStarts(
                 self._preload,
@@ -446,6 +454,18 @@ class LocalLauncher:
         """Has later workers forked from a warmed process. Not before the first ones run: it would slow them down."""
         if self._warm is not None and self._closing is None:
             self._warm.warm_up()
+
+    def pause_output(self) -> None:
+        """Reads no worker's output for now: who writes much blocks. What a dead worker has left is read at its end."""
+        self._output_paused = True
+        for process in self._workers:
+            process.pause_output()
+
+    def resume_output(self) -> None:
+        """Reads on."""
+        self._output_paused = False
+        for process in self._workers:
+            process.resume_output()
 
     def kill(self) -> None:
         """SIGKILL to all workers and to what dead ones have left behind."""
@@ -479,7 +499,6 @@ class LocalLauncher:
             await self._guard.close()
         if self._tether is not None:
             self._tether.close()
-        await self._close_files()
         self._pool.shutdown(wait=False)
 
     async def _start(
@@ -493,7 +512,7 @@ class LocalLauncher:
         label: str,
         rank_at_launch: int,
     ) -> LocalWorker:
-        marked = {**env, ENV_JOB: self._job_id, ENV_WORKER: worker.key}
+        marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
         spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
         try:
@@ -502,16 +521,18 @@ class LocalLauncher:
             spawned.undo()
             raise
         self._workers.add(process)
-        process.finished.add_done_callback(lambda _: self._workers.discard(process))
+        process.finished.add_done_callback(lambda _: self._finished(process))
         try:
+            self._sink.begin(worker, process.pid, rank_at_launch)
             process.forward(
                 WorkerOutput(
                     spawned.pipes,
+                    worker,
                     self._sink,
                     label=lambda: process.label,
                     prefix_timestamp=self._prefix_timestamp,
-                    files=self._log_files(worker, process.pid, rank_at_launch),
                     warn=self._warn,
+                    paused=self._output_paused,
                 )
             )
         except BaseException:
@@ -526,42 +547,9 @@ class LocalLauncher:
         forked = self._warm.fork(command, env) if self._warm is not None else None
         return spawn(worker, command, env, tether) if forked is None else forked
 
-    def _log_files(self, worker: WorkerId, pid: int, rank: int) -> LogFiles | None:
-        if self._output_dir is None or self._files is None:
-            return None
-        loop = asyncio.get_running_loop()
-
-        def warn(message: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
-                loop.call_soon_threadsafe(self._warn_disc, message)
-
-        files = LogFiles(self._output_dir, f"rank.{rank:0{self._width}d}", self._files, warn)
-        files.begin(worker, pid)
-        return files
-
-    async def _close_files(self) -> None:
-        if self._files is None:
-            return
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._files.close)
-        if self._files.lost:
-            self._warn(f"{self._files.lost} bytes of output are not in {self._output_dir}: the disc does not keep up")
-
-    def _warn_disc(self, message: str) -> None:
-        if not self._disc_warned:
-            self._disc_warned = True
-            self._warn(f"{message}; the job goes on without")
-
-
-def _start_threads(pool: ThreadPoolExecutor) -> None:
-    """Starts the pool's threads now: one that cannot be started later is told to who asked, but the work is done."""
-    met = threading.Barrier(_THREADS)
-    try:
-        for _ in range(_THREADS):
-            pool.submit(met.wait)
-    except BaseException:
-        met.abort()
-        pool.shutdown(wait=False)
-        raise
+    def _finished(self, process: LocalWorker) -> None:
+        self._workers.discard(process)
+        self._sink.end(process.worker)
 
 
 def _kill_unwanted(starting: asyncio.Task[LocalWorker]) -> None:

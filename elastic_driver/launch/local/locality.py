@@ -6,30 +6,13 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Sequence
 
 import psutil
-
-from elastic_driver.errors import DiscoveryError
-from elastic_driver.hosts import Host
 
 _RESOLVE_S = 3.0
 
 # Names that have been found to mean this machine.
 _known_local = {"localhost"}
-
-
-def check_local(hosts: Sequence[Host]) -> None:
-    """Raises DiscoveryError when a host is not this machine: workers elsewhere are not yet supported.
-
-    May resolve names, so it may block.
-    """
-    for host in hosts:
-        if not is_local_host(host.name):
-            raise DiscoveryError(
-                f"host {host.name!r} is not this machine: workers on remote hosts are not yet supported "
-                "(use localhost, 127.0.0.1, or a name or address of this machine)"
-            )
 
 
 def is_local_host(name: str) -> bool:

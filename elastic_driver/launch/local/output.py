@@ -1,7 +1,6 @@
-"""A worker's output on its way to the user: cut into lines, prefixed, passed on, and kept in files.
+"""A worker's output on its way to the user: cut into lines, prefixed, and passed on.
 
-Owns the reading ends of the pipes. Works on bytes, so a character that comes in two reads stays whole. The files under
-``--output-filename`` are :mod:`~elastic_driver.launch.local.log_files`'s.
+Owns the reading ends of the pipes. Works on bytes, so a character that comes in two reads stays whole.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import OutputSink, Stream
-from elastic_driver.launch.local.log_files import LogFiles
 
 # A line longer than this is passed on in pieces, so that output without newlines cannot fill the memory.
 MAX_LINE = 65536
@@ -115,29 +114,32 @@ class WorkerOutput:
 
     Args:
         descriptors: the reading ends; owned from now on.
+        worker: whose they are.
         sink: takes the lines. What it raises is reported once and does not end the reading, or the worker would block.
         label: tells what stands in the prefix now.
         prefix_timestamp: whether the prefix begins with the time.
-        files: where the lines go besides; owned from now on.
         warn: takes reports of what went wrong.
+        paused: whether nothing is read until :meth:`resume`.
     """
 
     def __init__(
         self,
         descriptors: dict[Stream, int],
+        worker: WorkerId,
         sink: OutputSink,
         *,
         label: Callable[[], str],
         prefix_timestamp: bool,
-        files: LogFiles | None,
         warn: Callable[[str], None],
+        paused: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._open = dict(descriptors)
+        self._paused = paused
+        self._worker = worker
         self._sink = sink
         self._label = label
         self._prefix_timestamp = prefix_timestamp
-        self._files = files
         self._warn = warn
         self._sink_failed = False
         self._splitters: dict[Stream, LineSplitter] = {stream: LineSplitter() for stream in descriptors}
@@ -145,7 +147,8 @@ class WorkerOutput:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         for stream, descriptor in descriptors.items():
             os.set_blocking(descriptor, False)
-            self._loop.add_reader(descriptor, self._read, stream)
+            if not paused:
+                self._loop.add_reader(descriptor, self._read, stream)
 
     @property
     def last_lines(self) -> Sequence[str]:
@@ -165,6 +168,20 @@ class WorkerOutput:
             while size < _READ_AT_ONCE and (count := self._read(stream)):
                 size += count
 
+    def pause(self) -> None:
+        """Reads nothing more, so that the worker blocks when its pipes are full. What it leaves at its end is read."""
+        if not self._paused:
+            self._paused = True
+            for descriptor in self._open.values():
+                self._loop.remove_reader(descriptor)
+
+    def resume(self) -> None:
+        """Reads on."""
+        if self._paused:
+            self._paused = False
+            for stream, descriptor in self._open.items():
+                self._loop.add_reader(descriptor, self._read, stream)
+
     async def wait_ended(self, timeout_s: float) -> None:
         """Blocks until both streams have ended, or the time is over."""
         await asyncio.wait((self._ended,), timeout=timeout_s)
@@ -174,8 +191,6 @@ class WorkerOutput:
         self.read_available()
         for stream in tuple(self._open):
             self._end(stream)
-        if self._files is not None:
-            self._files.close()
 
     def _read(self, stream: Stream) -> int:
         descriptor = self._open.get(stream)
@@ -210,10 +225,8 @@ class WorkerOutput:
         prefix = f"{time_text}[{self._label()}]<{stream}>:".encode()
         data = prefix + (b"\n" + prefix).join(lines) + b"\n"
         try:
-            self._sink.write(stream, data)
+            self._sink.write(self._worker, stream, data)
         except Exception as error:
             if not self._sink_failed:
                 self._sink_failed = True
                 self._warn(f"cannot pass on a worker's output: {error}")
-        if self._files is not None:
-            self._files.write(stream, data)

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 import psutil
 
 # The same names as in elastic_driver.rendezvous.messages (a test compares them).
-ENV_JOB = "ELASTIC_DRIVER_JOB"
+ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_WORKER = "ELASTIC_DRIVER_WORKER"
 
 # What a terminal or a service manager sends to all processes of a job: the guard has to outlive the driver.
@@ -43,11 +43,11 @@ _SCAN_GAP_S = 0.05
 _CLEAN_S = 1.0
 
 
-def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[str, list[psutil.Process]]:
+def find_processes(mark: str, leaders: Mapping[str, psutil.Process]) -> dict[str, list[psutil.Process]]:
     """Looks through all processes of the machine. Takes about 0.3 ms for each, so the driver calls it in a thread.
 
     Args:
-        job_id: the job's mark.
+        mark: in their environment.
         leaders: the processes that were started as workers (each leads a session), by worker key.
 
     Returns:
@@ -84,7 +84,7 @@ def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[s
     _add_descendants(owner_of, alive, parent_of)
     for pid, process in alive.items():
         if pid not in owner_of:
-            key = _marked_key(process, job_id)
+            key = _marked_key(process, mark)
             if key is not None:
                 owner_of[pid] = key
     _add_descendants(owner_of, alive, parent_of)
@@ -94,7 +94,7 @@ def find_processes(job_id: str, leaders: Mapping[str, psutil.Process]) -> dict[s
     return processes_of
 
 
-def _marked_key(process: psutil.Process, job_id: str) -> str | None:
+def _marked_key(process: psutil.Process, mark: str) -> str | None:
     try:
         environment = process.environ()
     except psutil.Error:
@@ -103,7 +103,7 @@ def _marked_key(process: psutil.Process, job_id: str) -> str | None:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None  # it is between two programs, or ends
-    return environment.get(ENV_WORKER, "") if environment.get(ENV_JOB) == job_id else None
+    return environment.get(ENV_WORKER, "") if environment.get(ENV_MARK) == mark else None
 
 
 def _add_descendants(owner_of: dict[int, str], alive: Iterable[int], parent_of: Mapping[int, int]) -> None:
@@ -134,20 +134,20 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def end_job(job_id: str, leaders: Mapping[str, psutil.Process]) -> bool:
+def end_job(mark: str, leaders: Mapping[str, psutil.Process]) -> bool:
     """SIGTERM to every process of the job, a short grace, SIGKILL until nothing is left. Blocks.
 
     Returns:
         Whether nothing is left; False only for processes that even SIGKILL does not end.
     """
-    first = _flat(find_processes(job_id, leaders))
+    first = _flat(find_processes(mark, leaders))
     for process in first:
         send_signal(process, signal.SIGTERM)
     psutil.wait_procs(first, timeout=_GRACE_S)
     give_up = time.monotonic() + _GIVE_UP_S
     clean_since = time.monotonic()
     while (now := time.monotonic()) < give_up:
-        remaining = _flat(find_processes(job_id, leaders))
+        remaining = _flat(find_processes(mark, leaders))
         for process in remaining:
             send_signal(process, signal.SIGKILL)
         if remaining:
@@ -162,7 +162,7 @@ def _flat(processes_of: Mapping[str, list[psutil.Process]]) -> list[psutil.Proce
     return [process for processes in processes_of.values() for process in processes]
 
 
-def main(job_id: str) -> int:
+def main(mark: str) -> int:
     """The guard's life: notes which workers there are until the driver says ``quit`` or dies.
 
     Lines on standard input: ``+ PID`` a worker was started, ``- PID`` it is gone with all it started, ``quit``.
@@ -182,7 +182,7 @@ def main(job_id: str) -> int:
                 return 0
             case _:
                 pass
-    return 0 if end_job(job_id, leaders) else 1
+    return 0 if end_job(mark, leaders) else 1
 
 
 if __name__ == "__main__":

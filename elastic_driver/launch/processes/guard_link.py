@@ -29,8 +29,8 @@ _MAX_RESTARTS = 5
 class GuardLink:
     """Keeps one guard process for the job. Used on the event loop only."""
 
-    def __init__(self, job_id: str, warn: Callable[[str], None]) -> None:
-        self._job_id = job_id
+    def __init__(self, mark: str, warn: Callable[[str], None]) -> None:
+        self._mark = mark
         self._warn = warn
         self._workers: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,10 +82,10 @@ class GuardLink:
 
     def _start(self) -> None:
         # Not the marks of an outer job, if this driver runs in one: the guard must outlive what that job kills.
-        marks = (guard.ENV_JOB, guard.ENV_WORKER)
+        marks = (guard.ENV_MARK, guard.ENV_WORKER)
         environment = {name: value for name, value in os.environ.items() if name not in marks}
         psutil_at = str(Path(psutil.__file__).resolve().parent.parent)
-        command = [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), self._job_id, psutil_at]
+        command = [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), self._mark, psutil_at]
         # Blocked here, and so in the child from its first moment: Python needs a while until the guard ignores them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, guard.UNHEARD)
         try:

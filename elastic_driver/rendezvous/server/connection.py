@@ -13,18 +13,30 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import termios
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 import httptools
 
 from elastic_driver.errors import StaleRoundError
-from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
-from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.proof import (
+    HELLO,
+    NONCE_BYTES,
+    PROOF,
+    REPLY_HEADER,
+    UPGRADE,
+    Session,
+    digest_of,
+    is_same,
+)
 
 _REASONS = {
+    101: "Switching Protocols",
     200: "OK",
     204: "No Content",
     400: "Bad Request",
@@ -103,8 +115,10 @@ class Service(Protocol):
     """What a connection needs of the server."""
 
     limits: ServerLimits
-    key: JobKey
     reader_header: bytes
+
+    def key_of(self, identity: Identity) -> bytes | None:
+        """What this peer is to prove itself with; None for nobody that there is."""
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
@@ -131,6 +145,12 @@ def error_body(error: Exception | str) -> bytes:
     if isinstance(error, StaleRoundError):
         data |= {"round_id": error.round_id, "current_round_id": error.current_round_id}
     return json.dumps(data).encode()
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    """Whether the other end of a local socket is a process of this user, or root's."""
+    _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (os.getuid(), 0)
 
 
 class _Refusal(Exception):
@@ -224,6 +244,26 @@ class Connection(asyncio.Protocol):
             # Not from here: a queued PUT releases others, whose queued PUTs release others, and so on.
             self._loop.call_soon(self._serve_queue)
 
+    def upgrade(self, protocol: Callable[[Session], asyncio.Protocol]) -> None:
+        """Answers 101: from now on the connection is of another protocol, and none of the server's any more.
+
+        Args:
+            protocol: makes it, of the session in which the peer has proven itself.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._session is None:
+            return
+        self._answered += 1
+        proof = self._session.of_reply(self._answered, 101, b"").decode()
+        head = f"HTTP/1.1 101 {_REASONS[101]}\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
+        transport.write(f"{head}{REPLY_HEADER}: {proof}\r\n\r\n".encode())
+        self._deaf = True
+        self._transport = None
+        self._service.lost(self)
+        following = protocol(self._session)
+        transport.set_protocol(following)
+        following.connection_made(transport)
+
     def refuse(self, status: int, text: str) -> None:
         """Answers an error and takes nothing more from this peer."""
         self._keep_alive = False
@@ -289,6 +329,10 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if sock is not None and sock.family == socket.AF_UNIX and not _is_ours(sock):
+            self._deaf = True
+            transport.abort()
+            return
         self._service.arrived(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -393,9 +437,12 @@ class Connection(asyncio.Protocol):
             self._stop(401, _NOBODY)
         if len(nonce) != 2 * NONCE_BYTES:
             self._stop(400, f"a nonce has {2 * NONCE_BYTES} digits")
+        key = self._service.key_of(self.identity)
+        if key is None:
+            self._stop(401, _NOBODY)
         self._service.met(self)
         server_nonce = os.urandom(NONCE_BYTES).hex()
-        self._session = Session(self._service.key.of(self.identity), name, nonce, server_nonce)
+        self._session = Session(key, name, nonce, server_nonce)
         self._greeting = b'{"nonce": "%b", "proof": "%b"}' % (server_nonce.encode(), self._session.greeting)
 
     def _refuse_body(self) -> None:
@@ -441,7 +488,7 @@ class Connection(asyncio.Protocol):
         if self._header_bytes > self._service.limits.header_bytes:
             self._stop(431, f"the headers are above {self._service.limits.header_bytes} bytes")
 
-    def _stop(self, status: int, text: str) -> None:
+    def _stop(self, status: int, text: str) -> NoReturn:
         self._refusal = _Refusal(status, text)
         raise self._refusal
 
@@ -483,7 +530,10 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         self._queue.clear()
         self._since = self._loop.time()
-        transport.write_eof()
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:  # TLS on asyncio's own loop
+            transport.close()
 
     def _drop_parked(self) -> None:
         parked, self._parked = self._parked, None

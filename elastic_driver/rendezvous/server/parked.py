@@ -134,7 +134,7 @@ class PendingAnswer:
         future: the answer; cancelled when the time is over or nobody waits any more.
     """
 
-    __slots__ = ("_connection", "_failure", "_pending", "_timer", "future")
+    __slots__ = ("_connection", "_failure", "_pending", "_render", "_timer", "future")
 
     def __init__(
         self,
@@ -142,21 +142,28 @@ class PendingAnswer:
         future: asyncio.Future[Any],
         pending: set[PendingAnswer],
         failure: Callable[[BaseException], tuple[int, bytes]],
+        render: Callable[[Any], tuple[int, bytes]],
     ) -> None:
         self.future = future
         self._connection = connection
         self._pending = pending
         self._failure = failure
+        self._render = render
         self._timer: asyncio.TimerHandle | None = None
 
-    def park(self, wait_s: float) -> None:
-        """Waits for the answer; 204 when there is none in time. An answer that is there already is sent at once."""
+    def park(self, wait_s: float | None) -> None:
+        """Waits for the answer; 204 when there is none in time. An answer that is there already is sent at once.
+
+        Args:
+            wait_s: None to wait for as long as the peer does.
+        """
         self._connection.park(self)
         if self.future.done():
             self._answer(self.future)
             return
         self._pending.add(self)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self.future.cancel)
+        if wait_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.future.cancel)
         self.future.add_done_callback(self._answer)
 
     def drop(self) -> None:
@@ -172,4 +179,5 @@ class PendingAnswer:
         elif (error := future.exception()) is not None:
             self._connection.answer(self, *self._failure(error))
         else:
-            self._connection.answer(self, 200, future.result().to_json(), is_json=True)
+            status, body = self._render(future.result())
+            self._connection.answer(self, status, body, is_json=True)

@@ -10,9 +10,12 @@ import asyncio
 import errno
 import json
 import resource
-from collections.abc import Awaitable, Callable
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from ssl import SSLContext
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from elastic_driver.errors import (
@@ -22,11 +25,12 @@ from elastic_driver.errors import (
     SettingsError,
     StaleRoundError,
 )
-from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
     API,
     DrainHostRequest,
     DrainReply,
+    EndReply,
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
@@ -34,19 +38,24 @@ from elastic_driver.rendezvous.messages import (
     RunningReport,
     WatchRequest,
 )
-from elastic_driver.rendezvous.routes import RouteRequest, Routes, table_of
+from elastic_driver.rendezvous.proof import Session
+from elastic_driver.rendezvous.routes import AGENT, DRIVER_ROUTES, RouteRequest, Routes, table_of
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.server.parked import PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater
 
-__all__ = ["RendezvousServer", "RoundHandler", "ServerLimits"]
+__all__ = ["CONNECTIONS_EACH", "RendezvousServer", "RoundHandler", "ServerLimits"]
 
 # Three connections for each of 4,096 workers, and a third as much again. Not more than that unless it is needed,
 # although the system may allow it: workers inherit the limit, and some programs walk through all of it.
 _DESCRIPTORS = 16384
-# Of a worker: for its main thread, for its watch, and for what its engine asks when it connects.
-_CONNECTIONS = 3
+# Of one connection. What agents send a process that is stopped has to fit in (CREDIT_BYTES, in small pieces, of which
+# each takes some room of its own): a full buffer is as good as a dead machine to them. Linux begins with less, and
+# has the buffer grow only while it is read from.
+_RECEIVE_BYTES = 512 << 10
+CONNECTIONS_EACH = 3
+"""Of a worker: for its main thread, for its watch, and for what its engine asks when it connects."""
 # Descriptors that no worker takes: of the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
 # How long close() waits for peers to take their last answers.
@@ -55,6 +64,7 @@ _FLUSH_S = 1.0
 _MAX_WAIT_S = 86400.0
 
 
+_Answer = TypeVar("_Answer")
 _Request = TypeVar("_Request", NextRoundRequest, WatchRequest, RunningReport, LeaveRequest)
 
 
@@ -80,8 +90,31 @@ class RoundHandler(Protocol):
     def drain(self, request: DrainHostRequest) -> DrainReply:
         """A host's workers are to leave, or not any more."""
 
+    def end(self) -> EndReply:
+        """The job is to end."""
+
     def status(self) -> dict[str, object]:
         """The job, as JSON."""
+
+
+class Keys(Protocol):
+    """With what those who ask prove themselves; a JobKey is one."""
+
+    def of(self, identity: Identity) -> bytes | None:
+        """Somebody's; None for nobody."""
+
+
+class Upstream(Protocol):
+    """Where the keys of all hosts are, of which this server has those of one."""
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """A worker here has set a key."""
+
+    def want(self, round_id: int, scope: str, key: str, count: int) -> None:
+        """A worker here waits for a key, or for this many keys (then ``key`` is ""): see :meth:`RendezvousServer.take`.
+
+        Called again for each worker that waits.
+        """
 
 
 class RendezvousServer:
@@ -90,12 +123,16 @@ class RendezvousServer:
     Args:
         handler: answers what is not key-value.
         routes: what workers may ask; the driver's own routes come to these.
-        key: of the job; whoever asks has to have one that is derived from it.
+        key: what whoever asks proves himself with.
         limits: see :class:`ServerLimits`.
         on_error: told of an exception that the handler should not have raised. Its request is answered with 500.
         call_later: measures how long requests wait for keys. The loop's, when not given; but that fires at once when
             the process goes on after it was stopped, before it has read the keys that have come meanwhile.
+        keys: of those who are no workers, operators or readers: agents; None where there are none.
+        on_agent: takes over the connection of an agent that has proven itself: gives the protocol that it gets.
         on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
+        own: the driver's own routes.
+        upstream: has the keys of all hosts, when this is the server of one host's workers.
 
     Attributes:
         store: the keys of the current round.
@@ -106,22 +143,31 @@ class RendezvousServer:
         handler: RoundHandler,
         *,
         routes: Routes,
-        key: JobKey,
+        key: Keys,
         limits: ServerLimits | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         call_later: CallLater | None = None,
         on_full: Callable[[str], None] | None = None,
+        keys: Callable[[Identity], bytes | None] | None = None,
+        on_agent: Callable[[Identity, Session], asyncio.Protocol] | None = None,
+        own: Routes = DRIVER_ROUTES,
+        upstream: Upstream | None = None,
     ) -> None:
         self.store = RoundStore()
         self.limits = limits or ServerLimits()
-        self.key = key
-        self.reader_header = f"Bearer {key.of(Identity(Role.READER)).hex()}".encode()
+        self._key_of_job = key
+        self._keys = keys
+        self._on_agent = on_agent
+        # Where nobody may look, it is what nobody can guess.
+        reader = key.of(Identity(Role.READER)) or secrets.token_bytes()
+        self.reader_header = f"Bearer {reader.hex()}".encode()
         self._handler = handler
-        self._routes = table_of(routes)
+        self._routes = table_of(routes, own)
+        self._upstream = upstream
         self._on_error = on_error
         self._call_later = call_later
         self._on_full = on_full
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._closing = False
         self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
         self._sweeper: asyncio.TimerHandle | None = None
@@ -134,16 +180,26 @@ class RendezvousServer:
     # --- for the driver --------------------------------------------------------------------------------------------
 
     async def start(
-        self, host: str, port: int, *, workers: int = 0, at_most: int = 0, descriptors_each: int = 0
+        self,
+        host: str,
+        ports: int | Sequence[int],
+        *,
+        workers: int = 0,
+        at_most: int = 0,
+        connections_each: int = CONNECTIONS_EACH,
+        descriptors_each: int = 0,
+        ssl: SSLContext | None = None,
     ) -> int:
         """Listens.
 
         Args:
             host: local address.
-            port: 0 for any that is free.
+            ports: one, or several that are tried in order; 0 for any that is free.
             workers: how many there has to be room for.
             at_most: how many there may come to be, as far as that is known.
+            connections_each: that a worker keeps here.
             descriptors_each: of this process, that a worker takes besides its connections.
+            ssl: encrypts all connections; see :mod:`elastic_driver.rendezvous.certificate`. None for none.
 
         Returns:
             The port.
@@ -151,7 +207,7 @@ class RendezvousServer:
         Raises:
             SettingsError: the address or port cannot be had, or not as many files be open as the workers need.
         """
-        per_worker = _CONNECTIONS + descriptors_each
+        per_worker = connections_each + descriptors_each
         needed, wanted = (per_worker * number + _OTHER_DESCRIPTORS for number in (workers, max(workers, at_most)))
         allowed = _descriptors(max(_DESCRIPTORS, wanted))
         if allowed < needed:
@@ -170,26 +226,94 @@ class RendezvousServer:
         self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=4096, reuse_address=True
-            )
-        except (OSError, OverflowError) as error:
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
-            raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
+        server = await self._listen_on_one(host, [ports] if isinstance(ports, int) else ports, ssl)
+        self._servers.append(server)
         self._sweep()
-        actual: int = self._server.sockets[0].getsockname()[1]
+        actual: int = server.sockets[0].getsockname()[1]
         return actual
+
+    async def _listen_on_one(self, host: str, ports: Sequence[int], ssl: SSLContext | None) -> asyncio.Server:
+        for port in ports:
+            try:
+                return await self._listen(host, port, ssl)
+            except (OSError, OverflowError) as error:
+                in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+                if in_use and len(ports) > 1:
+                    continue
+                hint = "the port is in use; choose another with --rendezvous-port, or 0 for any" if in_use else error
+                raise SettingsError(f"cannot listen on {host} port {port} for the rendezvous: {hint}") from error
+        range_ = f"ports {min(ports)} to {max(ports)}"
+        raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
+
+    async def _listen(self, host: str, port: int, ssl: SSLContext | None) -> asyncio.Server:
+        times: dict[str, Any] = {}
+        if ssl is not None:
+            # Who has not finished its handshake is no connection yet, and nobody else cuts it.
+            times = {"ssl_handshake_timeout": self.limits.request_s, "ssl_shutdown_timeout": _FLUSH_S}
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self), host, port, backlog=4096, reuse_address=True, ssl=ssl, **times
+        )
+        for sock in server.sockets:  # whose connections have it as well
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        return server
+
+    async def listen_too(self, host: str, *, ports: Iterable[int] = (0,), ssl: SSLContext | None = None) -> int:
+        """Listens on another address as well, on the same port where that is free there.
+
+        Args:
+            host: local address.
+            ports: tried otherwise, in order; 0 for any.
+            ssl: see :meth:`start`.
+
+        Returns:
+            The port.
+
+        Raises:
+            SettingsError: the address cannot be had.
+        """
+        assert self._servers
+        port = self._servers[0].sockets[0].getsockname()[1]
+        why = ""
+        for each in (port, *ports):
+            try:
+                server = await self._listen(host, each, ssl)
+            except OSError as error:
+                why = error.strerror or str(error)
+                continue
+            self._servers.append(server)
+            actual: int = server.sockets[0].getsockname()[1]
+            return actual
+        raise SettingsError(f"cannot listen on {host} for agents: {why}")
+
+    async def start_local(self, name: str, *, workers: int) -> None:
+        """Listens to processes of this user on this machine, and of root's.
+
+        Args:
+            name: of an abstract socket, without the NUL byte.
+            workers: for how many there is room.
+
+        Raises:
+            SettingsError: the name cannot be had.
+        """
+        self._max_connections = max(16, 2 * CONNECTIONS_EACH * workers)
+        loop = asyncio.get_running_loop()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(f"\0{name}")
+            server = await loop.create_unix_server(lambda: Connection(self), sock=listening, backlog=4096)
+        except OSError as error:
+            listening.close()
+            raise SettingsError(f"cannot listen for the workers of this machine: {error.strerror or error}") from error
+        self._servers.append(server)
+        self._sweep()
 
     async def close(self) -> None:
         """Stops listening, answers 410 to whoever is parked, and drops every connection. Idempotent."""
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         answers = [pending.future for pending in self._pending]
         for connection in tuple(self._connections):
             connection.say_goodbye("the driver has ended")
@@ -201,8 +325,8 @@ class RendezvousServer:
                 for connection in tuple(self._connections):
                     connection.abort()
                 await self._all_lost.wait()
-        if self._server is not None:
-            await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
     def begin_round(self, round_id: int) -> None:
         """Fences the past: its keys are dropped, and whoever waits for one is answered 409 at once.
@@ -214,7 +338,25 @@ class RendezvousServer:
         for waiter in self._waiters.all():
             waiter.answer(409, error_body(StaleRoundError(waiter.round_id, round_id)))
 
+    def take(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
+        """Takes keys that workers of other hosts have set, and answers who waits for them. Those of the past it drops.
+
+        Raises:
+            RendezvousProtocolError: the store is full.
+        """
+        if round_id == self.store.round_id:
+            for key, value in entries:
+                self.store.put(round_id, scope, key, value)
+                self._release_key(scope, key, value)
+            self._release_count(round_id, scope)
+
     # --- for connections -------------------------------------------------------------------------------------------
+
+    def key_of(self, identity: Identity) -> bytes | None:
+        """See Service."""
+        if identity.role in AGENT:
+            return None if self._keys is None else self._keys(identity)
+        return self._key_of_job.of(identity)
 
     def arrived(self, connection: Connection) -> None:
         """A peer connected."""
@@ -301,7 +443,11 @@ class RendezvousServer:
         if route is not None and route.answer is not None:
             if self._may(connection, method, name):
                 request = RouteRequest(connection.identity, method, tuple(map(unquote, rest)), query, body)
-                connection.reply(*route.answer(request))
+                answer = route.answer(request)
+                if isinstance(answer, tuple):
+                    connection.reply(*answer)
+                else:
+                    self._await(connection, answer, None, lambda answered: answered)
             return
         match [name, *rest]:
             case ["rounds", round_text, "kv", scope, key]:
@@ -328,10 +474,18 @@ class RendezvousServer:
                 if self._may(connection, method, "leave"):
                     self._handler.leave(_checked(connection, LeaveRequest.from_json(body)))
                     connection.reply(204)
+            case ["agent"]:
+                if self._may(connection, method, "agent"):
+                    identity, take = connection.identity, self._on_agent
+                    assert take is not None  # who has keys for agents takes them
+                    connection.upgrade(lambda session: take(identity, session))
             case ["drain"]:
                 if self._may(connection, method, "drain"):
                     reply = self._handler.drain(DrainHostRequest.from_json(body))
                     connection.reply(200, reply.to_json(), is_json=True)
+            case ["end"]:
+                if self._may(connection, method, "end"):
+                    connection.reply(200, self._handler.end().to_json(), is_json=True)
             case ["status"]:
                 if self._may(connection, method, "status"):
                     connection.reply(200, json.dumps(self._handler.status()).encode(), is_json=True)
@@ -371,6 +525,8 @@ class RendezvousServer:
                 if value is not None:
                     connection.reply(200, value)
                     return
+                if self._upstream is not None:
+                    self._upstream.want(round_id, scope, key, 0)
                 waiter = Waiter(connection, round_id, scope, key=key)
                 self._park(connection, waiter, _wait_s(query, 0.0))
             case b"PUT":
@@ -385,6 +541,8 @@ class RendezvousServer:
         if self.store.count(round_id, scope) >= count:
             connection.reply(200, self.store.packed(round_id, scope))
             return
+        if self._upstream is not None:
+            self._upstream.want(round_id, scope, "", count)
         self._park(connection, Waiter(connection, round_id, scope, count=count), wait_s)
 
     def _park(self, connection: Connection, waiter: Waiter, wait_s: float) -> None:
@@ -400,16 +558,34 @@ class RendezvousServer:
         if not key or not scope:
             raise RendezvousProtocolError("cannot store a value without a scope and a key")
         self.store.put(round_id, scope, key, value)
+        if self._upstream is not None:
+            self._upstream.put(round_id, scope, key, value)
+        self._release_key(scope, key, value)
+        self._release_count(round_id, scope)
+
+    def _release_key(self, scope: str, key: str, value: bytes) -> None:
         for waiter in self._waiters.of_key(scope, key):
             waiter.answer(200, value)
+
+    def _release_count(self, round_id: int, scope: str) -> None:
         for waiter in self._waiters.of_count(scope, lambda: self.store.count(round_id, scope)):
             waiter.answer(200, self.store.packed(round_id, scope))
 
     def _ask(
         self, connection: Connection, answer: Awaitable[NextRoundReply] | Awaitable[Notice], query: dict[str, str]
     ) -> None:
-        pending = PendingAnswer(connection, asyncio.ensure_future(answer), self._pending, self._failure)
-        pending.park(min(_wait_s(query, self.limits.poll_s), self.limits.poll_s))
+        wait_s = min(_wait_s(query, self.limits.poll_s), self.limits.poll_s)
+        self._await(connection, answer, wait_s, lambda reply: (200, reply.to_json()))
+
+    def _await(
+        self,
+        connection: Connection,
+        answer: Awaitable[_Answer],
+        wait_s: float | None,
+        render: Callable[[_Answer], tuple[int, bytes]],
+    ) -> None:
+        pending = PendingAnswer(connection, asyncio.ensure_future(answer), self._pending, self._failure, render)
+        pending.park(wait_s)
 
     @property
     def parked(self) -> int:

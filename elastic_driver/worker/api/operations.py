@@ -6,7 +6,7 @@ are collectives.py's, handles handles.py's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,23 +46,18 @@ def begin_allreduce(
     """Begins an allreduce. ``outputs`` are tensors to write into."""
     tensors = adapter.tensors(given, "allreduce")
     members = members_of(process_set)
-
-    def deliver(results: list[Any], _: list[int]) -> Any:
-        delivered = adapter.delivered(results, tensors, outputs)
-        return adapter.group(delivered) if grouped else delivered[0]
-
+    deliver = _deliverer(adapter, tensors, outputs, grouped=grouped)
     lane = adapter.lane
     if lane is not None and lane.takes(members, tensors):
         return lane.begin(members, Kind.ALLREDUCE, tensors, name, deliver, op=op, factors=factors)
-    dtypes = [adapter.dtype(tensor) for tensor in tensors]
-    hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    hosts, reduction = _reducible(adapter, tensors, op)
     targets = [None] * len(hosts) if outputs is None else outputs
     results = [adapter.result_for(host, output) for host, output in zip(hosts, targets, strict=True)]
     operation = Operation(
         Kind.ALLREDUCE,
         tuple([adapter.spec(host, result) for host, result in zip(hosts, results, strict=True)]),
         name or "",
-        engine_op(dtypes, op),
+        reduction,
         prescale=float(factors[0]),
         postscale=float(factors[1]),
         process_set=members.number,
@@ -77,11 +72,7 @@ def begin_allgather(
     tensors = adapter.tensors(given, "allgather")
     members = members_of(process_set)
     check_rows(adapter, tensors, "allgather")
-
-    def deliver(results: list[Any], _: list[int]) -> Any:
-        delivered = adapter.delivered(results, tensors, None)
-        return adapter.group(delivered) if grouped else delivered[0]
-
+    deliver = _deliverer(adapter, tensors, None, grouped=grouped)
     lane = adapter.lane
     if lane is not None and lane.takes(members, tensors):
         return lane.begin(members, Kind.ALLGATHER, tensors, name, deliver)
@@ -98,11 +89,7 @@ def begin_broadcast(
     tensors = adapter.tensors([given], "broadcast")
     members = members_of(process_set)
     check_root(members, root_rank)
-    outputs = None if output is None else [output]
-
-    def deliver(results: list[Any], _: list[int]) -> Any:
-        return adapter.delivered(results, tensors, outputs)[0]
-
+    deliver = _deliverer(adapter, tensors, None if output is None else [output], grouped=False)
     lane = adapter.lane
     if lane is not None and lane.takes(members, tensors):
         return lane.begin(members, Kind.BROADCAST, tensors, name, deliver, root=root_rank)
@@ -156,26 +143,40 @@ def begin_reducescatter(
     check_scattered(op)
     members = members_of(process_set)
     check_rows(adapter, tensors, "reducescatter")
-
-    def deliver(results: list[Any], _: list[int]) -> Any:
-        delivered = adapter.delivered(results, tensors, None)
-        return adapter.group(delivered) if grouped else delivered[0]
-
+    deliver = _deliverer(adapter, tensors, None, grouped=grouped)
     lane = adapter.lane
     if lane is not None and lane.takes(members, tensors):
         return lane.begin(members, Kind.REDUCESCATTER, tensors, name, deliver, op=op, factors=factors)
-    dtypes = [adapter.dtype(tensor) for tensor in tensors]
-    hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    hosts, reduction = _reducible(adapter, tensors, op)
     operation = Operation(
         Kind.REDUCESCATTER,
         tuple([adapter.spec(host) for host in hosts]),
         name or "",
-        engine_op(dtypes, op),
+        reduction,
         prescale=float(factors[0]),
         postscale=float(factors[1]),
         process_set=members.number,
     )
     return begin(members, operation, keep=hosts, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
+
+
+def _deliverer(
+    adapter: Adapter[T], tensors: Sequence[T], outputs: Sequence[T] | None, *, grouped: bool
+) -> Callable[[list[Any], list[int]], Any]:
+    """What makes of results, and of the rows from each member, what synchronize returns."""
+
+    def deliver(results: list[Any], _: list[int]) -> Any:
+        delivered = adapter.delivered(results, tensors, outputs)
+        return adapter.group(delivered) if grouped else delivered[0]
+
+    return deliver
+
+
+def _reducible(adapter: Adapter[T], tensors: Sequence[T], op: ReduceOp) -> tuple[list[Any], ReduceOp]:
+    """The tensors on the host, in the dtypes that they are reduced in, and how the engine reduces them."""
+    dtypes = [adapter.dtype(tensor) for tensor in tensors]
+    hosts = [adapter.reduced(tensor, carried_dtype(dtype, op)) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    return hosts, engine_op(dtypes, op)
 
 
 def _rebuilt(adapter: Adapter[T], result: Result, hosts: Sequence[Any]) -> list[Any]:

@@ -13,16 +13,18 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.errors import DurableError
+from elastic_driver.rendezvous.messages import DiscReport, PublishRequest
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
-from elastic_driver.worker.durable.folder import Marks, commit_files, prune, write_file
+from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, prune, write_file
 from elastic_driver.worker.durable.restore import DurableState, View, find_and_load
 from elastic_driver.worker.rounds.current import current_round
-from elastic_driver.worker.rounds.runtime import runtime
+from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
 from elastic_driver.worker.settings import WorkerSettings, worker_settings
 
 # A commit that is on its way for longer is reported: the disc hangs, or is too slow for the state.
@@ -37,6 +39,29 @@ def say(text: str) -> None:
         print(f"elastic_driver: {text}", file=sys.stderr, flush=True)
 
 
+class DriversPermit:
+    """Asks the driver whether a commit may be on disc: it knows whether this worker is still a member of its job.
+
+    A worker that is cut off may train, and others may have gone on without it: what it has is not the job's any more.
+    """
+
+    def __init__(self) -> None:
+        self._client: DriverClient | None = None
+
+    def __call__(self, commit: CommitId) -> None:
+        """Blocks until the driver has answered, also one that stands still.
+
+        Raises:
+            DurableError: it says no.
+            RendezvousError: it cannot be reached, or the job is over.
+        """
+        if self._client is None:
+            self._client = new_client()
+        reply = self._client.publish(PublishRequest(commit.round_id, commit.commits))
+        if not reply.granted:
+            raise DurableError(f"the driver does not agree: {reply.reason}")
+
+
 class Durable:
     """The durable commits of one process.
 
@@ -47,10 +72,20 @@ class Durable:
         keep: files to keep.
         job_id: of the job that the folder must belong to; "" not to look.
         host: this machine's name in the job, for messages.
+        permit: asked in the writing thread before a commit gets its name; raises when it must not. None: nobody is
+            asked, and no round has a number.
     """
 
     def __init__(
-        self, folder: Path, *, every: int | None, interval_s: float | None, keep: int, job_id: str, host: str = ""
+        self,
+        folder: Path,
+        *,
+        every: int | None,
+        interval_s: float | None,
+        keep: int,
+        job_id: str,
+        host: str = "",
+        permit: Callable[[CommitId], None] | None = None,
     ) -> None:
         self.folder = folder
         self.keep = keep
@@ -59,6 +94,7 @@ class Durable:
         self._interval_s = interval_s
         self._job_id = job_id
         self._host = host
+        self._permit = permit
         self._marks = Marks(folder, job_id)
         self._writes: bool | None = None  # whether this rank is the folder's writer; None before a round was entered
         self._entered = False  # whether a round was, with the state that it went on from
@@ -71,7 +107,7 @@ class Durable:
         self._where = str(folder)
         self._offered = -1  # commits of the state, as of the last that this process might have written
         self._wake = threading.Condition()
-        self._work: tuple[int, durable_format.Encoded] | None = None
+        self._work: tuple[CommitId, durable_format.Encoded] | None = None
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -87,6 +123,7 @@ class Durable:
             keep=settings.durable_keep,
             job_id=settings.job,
             host=settings.hostname,
+            permit=DriversPermit() if settings.rendezvous else None,
         )
 
     @property
@@ -132,7 +169,7 @@ class Durable:
             return None
         trouble, work, on_its_way_s = self._complaint, self._work, time.monotonic() - self._last_at
         if work is not None and on_its_way_s >= SLOW_S:
-            trouble = f"commit {work[0]} has been on its way for {on_its_way_s:.0f} s"
+            trouble = f"commit {work[0].commits} has been on its way for {on_its_way_s:.0f} s"
         return DiscReport(self._folder_id, self._where, self.written, self._offered, trouble, self._marks.drivers)
 
     def _due(self, commits: int) -> bool:
@@ -153,8 +190,9 @@ class Durable:
             self._thread.start()
             atexit.unregister(self.wait)
             atexit.register(self.wait)
+        round_id = 0 if self._permit is None else current_round().context.assignment.round_id
         with self._wake:
-            self._work = (state._commits, encoded)
+            self._work = (CommitId(state._commits, round_id), encoded)
             self._wake.notify_all()
 
     def _write_all(self) -> None:
@@ -169,15 +207,16 @@ class Durable:
                 self._work = None
                 self._wake.notify_all()
 
-    def _write(self, commits: int, encoded: durable_format.Encoded) -> None:
+    def _write(self, commit: CommitId, encoded: durable_format.Encoded) -> None:
+        permit, commits = self._permit, commit.commits
         try:
             self._marks.check()
-            write_file(self.folder, commits, encoded)
+            write_file(self.folder, commit, encoded, permit=permit and (lambda: permit(commit)))
             self.written = commits
             if self._complaint:
                 say(f"commits are on disc in {self.folder} again, from commit {commits} on")
             self._complaint = ""
-            prune(self.folder, self.keep, commits)
+            prune(self.folder, self.keep, commit, self._job_id)
         except Exception as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             path = Path(getattr(error, "filename", None) or ".")
@@ -242,7 +281,7 @@ class Durable:
         try:
             view = replace(view, folder=self._marks.open(anew=listing))
             if listing:
-                commits = tuple(commits for commits, _ in commit_files(self.folder))
+                commits = tuple(commit_ids(self.folder))
                 view = replace(view, commits=commits, drivers=self._marks.drivers, begun=self._marks.is_begun())
         except OSError as error:
             view = replace(view, trouble=error.strerror or str(error))

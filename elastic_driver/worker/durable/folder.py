@@ -1,6 +1,6 @@
 """The folder of durable commits: whole files under their numbers, and the marks that say whose folder it is.
 
-commit-000000000042.state   a commit
+commit-000000000042-3.state a commit, made in round 3; without a round's number where there is no driver
 .commit-*.tmp               one that is being written; its writer has it locked
 folder.id                   made once by whoever comes first: ranks that read the same id see the same folder
 job.lock                    held by the driver, in its own folder; its text is the job's id
@@ -14,6 +14,8 @@ import fcntl
 import os
 import re
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.errors import DurableError
@@ -23,31 +25,60 @@ from elastic_driver.worker.durable import format as durable_format
 LOCK_NAME = "job.lock"
 _BEGUN_NAME = "begun"
 _ID_NAME = "folder.id"
-_NAME = re.compile(r"commit-(\d{12})\.state")
+_NAME = re.compile(r"commit-(?P<commits>\d{12})(-(?P<round>[1-9]\d{0,17}))?\.state")
 _ID_BYTES = 16
 # A file that is not locked is a killed writer's, unless it was opened a moment ago. Where files cannot be locked, one
 # that has not grown for so long is.
 _MOMENT_S, _STALE_S = 1.0, 60.0
 
 
-def commit_path(folder: Path, commits: int) -> Path:
+@dataclass(frozen=True, slots=True, order=True)
+class CommitId:
+    """Which commit a file has. The greater, the further on is the training that made it.
+
+    Attributes:
+        commits: its number.
+        round_id: the round that it was made in; 0 where there is no driver.
+    """
+
+    commits: int
+    round_id: int = 0
+
+
+def commit_path(folder: Path, commit: CommitId) -> Path:
     """Where that commit is, or would be."""
-    return folder / f"commit-{commits:012d}.state"
+    return folder / f"commit-{commit.commits:012d}{f'-{commit.round_id}' if commit.round_id else ''}.state"
+
+
+def commit_ids(folder: Path) -> list[CommitId]:
+    """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
+    matches = [match for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    return sorted(CommitId(int(match["commits"]), int(match["round"] or 0)) for match in matches)
 
 
 def commit_files(folder: Path) -> list[tuple[int, Path]]:
-    """The commits there, oldest first; whether they are whole is not looked at. Raises OSError."""
-    commits = [(int(match[1]), folder / match[0]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
-    return sorted(commits)
+    """Their numbers and files. Raises OSError."""
+    return [(commit.commits, commit_path(folder, commit)) for commit in commit_ids(folder)]
 
 
-def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+def write_file(
+    folder: Path, commit: CommitId, encoded: durable_format.Encoded, *, permit: Callable[[], None] | None = None
+) -> Path:
     """Puts a commit into the folder: whole, or not at all.
+
+    Each round has files of its own, so that a writer of a past round, who was stopped in the last moment before it,
+    replaces no newer commit.
+
+    Args:
+        folder: the folder.
+        commit: which it is.
+        encoded: the state.
+        permit: called when all is written, before the file gets its name; raises when it must not.
 
     Raises:
         OSError: the disc is full, or fails; nothing is left behind.
     """
-    path = commit_path(folder, commits)
+    path = commit_path(folder, commit)
     descriptor, temporary = new_file(folder, path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -56,6 +87,8 @@ def write_file(folder: Path, commits: int, encoded: durable_format.Encoded) -> P
             durable_format.write(encoded, file)
             file.flush()
             os.fsync(file.fileno())
+            if permit is not None:
+                permit()  # the file stays locked: it may take long
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -73,13 +106,23 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(folder: Path, keep: int, newest: int) -> None:
+def prune(folder: Path, keep: int, newest: CommitId, job_id: str = "") -> None:
     """Removes all but the last commits up to the newest, and what killed writers have left half done.
 
     Another process may still write the commit that it began as the writer of the round before.
+
+    Args:
+        folder: the folder.
+        keep: commits to keep.
+        newest: the one that was just put there.
+        job_id: whose it is. Another job's commit of this number goes: its rounds are counted otherwise.
     """
-    files = commit_files(folder)
-    remove = [path for commits, path in files if commits <= newest][:-keep]
+    ids = commit_ids(folder)
+    older = [commit for commit in ids if commit <= newest]
+    remove = [commit_path(folder, commit) for commit in older[:-keep]]
+    for commit in ids:
+        if commit.commits == newest.commits and commit > newest and _job_of(commit_path(folder, commit)) != job_id:
+            remove.append(commit_path(folder, commit))
     with contextlib.suppress(OSError):
         now = commit_path(folder, newest).stat().st_mtime  # the disc's own clock
         for name in ("commit-*", _BEGUN_NAME, _ID_NAME):
@@ -87,6 +130,14 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     for path in remove:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _job_of(path: Path) -> str | None:
+    """The job that has made a commit; None of what cannot be read."""
+    try:
+        return str(durable_format.facts_of(path).get("job"))
+    except (OSError, DurableError):
+        return None
 
 
 def _is_abandoned(path: Path, now: float) -> bool:

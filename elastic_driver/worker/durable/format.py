@@ -311,3 +311,22 @@ def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, An
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """``decode`` of what ``load`` gives."""
     return decode(load(path), path)
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """The header's facts alone, unchecked: whose commit it says it is.
+
+    Raises:
+        DurableError: it is none of ours.
+        OSError: it cannot be read.
+    """
+    try:
+        with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
+            magic, header_bytes, _ = _PREFIX.unpack(file.read(_PREFIX.size))
+            if magic != MAGIC or header_bytes > os.fstat(file.fileno()).st_size:
+                raise ValueError("it does not begin as such a file does")
+            facts = json.loads(file.read(header_bytes))
+            del facts["values"]
+    except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+        raise DurableError(f"{path} is no whole commit: {error}") from error
+    return dict(facts)

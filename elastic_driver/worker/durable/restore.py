@@ -16,7 +16,7 @@ import numpy as np
 from elastic_driver.errors import DurableError, HorovodInternalError
 from elastic_driver.worker.api.objects import allgather_object, broadcast_object
 from elastic_driver.worker.durable import format as durable_format
-from elastic_driver.worker.durable.folder import commit_path
+from elastic_driver.worker.durable.folder import CommitId, commit_path
 from elastic_driver.worker.engine.byte_collectives import broadcast
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class View:
     path: str
     host: str
     state_commits: int
-    commits: tuple[int, ...] = ()
+    commits: tuple[CommitId, ...] = ()
     trouble: str = ""
     begun: bool = False
     drivers: bool = False
@@ -125,8 +125,8 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
         HorovodInternalError: a peer is gone.
     """
     reasons: list[str] = []
-    bad: set[tuple[str, int]] = set()  # in a folder, for all who share it
-    unread: set[tuple[int, int]] = set()  # on a rank
+    bad: set[tuple[str, CommitId]] = set()  # in a folder, for all who share it
+    unread: set[tuple[int, CommitId]] = set()  # on a rank
     for _ in range(_LISTINGS):
         views: list[View] = allgather_object(look(), name="durable.views")
         vanished = False
@@ -134,20 +134,20 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
             choice = _newest(views, bad, unread)
             if choice is None:
                 break
-            commits, rank = choice
-            outcome = _load_from(state, context, commits, rank, Path(views[rank].path))
+            commit, rank = choice
+            outcome = _load_from(state, context, commit, rank, Path(views[rank].path))
             if not outcome.why:
                 if context.slot.rank == rank:
-                    say(f"going on from commit {commits} in {views[rank].where}")
+                    say(f"going on from commit {commit.commits} in {views[rank].where}")
                 return
             if outcome.fatal:
                 raise DurableError(outcome.why)
             if context.slot.rank == rank:
                 say(f"{outcome.why}; going back to the one before")
             if outcome.local:
-                unread.add((rank, commits))
+                unread.add((rank, commit))
             else:
-                bad.add((views[rank].folder, commits))
+                bad.add((views[rank].folder, commit))
             vanished |= outcome.vanished
             reasons.append(f"{views[rank].host}: {outcome.why}" if views[rank].host else outcome.why)
         if not vanished:
@@ -162,23 +162,25 @@ def find_and_load(state: DurableState, context: Context, look: Callable[[], View
         raise DurableError(why)
 
 
-def _newest(views: Sequence[View], bad: set[tuple[str, int]], unread: set[tuple[int, int]]) -> tuple[int, int] | None:
-    """The most commits that a rank may have on disc, and the lowest such rank."""
+def _newest(
+    views: Sequence[View], bad: set[tuple[str, CommitId]], unread: set[tuple[int, CommitId]]
+) -> tuple[CommitId, int] | None:
+    """The most commits that a rank may have on disc, of the latest round that made them, and the lowest such rank."""
     choices = [
-        (commits, -rank)
+        (commit, -rank)
         for rank, view in enumerate(views)
-        for commits in view.commits
-        if (view.folder, commits) not in bad and (rank, commits) not in unread
+        for commit in view.commits
+        if (view.folder, commit) not in bad and (rank, commit) not in unread
     ]
     if not choices:
         return None
-    commits, negative = max(choices)
-    return commits, -negative
+    commit, negative = max(choices)
+    return commit, -negative
 
 
-def _load_from(state: DurableState, context: Context, commits: int, rank: int, folder: Path) -> _Outcome:
+def _load_from(state: DurableState, context: Context, commit: CommitId, rank: int, folder: Path) -> _Outcome:
     """Has one rank read its commit, and rank 0 take it."""
-    path = commit_path(folder, commits)
+    path = commit_path(folder, commit)
     content, outcome = bytearray(), _Outcome()
     if context.slot.rank == rank:
         try:
@@ -195,7 +197,7 @@ def _load_from(state: DurableState, context: Context, commits: int, rank: int, f
     if rank != 0:
         content = _send(context, content, reading.size, rank)
     if context.slot.rank == 0:
-        outcome = _take(state, content, commits, path)
+        outcome = _take(state, content, commit.commits, path)
     taken: _Outcome = broadcast_object(outcome, name="durable.taken")
     return taken
 

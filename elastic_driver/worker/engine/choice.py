@@ -99,4 +99,9 @@ def usable_backends() -> tuple[Backend, ...]:
     forced = worker_settings().backend
     if forced is not None:
         backends = [backend for backend in backends if backend == forced]
+    if Backend.TORCH in backends and worker_settings().port_range is not None:
+        # PyTorch's Gloo lets the system choose its port.
+        backends.remove(Backend.TORCH)
+        if not backends:
+            _log.warning("elastic_driver: cannot keep to --port-range without the native extension")
     return tuple(backends)

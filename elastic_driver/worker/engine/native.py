@@ -40,6 +40,7 @@ class EngineSettings:
         shared_memory: whether ranks of one machine share memory.
         direct_reads: whether large tensors are read where they lie, in the peers' private memory.
         machine: ranks with different ones share no memory, as if they were on different machines.
+        ports: the lowest and the highest port at which to listen; 0 and 0 for any.
     """
 
     fusion_bytes: int = DEFAULTS.fusion_bytes
@@ -48,6 +49,7 @@ class EngineSettings:
     shared_memory: bool = True
     direct_reads: bool = True
     machine: str = ""
+    ports: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> EngineSettings:
@@ -60,6 +62,7 @@ class EngineSettings:
             shared_memory=settings.shared_memory != "off",
             direct_reads=settings.shared_memory == "on",
             machine=settings.machine,
+            ports=settings.port_range or (0, 0),
         )
 
 
@@ -141,6 +144,7 @@ class NativeEngine:
         self._timeout_s = timeout_s
         self._seal = seal
         settings = settings or EngineSettings.of(worker_settings())
+        self._ports = settings.ports
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
@@ -182,7 +186,7 @@ class NativeEngine:
         """
         self._exchange = exchange
         with self.failures("connect to its peers"):
-            where = self._native.prepare(self._address)
+            where = self._native.prepare(self._address, self._ports)
             # Only rank 0's address goes through the driver, the rest through rank 0: see docs/decisions/0013.
             where = exchange.share(ENGINE_SCOPE, where if self._rank == 0 else None)
             self._native.connect(where, timeout_s)
@@ -217,7 +221,11 @@ class NativeEngine:
             groups.append(("cross", cross, cross.index(self._rank)))
         with self.failures("connect to its peers"):
             contexts = self._module.ContextGroup(
-                groups, host=self._address, key=self._seal.key, purpose=self._seal.purpose(f"process set {number}")
+                groups,
+                host=self._address,
+                key=self._seal.key,
+                purpose=self._seal.purpose(f"process set {number}"),
+                ports=self._ports,
             )
             with self._lock:
                 self._contexts[number] = contexts

@@ -35,6 +35,8 @@ from elastic_driver.rendezvous.messages import (
     LeaveRequest,
     NextRoundReply,
     NextRoundRequest,
+    PublishReply,
+    PublishRequest,
     Removed,
     RoundAssignment,
     RunningReport,
@@ -77,6 +79,18 @@ class DriverClient(RoundClient, Protocol):
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
+
+    def publish(self, request: PublishRequest) -> PublishReply:
+        """Whether a commit may be on disc."""
+
+    def close(self) -> None:
+        """Ends every call."""
+
+    def call(self) -> bytes:
+        """What this worker is to call, pickled by the caller of ``elastic_driver.run``."""
+
+    def post_outcome(self, outcome: bytes) -> None:
+        """Tells what came of it, pickled."""
 
 
 def _connect(url: str, credential: Credential) -> DriverClient:
@@ -298,7 +312,7 @@ class Runtime:
         return Context(
             assignment,
             worker=self._worker,
-            address=worker_settings().address,
+            address=assignment.address,
             limits=limits,
             client=client,
             timeline=self._timeline,
@@ -421,3 +435,8 @@ def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | No
 def shutdown() -> None:
     """Leaves the job and frees what the library holds. Does nothing before ``init()``."""
     _runtime.shutdown()
+
+
+def new_client() -> DriverClient:
+    """A client of the driver, for who asks it beside the rounds. Only in a process that has a driver."""
+    return runtime()._new_client()

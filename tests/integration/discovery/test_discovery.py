@@ -20,7 +20,7 @@ from elastic_driver.discovery.script import ScriptDiscovery, _Pipe
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host
-from elastic_driver.launch.local.locality import check_local, is_local_host
+from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 
 pytestmark = [pytest.mark.integration]
@@ -36,7 +36,7 @@ def script(tmp_path: Path, body: str) -> str:
 
 
 def find(command: str, *, slots: int | None = None, timeout_s: float = 20.0) -> tuple[Host, ...]:
-    return asyncio.run(ScriptDiscovery(command, slots, timeout_s, check=check_local, job_id="a-test").find_hosts())
+    return asyncio.run(ScriptDiscovery(command, slots, timeout_s, job_id="a-test").find_hosts())
 
 
 def fails(command: str, *, timeout_s: float = 20.0) -> str:
@@ -127,8 +127,6 @@ def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
         ("head -c 5000 /dev/zero", "printed no list of hosts"),
         ("yes localhost:1", "printed more than 1048576 bytes"),
         ("yes localhost:1 | tr -d '\\n'", "printed more than 1048576 bytes"),
-        ("echo 192.0.2.1:2", "host '192.0.2.1' is not this machine: workers on remote hosts are not yet supported"),
-        ("echo host.invalid:2", "host 'host.invalid' is not this machine"),
     ],
 )
 def test_bad_answers(tmp_path: Path, mark: str, body: str, complaint: str) -> None:
@@ -204,7 +202,7 @@ def test_a_search_that_is_cancelled_kills_its_script(tmp_path: Path, mark: str) 
     command = script(tmp_path, f"touch {started}; sleep 1000 & wait")
 
     async def cancel_it() -> None:
-        search = asyncio.create_task(ScriptDiscovery(command, None, 100.0, check=check_local).find_hosts())
+        search = asyncio.create_task(ScriptDiscovery(command, None, 100.0).find_hosts())
         async with asyncio.timeout(20):
             while not started.exists():
                 await asyncio.sleep(0.01)
@@ -221,10 +219,10 @@ def test_many_runs_leave_no_descriptors_behind(tmp_path: Path) -> None:
 
     async def run_them() -> tuple[int, int]:
         async def each_kind() -> None:
-            await ScriptDiscovery(good, None, 20.0, check=check_local).find_hosts()
+            await ScriptDiscovery(good, None, 20.0).find_hosts()
             for bad, timeout_s in (("echo x:0", 20.0), ("yes", 20.0), ("yes >&2", 0.05), ("sleep 1000", 0.05)):
                 with pytest.raises(DiscoveryError):
-                    await ScriptDiscovery(bad, None, timeout_s, check=check_local).find_hosts()
+                    await ScriptDiscovery(bad, None, timeout_s).find_hosts()
 
         await each_kind()
         before = len(os.listdir("/proc/self/fd"))
@@ -253,7 +251,7 @@ def test_a_machine_without_room_keeps_no_run_from_being_closed(
             patched.setattr("elastic_driver.discovery.script.psutil.Process", no_descriptor)
             patched.setattr("elastic_driver.discovery.script.asyncio.to_thread", no_thread)
             with pytest.raises(DiscoveryError, match="did not end within"):
-                await ScriptDiscovery("sleep 1000", None, 0.05, check=check_local).find_hosts()
+                await ScriptDiscovery("sleep 1000", None, 0.05).find_hosts()
         await asyncio.sleep(0)  # what reads the pipes is closed by the loop
         return before, len(os.listdir("/proc/self/fd"))
 
@@ -293,8 +291,6 @@ def test_names_of_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", ["192.0.2.1", "2001:db8::1", "host.invalid", "x" * 300, "a..b", "0.0.0.1"])
 def test_names_of_others(name: str) -> None:
     assert not is_local_host(name)
-    with pytest.raises(DiscoveryError, match="not yet supported"):
-        check_local([Host("localhost", 1), Host(name, 1)])
 
 
 # --- in a job ---------------------------------------------------------------------------------------------------------
@@ -426,7 +422,7 @@ def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None
         loop = asyncio.get_running_loop()
         keeping = loop.create_task(clock.keep(lambda stood_s: None))
         loop.call_later(0.1, stand_still)
-        discovery = ScriptDiscovery(command, None, 0.9, check=check_local, call_later=clock.call_later)
+        discovery = ScriptDiscovery(command, None, 0.9, call_later=clock.call_later)
         assert await discovery.find_hosts() == (Host("localhost", 1),)
         keeping.cancel()
 
@@ -437,9 +433,7 @@ def test_a_script_that_hangs_is_ended_by_the_jobs_clock_too(tmp_path: Path) -> N
     async def main() -> None:
         clock = JobClock(most_s=0.05)
         keeping = asyncio.get_running_loop().create_task(clock.keep(lambda stood_s: None))
-        discovery = ScriptDiscovery(
-            script(tmp_path, "sleep 60"), None, 0.1, check=check_local, call_later=clock.call_later
-        )
+        discovery = ScriptDiscovery(script(tmp_path, "sleep 60"), None, 0.1, call_later=clock.call_later)
         with pytest.raises(DiscoveryError, match=r"did not end within 0\.1 s"):
             await discovery.find_hosts()
         keeping.cancel()

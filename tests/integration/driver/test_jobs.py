@@ -328,7 +328,7 @@ def test_trainings_below_a_shell_end_with_a_killed_driver_whose_guard_is_stopped
     shell = f"trap '' TERM; {sys.executable} {PROGRAM}; sleep 1000"
     with Job(tmp_path, None, "-np", "2", command=["sh", "-c", shell]) as job:
         trainings = pids(job.wait_for_steps(2), 2)
-        children = psutil.Process(job.process.pid).children()
+        children = psutil.Process(job.process.pid).children(recursive=True)
         guard = next(child for child in children if any("guard.py" in word for word in child.cmdline()))
         guard.suspend()
         try:

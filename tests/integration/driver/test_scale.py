@@ -44,7 +44,6 @@ def bytes_of_two_rounds(size: int, **options: Any) -> tuple[float, float]:
 
     async def body(job: Simulation) -> None:
         assert await job.until_all_train(1) == size
-        assert job.broken == 0
         # Watches of the round may still be on their way; they are answered in the next one.
         before = job.received_bytes
         found.append(before / size)
@@ -52,7 +51,6 @@ def bytes_of_two_rounds(size: int, **options: Any) -> tuple[float, float]:
         job.kill(victim)
         left = size - options.get("slots_per_host", SLOTS_PER_HOST)
         assert await job.until_all_train(2) == left
-        assert job.broken == 0
         assert len(job.workers) == left
         assert all(worker.hostname != victim.hostname for worker in job.workers)
         found.append((job.received_bytes - before) / left)

@@ -20,7 +20,7 @@ import pytest
 import elastic_driver
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import launch as function_launch
-from elastic_driver.function.driver import SETTINGS
+from elastic_driver.function.driver import CALL, SETTINGS
 from elastic_driver.function.launch import WorkerTracebackError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.settings import Settings
@@ -61,6 +61,17 @@ def test_results_by_rank() -> None:
 def test_function_that_never_inits_and_a_lambda() -> None:
     offset = 5
     assert elastic_driver.run(lambda: offset + 1, num_proc=2) == [6, 6]
+
+
+def test_large_arguments_and_results_without_a_folder_that_workers_see() -> None:
+    given = os.urandom(20 << 20)  # some pieces, and a part of one
+    hidden = "import sys; assert not any('elastic-driver-run-' in word for word in sys.argv)"
+
+    def turn(data: bytes) -> bytes:
+        exec(hidden)
+        return data[::-1]
+
+    assert elastic_driver.run(turn, (given,), np=2) == [given[::-1]] * 2
 
 
 def fail_on_one() -> None:
@@ -166,6 +177,7 @@ def test_driver_whose_caller_is_gone_removes_the_folder(tmp_path: Path) -> None:
     folder.mkdir()
     settings = Settings(command=("sleep", "600"), num_proc=1, min_num_proc=1, hosts=(Host("localhost", 1),))
     (folder / SETTINGS).write_bytes(pickle.dumps(settings))
+    (folder / CALL).write_bytes(b"")
     gone = subprocess.Popen(["true"])
     gone.wait()
     program = [sys.executable, "-m", "elastic_driver.function.driver", str(folder), str(gone.pid)]
@@ -176,7 +188,7 @@ def test_driver_whose_caller_is_gone_removes_the_folder(tmp_path: Path) -> None:
 def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[Settings] = []
 
-    def read(folder: Path, environ: object) -> None:
+    def read(folder: Path, environ: object, asked: object) -> None:
         made.append(pickle.loads((folder / SETTINGS).read_bytes()))
         (folder / "exit_code.txt").write_text("1")
 

@@ -45,7 +45,7 @@ def test_exit_status_in_words() -> None:
 
 
 def test_the_guard_looks_for_the_names_that_workers_carry() -> None:
-    assert (guard.ENV_JOB, guard.ENV_WORKER) == (environment.ENV_JOB, environment.ENV_WORKER)
+    assert (guard.ENV_MARK, guard.ENV_WORKER) == (environment.ENV_MARK, environment.ENV_WORKER)
 
 
 def test_output_and_exit_code(loop: str) -> None:
@@ -103,7 +103,7 @@ def test_environment_session_and_input_of_a_worker(loop: str) -> None:
             process = await one.start([sys.executable, "-c", source], env={"A": "1", "PYTHONCOERCECLOCALE": "0"})
             assert (await process.wait()).ok
             names, session, given, cwd, descriptors = (line.split(":", 1)[1] for line in one.sink.lines())
-            wanted = ["A", "PYTHONCOERCECLOCALE", environment.ENV_JOB, environment.ENV_WORKER]
+            wanted = ["A", "PYTHONCOERCECLOCALE", environment.ENV_MARK, environment.ENV_WORKER]
             assert names == repr(sorted(wanted)).replace('"', "'")
             assert (session, given, cwd) == ("True", "''", os.getcwd())
             # Three streams, the listing itself, and what ends it when the driver dies: nothing else is inherited.
@@ -330,7 +330,7 @@ def test_a_disc_that_hangs_under_the_output_holds_up_neither_loop_nor_end(
     async def main() -> None:
         one = Job(folder, prefix_timestamp=False)
         assert (await (await one.start(["echo", "out"])).wait()).ok
-        await one.launcher.close()
+        await one.close()
         assert one.sink.lines() == ["[0]<stdout>:out"]
         assert len(one.warnings) == 1
         assert re.fullmatch(rf"\d+ bytes of output are not in {folder}: the disc does not keep up", one.warnings[0])

@@ -39,11 +39,9 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "PROBE": "
 async def warm_job(preload: Sequence[str] | None = None) -> AsyncIterator[Job]:
     async with job() as one:
         one.launcher = LocalLauncher(
-            one.sink,
-            output_dir=None,
+            one.outputs,
             prefix_timestamp=False,
-            job_id=one.job_id,
-            width=2,
+            mark=one.job_id,
             warn=one.warnings.append,
             warm=True,
             preload=preload,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rendezvous_service import KEY, OPERATOR, READER, credential, serving
 
-from elastic_driver.cli import drain as drain_module
+from elastic_driver.cli import target as target_module
 from elastic_driver.cli.drain import drain
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.credentials import JobKey
@@ -91,7 +91,9 @@ def told(caplog: pytest.LogCaptureFixture, expected: str) -> None:
     """Both the job and the command say what is wrong with the folder."""
     with caplog.at_level(logging.WARNING, logger="elastic_driver"):
         assert Posting.post("1f", "", KEY, []) is None
-    assert f"elasticrun drain will not find this job: the folder of job files, {expected}" in caplog.text
+    assert (
+        f"elasticrun status, drain and end will not find this job: the folder of job files, {expected}" in caplog.text
+    )
     with pytest.raises(SettingsError) as caught:
         drain(["localhost"])
     assert str(caught.value).startswith(f"the folder of job files, {expected}")
@@ -120,7 +122,7 @@ def test_a_link_in_the_place_of_the_folder(folder: Path, caplog: pytest.LogCaptu
 def test_the_driver_is_drained_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drain_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
     with serving() as service:
         posting = post(url=service.url)
         assert drain(["a"]) == 0
@@ -135,6 +137,7 @@ def test_the_driver_is_drained_and_nobody_else(
 
 
 def test_secrets_are_not_printed() -> None:
-    job = JobFile("1f", "", "0ffe", "beef", 1, ())
+    job = JobFile("1f", "", "0ffe", "beef", 1, (), "a secret to join with")
+    assert "a secret" not in repr(job)
     assert "0ffe" not in repr(job)
     assert "beef" not in repr(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
         assert not job.leftovers()
         done = {line["step"]: line["weights"] for line in job.steps()}
     newest = max(folder.glob("commit-*.state"))
+    assert re.fullmatch(r"commit-\d{12}-1\.state", newest.name), "with the driver's leave, of its first round"
     newest.write_bytes(newest.read_bytes()[:100])
     with Job(second, "localhost:2\n", *flags, env={"STEPS": str(max(done) + 5)}) as job:
         assert job.wait() == 0, job.said()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from backends import BACKENDS
 from fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.environment import ENV_PORTS
 from elastic_driver.words import Backend, ReadyCause
 
 pytestmark = pytest.mark.integration
@@ -35,6 +38,30 @@ def test_numpy_collectives_agree_with_numpy(backend: Backend, hosts: dict[str, i
         locals_, crosses = [m["local"] for m in members], [m["cross"] for m in members]
         assert locals_ == [0x0011, 0x0011, 0x1100, 0x1100]
         assert crosses == [0x0101, 0x1010, 0x0101, 0x1010]
+
+
+def test_native_collectives_over_ipv6_and_within_a_range_of_ports() -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    workers = workers_on(a=2, b=1)
+    with FakeJob(backend=Backend.NATIVE, address="::1") as job:
+        for machine, worker in enumerate(workers):
+            env = {ENV_PORTS: "21000-21099", "ELASTIC_DRIVER_MACHINE": str(machine // 2)}
+            job.spawn(worker, "numpy_collectives", env=env)
+        job.plan(workers)
+        for worker in workers:
+            assert job.wait_end(worker).lines[-1]["slot"][1] == 3
+
+
+def test_without_the_native_extension_no_range_can_be_kept() -> None:
+    program = "from elastic_driver.worker.engine.choice import usable_backends; print(*usable_backends())"
+    env = {**os.environ, "ELASTIC_DRIVER_BACKEND": "torch", ENV_PORTS: "21000-21099"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+    assert "cannot keep to --port-range without the native extension" in done.stderr
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -62,7 +62,19 @@ def test_defaults() -> None:
         (["-p", "2222"], "ssh_port", 2222),
         (["--ssh-port", "2222"], "ssh_port", 2222),
         (["-i", "key"], "ssh_identity_file", "key"),
-        (["--network-interfaces", "a,b", "--network-interface", "c"], "network_interfaces", ("c", "a", "b")),
+        (["--network-interfaces", "a, b", "--network-interface", "c"], "network_interfaces", ("c", "a", "b")),
+        (["--agent-timeout", "4"], "agent_timeout_s", 4.0),
+        (["--accept-agents"], "accept_agents", True),
+        (["--accept-agents", "--join-token-file", "/t"], "join_token_file", Path("/t")),
+        (["--rsh-agent", "kubexec -q"], "rsh_agent", ("kubexec", "-q")),
+        (["--launcher-command", "a {host}", "--launcher-bootstrap", "command"], "launcher_bootstrap", "command"),
+        (["--launcher-command", "srun -w {host}"], "launcher_command", "srun -w {host}"),
+        (["--launcher-command", "srun"], "launcher_bootstrap", "stdin"),
+        (["--remote-python", "/p"], "remote_python", "/p"),
+        (["--ssh-connect-timeout", "3"], "ssh_connect_timeout_s", 3.0),
+        (["--port-range", "4000-4100"], "port_range", (4000, 4100)),
+        (["--tls"], "tls", True),
+        (["-x", "A=1", "-x", "B=x y"], "passed_env", {"A": "1", "B": "x y"}),
         (["--disable-cache", "--gloo", "--tcp", "--mpi-args", "x", "--binding-args", "y"], "num_proc", 2),
     ],
 )
@@ -206,6 +218,11 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
             "cannot read -H 'localhost:2,localhost:3': host 'localhost' is named",
         ),
         ("-np 2 -H , true", "no hosts"),
+        ("-np 2 --join-token-file x true", "--join-token-file is without effect: give --accept-agents too"),
+        ("-np 2 --rsh-agent a --launcher-command b true", "give either --rsh-agent or --launcher-command, not both"),
+        ("-np 2 --port-range x true", "'x' is not a range of ports"),
+        ("-np 2 --launcher-command a --launcher-bootstrap b true", "invalid choice"),
+        ("-np 2 -x NO_SUCH_VARIABLE true", "-x NO_SUCH_VARIABLE: the variable is not set here"),
         ("-np 2 --hostfile /no/such true", "cannot read the hostfile /no/such: No such file or directory"),
         ("-np 2 --hostfile / true", "cannot read the hostfile /: Is a directory"),
         ("-np 2 -prefix-timestamp --log-with-timestamp true", "not allowed with argument"),
@@ -271,4 +288,4 @@ def test_each_setting_has_the_flag_that_messages_name() -> None:
 
 
 def test_nothing_is_given_where_nothing_was_said() -> None:
-    assert parse(["true"]) == {"command": ("true",), "network_interfaces": ""}
+    assert parse(["true"]) == {"command": ("true",)}

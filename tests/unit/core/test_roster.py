@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from membership_job import worker_id
 
+from elastic_driver.core import roster as roster_module
 from elastic_driver.core.registry import Record, WorkerState
 from elastic_driver.core.roster import Roster
 from elastic_driver.hosts import WorkerId
@@ -31,6 +32,13 @@ def check(roster: Roster[Record], plain: dict[WorkerId, WorkerState]) -> None:
         assert (None if found is None else found.state) == plain.get(worker)
 
 
+@pytest.fixture(autouse=True, params=[0, 2, 64])
+def most_changes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be put among the items at any time."""
+    monkeypatch.setattr(roster_module, "_MOST_CHANGES", request.param)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes)
 def test_a_roster_is_what_was_put(steps: list[tuple[str, WorkerId, WorkerState, bool]]) -> None:
     """Old rosters stay what they were, also when others were made from them in two ways."""

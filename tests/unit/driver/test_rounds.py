@@ -27,6 +27,7 @@ from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import WorkerId, parse_host
+from elastic_driver.rendezvous.credentials import Identity, Role
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     DrainHostRequest,
@@ -36,11 +37,14 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     NextRoundRequest,
     Notice,
+    PublishReply,
+    PublishRequest,
     Removed,
     RoundAssignment,
     RunningReport,
     WatchRequest,
 )
+from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.unit
@@ -88,7 +92,7 @@ class World:
         for command in commands:
             match command:
                 case PublishRound():
-                    self.rounds.publish(command)
+                    self.rounds.publish(command, {one.worker.hostname: "127.0.0.1" for one in command.placed})
                 case DismissWorker():
                     self.rounds.dismiss(command.worker, command.reason)
                 case SetNotice():
@@ -123,6 +127,8 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         heartbeats=world.known,
         clock=loop.time,
         on_disc=world.disc.append,
+        end=lambda: "it ends",
+        about=lambda: {"job_id": "1f", "command": ["true"]},
     )
 
 
@@ -400,5 +406,39 @@ def test_the_status_is_of_now() -> None:
             ("a[0]#0", "member", 11),
             ("b[0]#0", "ready", 12),
         ]
+
+    play(test)
+
+
+def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> None:
+    async def test(world: World) -> None:
+        def asked(worker: WorkerId, round_id: int) -> str:
+            answer = world.rounds.routes["publish"].answer
+            assert answer is not None
+            body = PublishRequest(round_id, 42).to_json()
+            status, said = answer(RouteRequest(Identity(Role.WORKER, worker), b"POST", (), {}, body))
+            reply = PublishReply.from_json(said)
+            assert status == 200
+            assert reply.granted is not bool(reply.reason)
+            return reply.reason
+
+        await world.train(A, B)
+        assert [asked(A, 1), asked(B, 1)] == ["", ""]
+        assert asked(A, 2) == "there has been no round 2"
+        assert "none of the job's workers" in asked(C, 1)
+        world.hosts("b", "c")
+        answers = [world.ask(B, 1, ReadyCause.HOSTS_UPDATED), world.ask(C)]
+        assert asked(B, 1) == "", "in a reset it is the last round's members that count"
+        assert asked(C, 1) == "round 1 is over, and worker c[0] is no member of round 1"
+        left = world.ask(A, 1, ReadyCause.HOSTS_UPDATED)
+        assert isinstance(await left, Removed)
+        for answer in answers:
+            assert isinstance(await answer, RoundAssignment)
+        assert [asked(B, 1), asked(B, 2), asked(C, 2)] == ["", "", ""]
+        assert "none of the job's workers" in asked(A, 1), "a member of a past round"
+        world.exits(C, -9)
+        assert "none of the job's workers" in asked(C, 2)
+        world.stepper.post(StopRequested(15, "SIGTERM"))
+        assert asked(B, 2) == "the job is over"
 
     play(test)

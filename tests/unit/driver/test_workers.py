@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
 GRACE_S = 5.0
-JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j", "127.0.0.1")
+JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
 
 
 class Story:
@@ -51,6 +51,12 @@ class Story:
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         self._take("exited", worker, status)
+
+    def killed(self, order: KillWorker) -> None:
+        self._take("killed", order.worker, order.reason)
+
+    def spared(self, order: KillWorker) -> None:
+        self._take("spared", order.worker, order.reason)
 
 
 class ADialect:
@@ -332,13 +338,13 @@ def test_stopping_all_has_a_limit() -> None:
 
 def test_a_kill_needs_a_process() -> None:
     async def test(kept: Kept) -> None:
-        assert not kept.workers.kill(KillWorker(A, "did not leave"))
+        kept.workers.kill(KillWorker(A, "did not leave"))
         process = await kept.run(A)
-        assert kept.workers.kill(KillWorker(A, "did not leave"))
-        assert not kept.workers.kill(KillWorker(A, "did not leave")), "it is dead"
+        kept.workers.kill(KillWorker(A, "did not leave"))
+        kept.workers.kill(KillWorker(A, "did not leave"))
         await settle()
-        assert kept.story.told[1:] == [("exited", A, "killed by SIGKILL")]
-        assert process.exited.done()
+        assert kept.told() == [("spared", A), ("started", A), ("killed", A), ("spared", A), ("exited", A)]
+        assert process.exited.result().returncode == -9
 
     among_fakes(test)
 
@@ -346,7 +352,8 @@ def test_a_kill_needs_a_process() -> None:
 def test_a_kill_while_it_is_being_started() -> None:
     async def test(kept: Kept) -> None:
         await kept.order(A)
-        assert kept.workers.kill(KillWorker(A, "did not leave"))
+        kept.workers.kill(KillWorker(A, "did not leave"))
+        assert kept.told() == [("killed", A)]
         process = await kept.launched(A)
         assert process.exited.done()
 
@@ -357,14 +364,19 @@ def test_a_worker_that_exits_is_let_be_when_its_script_has_ended() -> None:
     async def test(kept: Kept) -> None:
         process = await kept.run(A)
         exits = KillWorker(A, "did not end", hangs=True, exits=True)
-        assert not kept.workers.kill(exits), "it has never called init()"
+        kept.workers.kill(exits)
+        await settle()
+        assert kept.told()[1:] == [("spared", A)], "it has never called init()"
         kept.workers.watch_threads(A, 11, 12)
         process.runs_script = False
-        assert not kept.workers.kill(exits), "that process has ended"
+        kept.workers.kill(exits)
+        await settle()
+        assert kept.told()[1:] == [("spared", A)] * 2, "that process has ended"
         assert not process.exited.done()
         process.runs_script = True
-        assert kept.workers.kill(exits)
+        kept.workers.kill(exits)
         await settle()
+        assert sorted(kept.told()[3:]) == [("exited", A), ("killed", A)]
         assert (process.printed, process.exited.result().returncode) == (1, -6)
 
     among_fakes(test)
@@ -375,7 +387,8 @@ def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
         process = await kept.run(A)
         process.is_stubborn = True
         began = kept.loop.time()
-        assert kept.workers.kill(KillWorker(A, "no heartbeat", hangs=True))
+        kept.workers.kill(KillWorker(A, "no heartbeat", hangs=True))
+        assert kept.told()[-1] == ("killed", A)
         await process.exited
         assert process.exited.result().returncode == -9
         assert kept.loop.time() == began + 2.0

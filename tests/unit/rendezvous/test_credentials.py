@@ -33,7 +33,7 @@ def test_every_purpose_has_a_key_of_its_own():
 
 def test_secrets_are_not_printed():
     job = JobKey(b"k" * KEY_BYTES)
-    for text in (repr(job), repr(Credential(Identity(Role.OPERATOR), job.secret)), repr(JobAddress("", job, "", ""))):
+    for text in (repr(job), repr(Credential(Identity(Role.OPERATOR), job.secret)), repr(JobAddress("", job, ""))):
         assert "6b6b" not in text
         assert "kkk" not in text
 
@@ -58,7 +58,7 @@ def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
     env = OurDialect(outer, exported={}).environment(
         WORKER,
         SlotInfo(0, 1, 0, 1, 0, 1),
-        job=JobAddress("http://127.0.0.1:1", job, "id", "127.0.0.1"),
+        job=JobAddress("http://127.0.0.1:1", job, "id"),
         round_id=0,
         cores=1,
     )

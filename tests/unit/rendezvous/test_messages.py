@@ -43,7 +43,9 @@ READY = NextRoundRequest(
     "train.py:7",
     True,
 )
-ASSIGNMENT = RoundAssignment(8, SlotInfo(1, 4, 1, 2, 0, 2), sync=True, commits=120, backend=Backend.TORCH)
+ASSIGNMENT = RoundAssignment(
+    8, SlotInfo(1, 4, 1, 2, 0, 2), sync=True, commits=120, backend=Backend.TORCH, address="10.0.0.2"
+)
 REQUESTS: list[tuple[Any, Any]] = [
     (NextRoundRequest.from_json, READY),
     (WatchRequest.from_json, WatchRequest(WORKER, 8, 3)),

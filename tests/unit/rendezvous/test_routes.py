@@ -22,7 +22,7 @@ def test_who_may_only_look_may_change_nothing() -> None:
 
 
 def test_an_operator_is_no_worker() -> None:
-    assert allowed(Role.OPERATOR) == {("status", b"GET"), ("drain", b"POST")}
+    assert allowed(Role.OPERATOR) == {("status", b"GET"), ("drain", b"POST"), ("end", b"POST")}
 
 
 def test_what_the_driver_s_server_has_is_in_the_table() -> None:

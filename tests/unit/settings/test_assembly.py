@@ -41,6 +41,12 @@ def test_texts_and_numbers_of_other_kinds_are_read() -> None:
         ({"cooldown_range_s": (1,)}, "argument --blacklist-cooldown-range: expected 2 arguments"),
         ({"hosts": "a:2", "hostfile": "x"}, "not allowed with argument"),
         ({"mpi": True}, "Gloo only"),
+        ({"port_range": "many"}, "argument --port-range: 'many' is not a range of ports like 40000-40999"),
+        ({"port_range": (1, "x")}, "argument --port-range: 'x' is not an integer"),
+        ({"rsh_agent": "'a"}, "argument --rsh-agent: No closing quotation"),
+        ({"rsh_agent": " "}, "--rsh-agent is empty"),
+        ({"rsh_agent": "a", "launcher_bootstrap": "stdin"}, "--launcher-bootstrap is for --launcher-command"),
+        ({"passed_env": ["A"]}, "-x A: the variable is not set here"),
     ],
 )
 def test_what_cannot_be_read(values: dict[str, Any], complaint: str) -> None:
@@ -76,3 +82,36 @@ def test_what_follows_from_what_was_given() -> None:
     assert (growing.elastic, growing.min_num_proc, growing.max_num_proc) == (True, 1, None)
     assert make(min_num_proc=1, num_standby=1, hosts="localhost:4").max_num_proc == 2
     assert make(discovery_script="true").hosts is None
+
+
+def test_a_job_that_accepts_agents_may_begin_with_no_hosts() -> None:
+    made = make(accept_agents=True)
+    assert (made.hosts, made.elastic, made.min_num_proc, made.max_num_proc) == ((), True, 2, None)
+    made = make(accept_agents=True, hosts="localhost:1")
+    assert (made.hosts, made.elastic) == ((Host("localhost", 1),), True)
+    assert make(accept_agents=True, discovery_script="true").hosts is None
+
+
+def test_open_mpis_variables_stand_in() -> None:
+    environ = {"OMPI_MCA_orte_set_default_slots": "3", "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh -q"}
+    made = make(environ, hosts="a,b:1")
+    assert made.hosts == (Host("a", 3), Host("b", 1))
+    assert made.rsh_agent == ("/etc/mpi/kubexec.sh", "-q")
+    assert make(environ, hosts="a,b", slots_per_host=4).hosts == (Host("a", 4), Host("b", 4))
+    assert make(environ, rsh_agent="mine").rsh_agent == ("mine",)
+    assert make(environ, launcher_command="run {host}").rsh_agent is None
+    assert make(environ, ssh_port=2222).rsh_agent is None
+    assert make({"OMPI_MCA_plm_rsh_agent": "ssh : rsh"}).rsh_agent is None, "that is what there is anyway"
+    assert make({"OMPI_MCA_plm_rsh_agent": "rsh -x : ssh"}).rsh_agent == ("rsh", "-x")
+    with pytest.raises(SettingsError, match="the variable OMPI_MCA_orte_set_default_slots: 'x' is not an integer"):
+        make({"OMPI_MCA_orte_set_default_slots": "x"})
+    with pytest.raises(SettingsError, match="the variable OMPI_MCA_plm_rsh_agent: No closing quotation"):
+        make({"OMPI_MCA_plm_rsh_agent": "'a"})
+
+
+def test_the_config_files_interfaces_hold(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("network: {interfaces: 'eth0, eth1', port_range: 4000-4001}\nlauncher: {rsh_agent: a b}\n")
+    made = make(config_file=file)
+    assert (made.network_interfaces, made.port_range) == (("eth0", "eth1"), (4000, 4001))
+    assert made.rsh_agent == ("a", "b")

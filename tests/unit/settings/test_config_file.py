@@ -22,6 +22,10 @@ timeline: {filename: t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 4, shutdown_time_seconds: 5}
 library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinity: 7, gloo_timeout_seconds: 8}
 warm_starts: {enabled: false, preload: "torch,numpy"}
+agents: {accept: true, join_token_file: t, timeout_seconds: 9, tls: true}
+launcher: {rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
+ssh: {port: 22, identity_file: k, connect_timeout_seconds: 3}
+network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999}
 logging: {level: debug, with_timestamp: true}
 """
 
@@ -59,6 +63,19 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "gloo_timeout_s": 8,
         "warm_starts": False,
         "preload": "torch,numpy",
+        "accept_agents": True,
+        "join_token_file": "t",
+        "agent_timeout_s": 9,
+        "tls": True,
+        "rsh_agent": "rsh -x",
+        "launcher_command": "run",
+        "launcher_bootstrap": "command",
+        "remote_python": "/p",
+        "ssh_port": 22,
+        "ssh_identity_file": "k",
+        "ssh_connect_timeout_s": 3,
+        "network_interfaces": "eth0,10.0.0.0/8",
+        "port_range": "4000-4999",
         "log_level": "debug",
         "log_with_timestamp": True,
     }

@@ -105,3 +105,15 @@ def test_folders_that_others_can_write_to_are_said(tmp_path: Path) -> None:
         "--event-log",
     ]
     assert preflight(make()) == []
+
+
+def test_a_join_token_that_others_can_read_is_said(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    settings = make(accept_agents=True, join_token_file=token)
+    token.chmod(0o600)
+    assert preflight(settings) == []
+    token.chmod(0o644)
+    assert preflight(settings) == [
+        f"the file {token} (--join-token-file): all users may read it; who can read it can join the job: chmod 600 it"
+    ]

@@ -56,6 +56,31 @@ def make(**values: Any) -> Settings:
         ({"hosts": None, "discovery_script": ""}, "--host-discovery-script is empty"),
         ({"hosts": None, "discovery_script": "  "}, "--host-discovery-script is empty"),
         ({"hosts": None, "discovery_script": "'a"}, "No closing quotation"),
+        ({"agent_timeout_s": 1.0}, "--agent-timeout 1 is below 2 s"),
+        ({"agent_timeout_s": float("nan")}, "--agent-timeout nan is not a number of seconds"),
+        ({"ssh_connect_timeout_s": 0.0}, "--ssh-connect-timeout 0 is not a number of seconds"),
+        ({"join_token_file": Path("t")}, "--join-token-file is without effect: give --accept-agents too"),
+        ({"rsh_agent": ("a",), "launcher_command": "b"}, "give either --rsh-agent or --launcher-command, not both"),
+        ({"rsh_agent": ()}, "--rsh-agent is empty"),
+        ({"rsh_agent": ("",)}, "--rsh-agent is empty"),
+        ({"launcher_command": ""}, "--launcher-command is empty"),
+        ({"remote_python": ""}, "--remote-python is empty"),
+        ({"rsh_agent": ("a",), "ssh_port": 22}, "--ssh-port is for ssh, which --rsh-agent takes the place of"),
+        (
+            {"launcher_command": "a", "ssh_identity_file": "k"},
+            "--ssh-identity-file is for ssh, which --launcher-command takes the place of",
+        ),
+        ({"launcher_bootstrap": "command"}, "--launcher-bootstrap is without effect"),
+        (
+            {"launcher_command": "a", "launcher_bootstrap": "mail"},
+            "--launcher-bootstrap mail is none of stdin, command",
+        ),
+        ({"port_range": (0, 5)}, "--port-range 0-5 is not a range of ports within 1 to 65535"),
+        ({"port_range": (9, 5)}, "--port-range 9-5 is not a range of ports"),
+        ({"port_range": (9, 65536)}, "--port-range 9-65536 is not a range of ports"),
+        ({"network_interfaces": ("eth0", "10.0.0.0/33")}, "--network-interfaces '10.0.0.0/33' is neither"),
+        ({"network_interfaces": ("10.0.0.256",)}, "--network-interfaces '10.0.0.256' is neither"),
+        ({"network_interfaces": ("a name that is long",)}, "is neither an interface's name"),
         ({"command": ()}, "no command to run"),
     ],
 )
@@ -77,6 +102,12 @@ def test_what_cannot_be(values: dict[str, Any], complaint: str) -> None:
         {"rendezvous_port": 65535},
         {"cooldown_range_s": (1.0, 3600.0)},
         {"cooldown_range_s": (5.0, 5.0)},
+        {"hosts": (), "accept_agents": True},
+        {"hosts": None, "discovery_script": "true", "accept_agents": True, "join_token_file": Path("t")},
+        {"hosts": (Host("a", 1),), "accept_agents": True},
+        {"network_interfaces": ("eth0", "ib0.8001", "10.0.0.1", "10.0.0.7/8", "fd00::/8", "::1")},
+        {"port_range": (1, 65535)},
+        {"launcher_command": "run {host}", "launcher_bootstrap": "command"},
     ],
 )
 def test_what_can_be(values: dict[str, Any]) -> None:
@@ -91,3 +122,9 @@ def test_nothing_is_looked_up_on_disc(tmp_path: Path) -> None:
     assert settings.command == ("no-such-program",)
     assert make(hosts=None, discovery_script="./no/such").discovery_script == "./no/such"
     assert not absent.exists()
+
+
+def test_how_many_workers_there_may_be_where_hosts_join() -> None:
+    assert make().most_workers == 4
+    assert make(accept_agents=True).most_workers == 2, "nobody knows; as with a script"
+    assert make(accept_agents=True, max_num_proc=9).most_workers == 9

@@ -91,7 +91,7 @@ def test_groups_are_made_without_a_change_of_the_environment(monkeypatch: pytest
 
 
 def test_workers_start_with_what_leaves_the_process_alone() -> None:
-    job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job", "127.0.0.1")
+    job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job")
     slot = SlotInfo(0, 1, 0, 1, 0, 1)
     dialect = OurDialect({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, exported={})
     env = dialect.environment(WorkerId("localhost", 0, 0), slot, job=job, round_id=0, cores=1)

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,15 @@ import elastic_driver as hvd
 from elastic_driver.driver.durable_folder import FolderLock, newest_commit
 from elastic_driver.elastic import ObjectState
 from elastic_driver.errors import DurableError, SettingsError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.worker.durable import commits as module
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.commits import Durable
-from elastic_driver.worker.durable.folder import Marks, commit_files, open_folder, prune, write_file
+from elastic_driver.worker.durable.folder import CommitId, Marks, commit_files, open_folder, prune, write_file
 from elastic_driver.worker.durable.restore import View, why_not_anew
+from elastic_driver.worker.rounds.current import current_round
 
 torch = pytest.importorskip("torch")
 
@@ -68,7 +73,7 @@ VALUES: dict[str, Any] = {
 
 
 def store(folder: Path, values: dict[str, Any], commits: int = 1) -> Path:
-    return write_file(folder, commits, durable_format.encode(values, commits=commits))
+    return write_file(folder, CommitId(commits), durable_format.encode(values, commits=commits))
 
 
 def test_values_come_back_bitwise(tmp_path: Path) -> None:
@@ -199,10 +204,10 @@ def test_a_slow_disc_skips_commits_and_never_mixes_two(on_disc: Durable, monkeyp
     entered, go = threading.Event(), threading.Event()
     real = module.write_file
 
-    def slow(folder: Path, commits: int, encoded: durable_format.Encoded) -> Path:
+    def slow(folder: Path, commit: CommitId, encoded: durable_format.Encoded, **more: Any) -> Path:
         entered.set()
         assert go.wait(20)
-        return real(folder, commits, encoded)
+        return real(folder, commit, encoded, **more)
 
     monkeypatch.setattr(module, "write_file", slow)
     state = TorchState(torch.nn.Linear(50, 50), step=0)
@@ -367,7 +372,7 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_is_not(
     newest = store(tmp_path, {"x": 7}, commits=7)
     just_opened.touch()
     assert just_opened.stat().st_mtime > newest.stat().st_mtime - 1
-    prune(tmp_path, 2, 7)
+    prune(tmp_path, 2, CommitId(7))
     assert sorted(tmp_path.glob(".commit*")) == sorted([being_written, just_opened])
     go.set()
     writer.join(20)
@@ -450,7 +455,7 @@ def test_what_others_put_into_the_folder_is_neither_followed_nor_cut(tmp_path: P
     path = store(folder, {"a": 1}, commits=3)
     assert not path.is_symlink()
     assert durable_format.read(path)[1] == {"a": 1}
-    prune(folder, 1, 3)
+    prune(folder, 1, CommitId(3))
     assert victim.read_text() == "precious"
     (folder / "folder.id").unlink()
     (folder / "folder.id").symlink_to(victim)
@@ -469,7 +474,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, put: Callable[[Path],
     with pytest.raises(SettingsError, match=r"\(--durable-dir\): job\.lock: (it is a|Is a directory|nobody reads)"):
         FolderLock.take(tmp_path, "mine")
     store(tmp_path, {}, commits=1)
-    prune(tmp_path, 1, 1)
+    prune(tmp_path, 1, CommitId(1))
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
@@ -500,5 +505,142 @@ def test_the_driver_finds_the_newest_commit(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert newest_commit(tmp_path) is None
     for commits in (3, 12):
-        write_file(tmp_path, commits, durable_format.encode({}, commits=commits, state="ObjectState", job=""))
+        write_file(tmp_path, CommitId(commits), durable_format.encode({}, commits=commits, state="ObjectState", job=""))
     assert newest_commit(tmp_path) == 12
+    write_file(tmp_path, CommitId(13, 4), durable_format.encode({}, commits=13, state="ObjectState", job=""))
+    assert newest_commit(tmp_path) == 13
+
+
+# --- with the driver's leave -----------------------------------------------------------------------------------------
+
+
+def put(folder: Path, commits: int, round_id: int, step: int, job: str = "mine") -> Path:
+    encoded = durable_format.encode({"step": step}, commits=commits, state="ObjectState", job=job)
+    return write_file(folder, CommitId(commits, round_id), encoded)
+
+
+def permitted(folder: Path, permit: Callable[[CommitId], None]) -> Durable:
+    return Durable(folder, every=1, interval_s=None, keep=2, job_id="", permit=permit)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, made: Durable) -> None:
+    monkeypatch.setattr(module, "_durable", made)
+    monkeypatch.setattr(module, "_read", True)
+
+
+def test_a_commit_is_whole_on_disc_before_the_driver_is_asked_and_has_its_name_only_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None
+) -> None:
+    asked: list[tuple[CommitId, list[str]]] = []
+
+    def permit(commit: CommitId) -> None:
+        (unnamed,) = tmp_path.glob(".commit*")
+        assert durable_format.read(unnamed)[1] == {"step": commit.commits}
+        asked.append((commit, [path.name for path in tmp_path.glob("commit*")]))
+
+    made = permitted(tmp_path, permit)
+    use(monkeypatch, made)
+    state, round_id = ObjectState(step=0), current_round().context.assignment.round_id
+    for state.step in (1, 2):
+        state.commit()
+        assert made.wait()
+    first = f"commit-000000000001-{round_id}.state"
+    assert asked == [(CommitId(1, round_id), []), (CommitId(2, round_id), [first])]
+    fresh = ObjectState(step=0)
+    again(tmp_path, fresh)
+    assert (fresh.step, fresh._commits) == (2, 2)
+
+
+def test_a_commit_that_the_driver_refuses_is_dropped_and_that_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(["it is over", "it is over", ""])
+
+    def permit(commit: CommitId) -> None:
+        why = next(answers)
+        if why:
+            raise DurableError(f"the driver does not agree: {why}")
+
+    made = permitted(tmp_path, permit)
+    use(monkeypatch, made)
+    state = ObjectState(step=0)
+    for _ in range(2):
+        state.commit()
+        assert made.wait()
+    assert not list(tmp_path.glob("*commit*"))
+    assert capfd.readouterr().err.count("commit 1 is not on disc") == 1
+    told = made.report()
+    assert told is not None
+    assert (told.written, told.commits, told.trouble) == (-1, 2, "the driver does not agree: it is over")
+    state.commit()
+    assert made.wait()
+    assert [commits for commits, _ in commit_files(tmp_path)] == [3]
+
+
+def test_a_driver_that_stands_still_holds_up_the_writer_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None
+) -> None:
+    asks, goes_on = threading.Event(), threading.Event()
+
+    def permit(commit: CommitId) -> None:
+        asks.set()
+        assert goes_on.wait(20)
+
+    made = permitted(tmp_path, permit)
+    use(monkeypatch, made)
+    state = ObjectState(step=0)
+    state.commit()
+    assert asks.wait(20)
+    for _ in range(3):
+        state.commit()
+    assert made.busy
+    assert commit_files(tmp_path) == []
+    goes_on.set()
+    assert made.wait()
+    assert [commits for commits, _ in commit_files(tmp_path)] == [1]
+
+
+def test_a_worker_that_is_cut_off_from_its_driver_puts_nothing_on_disc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_of_one: None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    credential = Credential(Identity(Role.WORKER, WorkerId("a", 0, 0)), b"k" * 32)
+    client = RendezvousClient(f"http://127.0.0.1:{port}", credential, patience_s=0.05)
+    monkeypatch.setattr(module, "new_client", lambda: client)
+    made = permitted(tmp_path, module.DriversPermit())
+    use(monkeypatch, made)
+    ObjectState(step=0).commit()
+    assert made.wait()
+    assert not list(tmp_path.glob("*commit*"))
+    told = made.report()
+    assert told is not None
+    assert told.trouble.startswith("cannot reach the driver at 127.0.0.1")
+
+
+def test_a_past_round_replaces_no_commit_and_is_not_gone_on_from(tmp_path: Path, job_of_one: None) -> None:
+    put(tmp_path, 42, 6, step=6)
+    put(tmp_path, 42, 5, step=5)  # its writer had the driver's leave, and was stopped until now
+    fresh = ObjectState(step=0)
+    again(tmp_path, fresh)
+    assert (fresh.step, fresh._commits) == (6, 42)
+    put(tmp_path, 43, 5, step=5)
+    prune(tmp_path, 2, CommitId(43, 5), "mine")
+    assert [path.name for _, path in commit_files(tmp_path)] == [
+        "commit-000000000042-6.state",
+        "commit-000000000043-5.state",
+    ]
+
+
+def test_a_commit_of_this_number_that_an_older_job_has_left_goes(tmp_path: Path, job_of_one: None) -> None:
+    older = put(tmp_path, 42, 17, step=17, job="older")
+    torn = put(tmp_path, 42, 18, step=18, job="older")
+    torn.write_bytes(b"torn")
+    ours = put(tmp_path, 42, 1, step=1)
+    newer = put(tmp_path, 42, 2, step=2)
+    prune(tmp_path, 2, CommitId(42, 1), "mine")
+    assert not older.exists()
+    assert not torn.exists()
+    assert ours.exists()
+    assert newer.exists()
+    assert durable_format.facts_of(ours) == {"commits": 42, "state": "ObjectState", "job": "mine"}

@@ -43,6 +43,7 @@ def test_without_variables_the_defaults_hold() -> None:
         ("ELASTIC_DRIVER_PATIENCE_S", "0.5", 0.5),
         ("ELASTIC_DRIVER_HEARTBEAT_S", "0", 0.0),
         ("ELASTIC_DRIVER_BACKEND", "torch", Backend.TORCH),
+        ("ELASTIC_DRIVER_PORT_RANGE", "5000-5009", (5000, 5009)),
         ("HOROVOD_FUSION_THRESHOLD", "1e3", 1000),
         ("HOROVOD_FUSION_THRESHOLD", "0", 0),
         ("HOROVOD_STALL_CHECK_DISABLE", "2", True),
@@ -74,6 +75,9 @@ def test_values(name: str, text: str, value: object) -> None:
         ("ELASTIC_DRIVER_BACKEND", "gloo", "it must be one of native, torch"),
         ("ELASTIC_DRIVER_ENGINE", "plain", "ELASTIC_DRIVER_BACKEND=torch does without the native one"),
         ("ELASTIC_DRIVER_SHARED_MEMORY", "yes", "it must be one of on, staged, off"),
+        ("ELASTIC_DRIVER_PORT_RANGE", "5000", "it must be a range of ports, LOW-HIGH"),
+        ("ELASTIC_DRIVER_PORT_RANGE", "6000-5000", "within 1-65535, the lower first"),
+        ("ELASTIC_DRIVER_PORT_RANGE", "0-70000", "within 1-65535, the lower first"),
         ("ELASTIC_DRIVER_DEVICE_LANE", "gpu", "it must be one of auto, cuda, off, cpu"),
         ("ELASTIC_DRIVER_DURABLE_EVERY", "0", "it must be an integer above 0"),
         ("HOROVOD_TIMELINE_MARK_CYCLES", "perhaps", "it must be one of 1, 0, true"),
@@ -103,12 +107,12 @@ def test_all_that_cannot_be_read_is_told_at_once() -> None:
 
 def test_what_the_driver_sets_can_be_read() -> None:
     worker, slot, key = WorkerId("a", 1, 2), SlotInfo(3, 4, 1, 2, 0, 1), JobKey.new()
-    address = JobAddress("http://127.0.0.1:1", key, "job", "127.0.0.2", "the driver")
+    address = JobAddress("http://127.0.0.1:1", key, "job", "the driver")
     exported = {"ELASTIC_DRIVER_HEARTBEAT_S": "15"}
     env = OurDialect({}, exported=exported).environment(worker, slot, job=address, round_id=7, cores=4)
     settings = WorkerSettings.from_environ(env)
     assert (settings.rendezvous, settings.job, settings.owner) == ("http://127.0.0.1:1", "job", "the driver")
-    assert (settings.address, settings.hostname, settings.round) == ("127.0.0.2", "a", 7)
+    assert (settings.hostname, settings.round) == ("a", 7)
     assert (settings.planned, settings.elastic, settings.heartbeat_s) == (slot, True, 15.0)
     assert settings.credential is not None
     assert (settings.credential.key, settings.credential.identity.worker) == (key.of_worker(worker), worker)

@@ -1,0 +1,93 @@
+"""``elasticrun jobs``: the jobs of this user on this machine, and the files with which others reach them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.tables import table, width_of_output
+from elastic_driver.cli.target import ask, choose_job, target_of_job
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.report.printable import one_line
+
+
+def jobs(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
+    """
+    parser = Parser(
+        prog="elasticrun jobs",
+        description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
+        "reached from elsewhere. Such a file is as good as a password. It is new, and only you can read it.",
+    )
+    parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
+        "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
+    )
+    files.add_argument(
+        "--write-join-token", metavar="FILE", type=Path, help="for elasticrun join with --join-token-file FILE"
+    )
+    arguments = parser.parse_args(words)
+    running = running_jobs()
+    if arguments.write_token is not None:
+        job = choose_job(running, arguments.job)
+        url = _url_elsewhere(job)
+        _write(arguments.write_token, job.operator)
+        return _tell_use(url, arguments.write_token, "elasticrun status", "--token-file")
+    if arguments.write_join_token is not None:
+        job = choose_job(running, arguments.job)
+        if not job.join_token:
+            raise SettingsError(f"job {job.job_id} lets no hosts join: it was started without --accept-agents")
+        url = _url_elsewhere(job)
+        _write(arguments.write_join_token, job.join_token)
+        return _tell_use(url, arguments.write_join_token, "elasticrun join --slots N", "--join-token-file")
+    if arguments.job is not None:
+        running = [choose_job(running, arguments.job)]
+    if arguments.json:
+        shown = ({"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command} for job in running)
+        print(json.dumps(list(shown)))
+    elif not running:
+        print("no job of yours runs on this machine")
+    else:
+        rows = [(job.job_id, str(job.pid), job.url.partition("#")[0], shlex.join(job.command)) for job in running]
+        print(table(("JOB", "PID", "DRIVER", "COMMAND"), rows, right={"PID"}, width=width_of_output()))
+    return 0
+
+
+def _url_elsewhere(job: JobFile) -> str:
+    """Where other machines reach the driver. As long as all hosts are this machine, they cannot."""
+    urls = ask(target_of_job(job), lambda client: client.status())["urls"]
+    if not urls:
+        print("its driver listens on this machine only, as long as no other has to do with the job", file=sys.stderr)
+    return str(urls[0]) if urls else job.url
+
+
+def _tell_use(url: str, path: Path, command: str, flag: str) -> int:
+    print(one_line(f"{command} --driver {_quoted(url)} {flag} {shlex.quote(str(path))}"))
+    return 0
+
+
+def _quoted(url: str) -> str:
+    # A "#" begins a comment at the beginning of a word only.
+    return url if re.fullmatch(r"[A-Za-z0-9:/.#-]+", url) else shlex.quote(url)
+
+
+def _write(path: Path, secret: str) -> None:
+    """Never over what is there: that may be open to others, or theirs."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{secret}\n")
+    except OSError as error:
+        raise SettingsError(f"cannot write the new file {path}: {error.strerror}") from error

@@ -1,0 +1,119 @@
+"""``elasticrun join``: has this machine join a running job, for as long as this process lives."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.errors import RendezvousError, SettingsError
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, parse_host
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+from elastic_driver.rendezvous.credentials import Role, join_key
+from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.report.printable import one_line
+from elastic_driver.settings.assembly import integer, number
+from elastic_driver.settings.join_token import (
+    ENV_JOIN_TOKEN,
+    MOST_BYTES,
+    join_token,
+    read_join_token,
+    who_else_reads,
+)
+from elastic_driver.settings.settings import check_agent_timeout
+
+_STDIN = "-"
+
+
+def join(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until this host has left the job, or the job has ended. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or the token cannot be read.
+    """
+    bootstrap = read(words, os.environ)
+    from elastic_driver.launch.agent.agent import run_agent  # late: bad usage is told before all that is loaded
+
+    return run_agent(bootstrap)
+
+
+def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
+    """What the agent is given.
+
+    Args:
+        words: of the command line.
+        environ: this process's environment. The token's variable is taken out of it: workers would inherit it.
+
+    Raises:
+        SettingsError: bad usage, or the token cannot be read.
+    """
+    in_environment = environ.pop(ENV_JOIN_TOKEN, "")
+    parser = Parser(
+        prog="elasticrun join",
+        description="Has this machine join a running job that was started with --accept-agents, as if its host "
+        "discovery had found it. SIGTERM, or elasticrun leave, has it leave as if it was drained; it is lost when this "
+        f"process is killed. The secret is in a file, on standard input, or in the variable {ENV_JOIN_TOKEN}.",
+    )
+    add = parser.add_argument
+    text = "of the job's driver, as it prints it at its start; several are tried in order"
+    add("--driver", metavar="URL", action="append", required=True, help=text)
+    add("--slots", metavar="N", type=read_by(integer), required=True, help="workers that this machine has room for")
+    add("--host", metavar="NAME", default="", help="its name in the job (default: the machine's)")
+    add("--join-token-file", metavar="FILE", help=f"with the secret; {_STDIN} for standard input")
+    add(
+        "--agent-timeout",
+        metavar="S",
+        type=read_by(number),
+        default=15.0,
+        help="seconds without an acknowledgement of the driver's machine until joining is given up (default "
+        "%(default)g); once it has joined, the job's own --agent-timeout holds",
+    )
+    arguments = parser.parse_args(words)
+    urls, fingerprint = _drivers(arguments.driver)
+    if not 1 <= arguments.slots <= MAX_SLOTS_PER_HOST:
+        raise SettingsError(f"--slots {arguments.slots} is not within 1 to {MAX_SLOTS_PER_HOST}")
+    check_agent_timeout(arguments.agent_timeout)
+    host = _host_name(arguments.host, arguments.slots) if arguments.host else ""
+    return Bootstrap(
+        urls,
+        identity=Role.JOINER,
+        key=join_key(_token(arguments.join_token_file, in_environment)).hex(),
+        host=host,
+        slots=arguments.slots,
+        agent_timeout_s=arguments.agent_timeout,
+        fingerprint=fingerprint,
+    )
+
+
+def _drivers(texts: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    try:
+        drivers = [DriverUrl.parse(text) for text in texts]
+    except RendezvousError as error:
+        raise SettingsError(f"argument --driver: {error}") from error
+    if len({driver.fingerprint for driver in drivers}) > 1:
+        raise SettingsError("the addresses given by --driver are not of one driver: their fingerprints differ")
+    return tuple(driver.url for driver in drivers), drivers[0].fingerprint
+
+
+def _host_name(text: str, slots: int) -> str:
+    host = parse_host(text, default_slots=slots)
+    if host.slots != slots:
+        raise SettingsError(f"--host {text!r} has other slots than --slots {slots}: leave them away")
+    return host.name
+
+
+def _token(file: str | None, in_environment: str) -> str:
+    if file == _STDIN:
+        return join_token(sys.stdin.buffer.read(MOST_BYTES), "standard input")
+    if file is not None:
+        if others := who_else_reads(Path(file)):
+            print(one_line(f"elasticrun: warning: the join token's file {file}: {others}"), file=sys.stderr)
+        return read_join_token(Path(file))
+    if not in_environment:
+        raise SettingsError(
+            f"the job's secret is missing: give --join-token-file FILE ({_STDIN} for standard input), or set the "
+            f"variable {ENV_JOIN_TOKEN}"
+        )
+    return join_token(in_environment.encode(errors="surrogateescape"), f"the variable {ENV_JOIN_TOKEN}")

@@ -1,0 +1,44 @@
+"""``elasticrun leave``: has this machine leave the job that it has joined, and waits until it has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.errors import LaunchError
+from elastic_driver.report.printable import one_line
+from elastic_driver.settings.assembly import number
+from elastic_driver.settings.settings import check_seconds
+
+# Twice the time that a drained worker has by default to reach a commit (--drain-timeout).
+_PATIENCE_S = 600.0
+
+
+def leave(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until the host has left. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or there is no such agent on this machine.
+    """
+    parser = Parser(
+        prog="elasticrun leave",
+        description="Has this machine leave the job that it works for: its workers leave at their next commit, as if "
+        "it was drained. Waits until they have, so it will do as a pod's preStop. Exit codes: 0 it has left, 1 not in "
+        "time, 2 no agent of yours runs on this machine.",
+    )
+    parser.add_argument("--host", metavar="NAME", help="this machine's name in the job, where it has several")
+    parser.add_argument("--job", metavar="ID", help="which job, where it works for several")
+    text = "seconds to wait (default %(default)g)"
+    parser.add_argument("--timeout", metavar="S", type=read_by(number), default=_PATIENCE_S, help=text)
+    arguments = parser.parse_args(words)
+    check_seconds("--timeout", arguments.timeout)
+    from elastic_driver.launch.agent.control import leave as have_leave  # late: bad usage is told before that is loaded
+
+    try:
+        said = have_leave(arguments.host, arguments.job, arguments.timeout)
+    except LaunchError as error:
+        print(one_line(f"elasticrun: error: {error}"), file=sys.stderr)
+        return 1
+    print(one_line(said))
+    return 0

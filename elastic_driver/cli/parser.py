@@ -1,0 +1,37 @@
+"""The reader of command lines: bad usage is one line for the user, and says which flag a misspelt one is like."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from elastic_driver.errors import SettingsError
+
+
+class Parser(argparse.ArgumentParser):
+    """See argparse. Raises SettingsError where that prints the usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, and says which flag a misspelt one is like."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
+        return parsed
+
+
+def read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse is to call: it takes a reason for the user from one kind of error only."""
+
+    def read_argument(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_argument

@@ -1,0 +1,122 @@
+"""``elasticrun status [JOB]``: what a job does now, its hosts and its workers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.tables import length, table, width_of_output
+from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.report.printable import one_line
+
+_INTERVAL_S = 2.0
+_TO_THE_TOP = "\x1b[H\x1b[2J"
+_SENTENCE = 78
+
+
+def status(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code. With --watch it blocks until the job has ended.
+
+    Raises:
+        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
+    """
+    parser = Parser(
+        prog="elasticrun status",
+        description="Tells what a running job does, and lists its hosts and its workers.",
+    )
+    parser.add_argument("job", metavar="JOB", nargs="?", help="which job, where several run; its beginning will do")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line each time; see docs/operations.md")
+    parser.add_argument("--watch", action="store_true", help="again each 2 seconds, until the job has ended")
+    add_driver_flags(parser)
+    arguments = parser.parse_args(words)
+    target = target_of(arguments, arguments.job)
+    answer = ask(target, lambda client: client.status())
+    while True:
+        shown = json.dumps(answer) if arguments.json else page(target.name, answer, width=width_of_output())
+        clears = arguments.watch and not arguments.json and sys.stdout.isatty()
+        print(f"{_TO_THE_TOP if clears else ''}{shown}", flush=True)
+        if not arguments.watch:
+            return 0
+        try:
+            time.sleep(_INTERVAL_S)
+            answer = ask(target, lambda client: client.status())
+        except KeyboardInterrupt:
+            return 0
+        except SettingsError:
+            if _lives(target):
+                raise
+            print(f"job {target.name} has ended", file=sys.stderr)
+            return 0
+
+
+def _lives(target: Target) -> bool:
+    return target.job is None or target.job.job_id in {job.job_id for job in running_jobs()}
+
+
+def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
+    """What people read.
+
+    Args:
+        name: of the job.
+        answer: of ``GET /v1/status``.
+        width: of the terminal, characters; 0 for none.
+    """
+    command = shlex.join(map(str, answer["command"]))
+    title = f"job {name}, {answer['phase']}, {length(answer['age_s'])} old: {command}"
+    facts = f"round {answer['round_id']}, from commit {answer['commits']}, {_count(answer['resets'], 'reset')}"
+    parts = [
+        "\n".join(
+            textwrap.fill(one_line(line), min(width, _SENTENCE) or _SENTENCE, break_on_hyphens=False)
+            for line in (title, answer["explain"], facts)
+        )
+    ]
+    hosts = _hosts(answer)
+    if hosts:
+        parts.append(table(("HOST", "SLOTS", "WORKERS", ""), hosts, right={"SLOTS", "WORKERS"}, width=width))
+    if answer["workers"]:
+        heads = ("RANK", "WORKER", "PHASE", "FOR", "FROM COMMIT", "PID")
+        rows = [_worker(each) for each in sorted(answer["workers"], key=_order)]
+        parts.append(table(heads, rows, right={"RANK", "FOR", "FROM COMMIT", "PID"}, width=width))
+    return "\n\n".join(parts)
+
+
+def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    listed = {host["name"]: host["slots"] for host in answer["hosts"]}
+    of_workers = [worker["host"] for worker in answer["workers"]]
+    rows = []
+    for name in dict.fromkeys([*listed, *of_workers]):
+        remarks = [word for word in ("blacklisted", "drained") if name in answer[word]]
+        remarks += [] if name in listed else ["not listed"]
+        rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))
+    return rows
+
+
+def _order(worker: dict[str, Any]) -> tuple[bool, int, str, int]:
+    has_rank = worker["rank"] is not None
+    return not has_rank, worker["rank"] if has_rank else 0, worker["host"], worker["slot"]
+
+
+def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
+    phase = worker["phase"]
+    if phase == "member":
+        phase = "training" if worker["running"] else "joining"
+    return (
+        "-" if worker["rank"] is None else str(worker["rank"]),
+        f"{worker['host']}[{worker['slot']}]",
+        phase,
+        length(worker["since_s"]),
+        str(worker["commits"]),
+        "-" if worker["pid"] is None else str(worker["pid"]),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,141 @@
+"""Which job a subcommand is for, and how its driver is asked.
+
+Owns the choice among this user's jobs on this machine, and the way to the driver of another machine: its address and a
+file with the operator's key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from elastic_driver.errors import RendezvousError, SettingsError
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
+from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.system.safe_files import read_named
+
+# Its driver lives, and answers unless it is stopped or somebody else has its port.
+_PATIENCE_S = 10.0
+_TOKEN_BYTES = 4096
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A driver.
+
+    Attributes:
+        name: of its job, as far as it is known; for messages.
+        url: where it is.
+        credential: which it is asked with.
+        job: its file, where the driver is on this machine.
+    """
+
+    name: str
+    url: DriverUrl
+    credential: Credential
+    job: JobFile | None = None
+
+
+def add_driver_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags for a driver on another machine."""
+    parser.add_argument("--driver", metavar="URL", help="of a driver on another machine, with --token-file")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="with its operator's key: elasticrun jobs --write-token FILE JOB, on the driver's machine, writes it",
+    )
+
+
+def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
+    """The driver that is meant: of a job on this machine, or the one that the flags name.
+
+    Args:
+        arguments: with those of :func:`add_driver_flags`.
+        job_id: the beginning of a job's id; None where just one runs.
+
+    Raises:
+        SettingsError: there is no such job, several may be meant, or the token cannot be read.
+    """
+    if (arguments.driver is None) != (arguments.token_file is None):
+        raise SettingsError("--driver and --token-file go together")
+    if arguments.driver is None:
+        return target_of_job(choose_job(running_jobs(), job_id))
+    if job_id is not None:
+        raise SettingsError("--driver names the job: give no id beside it")
+    try:
+        url = DriverUrl.parse(arguments.driver)
+    except RendezvousError as error:
+        raise SettingsError(f"argument --driver: {error}") from error
+    return Target(f"at {url.url}", url, Credential(Identity(Role.OPERATOR), _read_token(arguments.token_file)))
+
+
+def target_of_job(job: JobFile) -> Target:
+    """The driver of a job on this machine.
+
+    Raises:
+        SettingsError: the job's file names none.
+    """
+    try:
+        return Target(job.job_id, DriverUrl.parse(job.url), job.credential, job)
+    except RendezvousError as error:
+        raise SettingsError(f"cannot use the file of job {job.job_id}: {error}") from error
+
+
+def choose_job(jobs: Sequence[JobFile], job_id: str | None) -> JobFile:
+    """The one job that is meant.
+
+    Raises:
+        SettingsError: there is none, or more than one.
+    """
+    matching = [job for job in jobs if job_id is None or job.job_id.startswith(job_id)]
+    exact = [job for job in matching if job.job_id == job_id]
+    if len(exact or matching) == 1:
+        return (exact or matching)[0]
+    listed = "; ".join(f"{job.job_id} ({shlex.join(job.command)})" for job in matching or jobs)
+    if not jobs:
+        raise SettingsError("no job of yours runs on this machine")
+    if not matching:
+        raise SettingsError(f"there is no job {job_id}; running: {listed}")
+    raise SettingsError(f"several jobs run, name one: {listed}")
+
+
+def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Answer:
+    """Asks the driver. Blocks for some ten seconds at most where it does not answer.
+
+    Raises:
+        SettingsError: it cannot be reached, or refuses.
+    """
+    try:
+        client = RendezvousClient(
+            target.url.url, target.credential, patience_s=_PATIENCE_S, fingerprint=target.url.fingerprint
+        )
+        try:
+            return question(client)
+        finally:
+            client.close()
+    except RendezvousError as error:
+        raise SettingsError(f"cannot reach the driver of job {target.name}: {error}") from error
+
+
+def _read_token(path: Path) -> bytes:
+    try:
+        text = read_named(path, _TOKEN_BYTES).decode()
+        key = bytes.fromhex(text.strip())
+    except OSError as error:
+        raise SettingsError(f"cannot read the token's file {path}: {error.strerror}") from error
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise SettingsError(
+            f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
+        )
+    return key

@@ -1,0 +1,399 @@
+"""A job whose workers are threads: the core on an event loop of its own, in a thread of its own.
+
+Owns the loop, and the asking of the discovery object. Decides nothing: who is started, who is a member, which host is
+out, and when the job is over is the core's, as for every other job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from elastic_driver.compat.elastic.threads import CreateWorker, ThreadDialect, ThreadLauncher, slot_info
+from elastic_driver.compat.runner.hosts import SlotInfo
+from elastic_driver.core.events import (
+    Command,
+    DiscoveryFailed,
+    DismissWorker,
+    EndJob,
+    Event,
+    HostsDiscovered,
+    KillWorker,
+    PublishRound,
+    Report,
+    ReportDying,
+    ReportExit,
+    ReportResumed,
+    SetNotice,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerRunning,
+    WorkerSpared,
+)
+from elastic_driver.core.heartbeats import Heartbeats
+from elastic_driver.core.membership import Policy
+from elastic_driver.core.state import JobPhase, State
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.discovery.caller import Finder, hosts_of
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.driver.supervision import Supervisor
+from elastic_driver.driver.workers import Workers
+from elastic_driver.errors import DiscoveryError, LaunchError
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.messages import NextRoundRequest, Notice, RoundAssignment
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Backend, ExitCode, ReadyCause
+
+# Horovod's constant.
+DISCOVER_HOSTS_FREQUENCY_SECS = 1.0
+# Threads cannot be killed: there is nothing else to be done than to wait for them.
+_FOR_EVER_S = 1e9
+_log = logging.getLogger("elastic_driver.horovod")
+
+Slot = tuple[str, int]
+"""A worker as Horovod names it: its host, and the local rank that it was started with."""
+
+
+class ThreadJob:
+    """One job. Its methods may be called by any thread but the loop's.
+
+    Args:
+        discovery: tells the hosts; asked in a thread of its own.
+        policy: the limits; ``num_proc`` is given with the start.
+        on_round: takes the places of a new round, before any worker knows of it. Called on the loop.
+        on_over: called there when the job is over, before its workers have ended.
+
+    Attributes:
+        changed: notified after every change of what the properties say.
+        places: the current round, by worker.
+        results: what the workers' functions returned: exit code and time.
+        end: why the job is over; None while it is not.
+    """
+
+    def __init__(
+        self,
+        discovery: Finder,
+        policy: Policy,
+        *,
+        on_round: Callable[[list[SlotInfo]], object],
+        on_over: Callable[[], object],
+    ) -> None:
+        self._discovery = discovery
+        # The core takes jobs whose workers make no commits for ones that get no further, and this one cannot tell.
+        self._policy = replace(policy, setbacks_limit=sys.maxsize, pause_range_s=(0.0, 0.0))
+        self._on_round, self._on_over = on_round, on_over
+        self.changed = threading.Condition()
+        self.places: dict[WorkerId, SlotInfo] = {}
+        self.results: dict[WorkerId, tuple[Slot, tuple[int, float]]] = {}
+        self.end: EndJob | None = None
+        self._hosts: tuple[Host, ...] | None = None
+        self._workers_by_slot: dict[Slot, WorkerId] = {}
+        self._slots: dict[WorkerId, SlotInfo] = {}  # that they were started with
+        self._rounds_seen: dict[WorkerId, int] = {}
+        self._asking: set[Future[int]] = set()  # who is READY, and waits; guarded by ``changed``, as is the next
+        self._is_closed = False
+        self._over = threading.Event()  # ends the asking
+        self._clock = JobClock()
+        self._tasks = Tasks()
+        self._stepper: Stepper | None = None
+        self._workers: Workers | None = None
+        self._rounds: Rounds | None = None
+        self._job = JobAddress("", JobKey.new(), "", "")
+        self._loop = asyncio.new_event_loop()
+        self._ended: asyncio.Future[EndJob] = self._loop.create_future()
+        # Daemons, since a program may drop a driver without a word. They end with the job: the one when nothing is left
+        # of it, the other when the object that it is in has returned.
+        self._thread = threading.Thread(target=self._run, name="elastic-driver-loop", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._discover, name="elastic-driver-discovery", daemon=True).start()
+
+    # --- for other threads -----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State | None:
+        """The core's; None before the start."""
+        return None if self._stepper is None else self._stepper.state
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no worker yet, for want of slots."""
+        state = self.state
+        return self.end is None and (state is None or state.phase is JobPhase.WAITING)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has ever had a worker."""
+        return bool(self._slots)
+
+    @property
+    def usable_hosts(self) -> tuple[Host, ...]:
+        """The listed hosts that are not blacklisted, in rank order."""
+        state = self.state
+        if state is None:
+            return self._hosts or ()
+        return tuple(host for host in state.hosts if not state.blacklist.is_blacklisted(host.name))
+
+    def start(self, num_proc: int, create: CreateWorker) -> None:
+        """Has the core start workers as soon as there are so many slots. Does not wait for that."""
+        self._call(self._start, num_proc, create)
+
+    def stop(self, reason: str) -> None:
+        """Ends the job: the workers' events are set. Does not wait for them."""
+        self._call(self._stop, reason)
+
+    def ready(self, slot: Slot) -> int:
+        """A worker is READY. Blocks until its round is formed; returns its number, 0 when it has no place in one."""
+        answer: Future[int] = Future()
+        with self.changed:
+            if self._is_closed:
+                return 0
+            self._asking.add(answer)
+        self._call(self._take_question, slot, answer)
+        try:
+            return answer.result()
+        finally:
+            with self.changed:
+                self._asking.discard(answer)
+
+    def slot_of(self, slot: Slot) -> SlotInfo | None:
+        """The present place of a worker; before its first round the planned one. None when it has none."""
+        worker = self._workers_by_slot.get(slot)
+        if worker is None:
+            return None
+        return self._slots.get(worker) if not self._rounds_seen.get(worker) else self.places.get(worker)
+
+    def join(self) -> None:
+        """Blocks until the job is over and all workers' functions have returned."""
+        self._thread.join()
+
+    def _call(self, work: Callable[..., None], *args: Any) -> None:
+        """Has it done on the loop. Nothing is done any more when the job is over."""
+        try:
+            self._loop.call_soon_threadsafe(work, *args)
+        except RuntimeError:
+            return
+
+    # --- discovery's thread ----------------------------------------------------------------------------------------
+
+    def _discover(self) -> None:
+        while not self._over.is_set():
+            event: HostsDiscovered | DiscoveryFailed
+            try:
+                event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots().items()))
+            except DiscoveryError as error:
+                event = DiscoveryFailed(str(error))
+            except BaseException as error:  # as in Horovod since 0.25: whatever it raises, it is asked again
+                event = DiscoveryFailed(f"the discovery object raised {error!r}")
+            self._call(self._discovered, event)
+            self._over.wait(DISCOVER_HOSTS_FREQUENCY_SECS)
+
+    # --- on the loop -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda loop, context: self._failed(context.get("exception")))
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            with self.changed:
+                self._is_closed = True
+                for answer in self._asking:  # whose question came too late to be looked at
+                    if not answer.done():
+                        answer.set_result(0)
+            self._loop.close()
+            with self.changed:
+                self.changed.notify_all()
+
+    async def _live(self) -> None:
+        keeps = self._loop.create_task(self._clock.keep(lambda stood_s: None))
+        end = await self._ended
+        self._over.set()
+        try:
+            self._on_over()
+        except Exception:
+            _log.exception("the rendezvous cannot be stopped")
+        if self._workers is not None and self._rounds is not None:
+            self._rounds.job_over(end.message)
+            await self._workers.stop_all(_FOR_EVER_S)
+        if self._stepper is not None:
+            self._stepper.catch_up()
+            self._stepper.close()
+        keeps.cancel()
+        await self._tasks.end()
+
+    def _tell(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def _discovered(self, event: HostsDiscovered | DiscoveryFailed) -> None:
+        if self._stepper is not None:
+            self._post(event)
+        elif isinstance(event, HostsDiscovered):
+            self._hosts = event.hosts
+        elif self._hosts is None:
+            self._finish(EndJob(ExitCode.BAD_USAGE, event.message))  # as the core does
+        self._tell()
+
+    def _post(self, event: Event) -> None:
+        if self._stepper is not None:
+            self._stepper.post(event)
+
+    def _start(self, num_proc: int, create: CreateWorker) -> None:
+        if self.end is not None:
+            return
+        policy = replace(self._policy, num_proc=num_proc)
+        stepper = Stepper(policy, clock=self._clock, carry_out=self._carry_out_all, on_error=self._failed)
+        launcher = ThreadLauncher(create, self._function_returned)
+        self._workers = Workers(
+            launcher, ThreadDialect(), command=(), grace_s=_FOR_EVER_S, tasks=self._tasks, listener=self
+        )
+        self._rounds = Rounds(
+            stepper,
+            processes=self._workers,
+            heartbeats=Supervisor(Heartbeats(0.0, 0.0), clock=self._clock, report=stepper.report),
+            clock=self._clock,
+            on_disc=lambda report: None,
+            end=lambda: "",
+            about=dict,
+        )
+        self._stepper = stepper
+        stepper.set_timer()
+        if self._hosts is not None:
+            stepper.post(HostsDiscovered(self._hosts))
+
+    def _stop(self, reason: str) -> None:
+        self._finish(EndJob(ExitCode.SUCCESS, reason))
+        self._post(StopRequested(signal.SIGTERM, reason))
+
+    def _finish(self, end: EndJob) -> None:
+        if self.end is None:
+            self.end = end
+            if self._workers is not None:
+                self._workers.job_ends()
+            self._ended.set_result(end)
+            self._tell()
+
+    def _failed(self, error: BaseException | None) -> None:
+        _log.error("internal error of the driver", exc_info=error)
+        if self._stepper is not None and error is not None:
+            self._stepper.fail(error)
+        self._finish(EndJob(ExitCode.INTERNAL_ERROR, f"internal error of the driver: {error!r}"))
+
+    def _take_question(self, slot: Slot, answer: Future[int]) -> None:
+        self._tasks.start(self._answer(slot, answer))
+
+    async def _answer(self, slot: Slot, answer: Future[int]) -> None:
+        round_id = 0
+        try:
+            round_id = await self._ready(slot)
+        finally:
+            if not answer.done():
+                answer.set_result(round_id)
+
+    async def _ready(self, slot: Slot) -> int:
+        worker = self._workers_by_slot.get(slot)
+        process = None if worker is None or self._workers is None else self._workers.living.get(worker)
+        if worker is None or process is None or self._rounds is None or self._stepper is None:
+            return 0
+        after = self._rounds_seen.get(worker, 0)
+        cause = ReadyCause.HOSTS_UPDATED if after else ReadyCause.START
+        request = NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), os.getpid())
+        reply = asyncio.ensure_future(self._rounds.next_round(request))
+        # Whoever reports for a worker may be another thread than the worker's, and the worker may end meanwhile.
+        await asyncio.wait((reply, process.exited), return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done() or reply.cancelled():
+            return 0
+        assignment = reply.result()
+        if not isinstance(assignment, RoundAssignment):
+            return 0
+        self._stepper.report(WorkerRunning(worker, assignment.round_id, 0))
+        return assignment.round_id
+
+    def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
+        for command in commands:
+            self._carry_out(command)
+        self._tell()
+
+    def _carry_out(self, command: Command) -> None:
+        assert self._workers is not None
+        assert self._rounds is not None
+        assert self._stepper is not None
+        match command:
+            case StartWorker():
+                slot = slot_info(command.worker, command.planned)
+                self._slots[command.worker] = slot
+                self._workers_by_slot[slot.hostname, slot.local_rank] = command.worker
+                self._workers.start(command, self._job, self._stepper.state.round_id)
+            case StopWorker():
+                self._workers.stop(command.worker)
+            case KillWorker():
+                self._workers.kill(command)
+            case DismissWorker():
+                self._rounds.dismiss(command.worker, command.reason)
+            case PublishRound():
+                self.places = {one.worker: slot_info(one.worker, one.slot) for one in command.placed}
+                self._on_round(list(self.places.values()))
+                self._rounds_seen |= dict.fromkeys(self.places, command.round_id)
+                self._rounds.publish(command, dict.fromkeys((one.worker.hostname for one in command.placed), ""))
+                _log.info("round %d: %d workers; %s", command.round_id, len(self.places), command.cause)
+            case SetNotice():
+                self._rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))
+            case Report():
+                _log.log(logging.WARNING if command.warning else logging.INFO, "%s", command.text)
+            case ReportResumed() | ReportDying() | ReportExit():
+                pass
+            case EndJob():
+                self._finish(command)
+
+    # --- the workers' threads --------------------------------------------------------------------------------------
+
+    def _function_returned(self, worker: WorkerId, slot: SlotInfo, code: int, at: float) -> None:
+        """Who ends well without having said READY is it now: the job counts on it, and its end is to be a member's."""
+        key = (slot.hostname, slot.local_rank)
+        if code == 0 and not self._rounds_seen.get(worker):
+            self.ready(key)
+        self.results[worker] = key, (code, at or time.time())
+
+    # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
+
+    def killed(self, order: KillWorker) -> None:
+        """Nobody is to be told."""
+
+    def spared(self, order: KillWorker) -> None:
+        """Its end is the core's to wait for."""
+        if order.exits and self._stepper is not None:
+            self._stepper.report(WorkerSpared(order.worker))
+
+    def started(self, worker: WorkerId, process: WorkerProcess) -> None:
+        """Its thread runs."""
+
+    def not_started(self, worker: WorkerId, error: LaunchError) -> None:
+        """Its thread could not be started."""
+        self._post(WorkerNotStarted(worker, str(error), random.random(), bad_command=False))
+
+    def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
+        """Threads end at once."""
+
+    def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
+        """Its function has returned."""
+        assert self._rounds is not None
+        assert self._stepper is not None
+        self._rounds.gone(worker)
+        self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random()))

@@ -1,0 +1,157 @@
+"""Workers that are calls of a user's function, each in a thread of this process.
+
+Owns the threads. For the driver they are processes as any others (:mod:`elastic_driver.launch.launcher`), with one
+difference: a thread cannot be killed, it can only be asked to end, by an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from elastic_driver.compat.runner.hosts import SlotInfo
+from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.hosts import SlotInfo as Place
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import ExitStatus
+from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.words import OnChange
+
+CreateWorker = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
+"""Runs a worker on a slot until it ends or one of the events is set. Returns its exit code and the time."""
+
+OnEnd = Callable[[WorkerId, SlotInfo, int, float], None]
+"""Told in the worker's thread what its function returned, before its end is known to anybody else. May block."""
+
+_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+_log = logging.getLogger("elastic_driver.horovod")
+
+
+class ThreadDialect:
+    """See Dialect. Workers learn their places by calls, and their first ones when they start."""
+
+    @property
+    def on_change(self) -> OnChange:
+        """They say READY again."""
+        return OnChange.IN_PLACE
+
+    @property
+    def routes(self) -> Routes:
+        """None: they are no other process."""
+        return {}
+
+    def environment(
+        self, worker: WorkerId, planned: Place, *, job: JobAddress, round_id: int, cores: int
+    ) -> dict[str, str]:
+        """The place alone."""
+        return {name: str(getattr(planned, name)) for name in _FIELDS}
+
+
+def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
+    """A place as Horovod has it."""
+    return SlotInfo(worker.hostname, **{name: getattr(place, name) for name in _FIELDS})
+
+
+class ThreadWorker:
+    """See WorkerProcess. Made on the running loop."""
+
+    last_lines: Sequence[str] = ()
+    runs_script = False
+
+    def __init__(self, worker: WorkerId, slot: SlotInfo, label: str, create: CreateWorker, on_end: OnEnd) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked_to_end = threading.Event()
+        self._work = (worker, slot, create, on_end)
+        self.pid, self.label = os.getpid(), label
+        self.exited: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self.dying: asyncio.Future[ExitStatus | str] = self._loop.create_future()
+        # A daemon: a function that does not heed its event must not keep the program from ending.
+        threading.Thread(target=self._run, name=f"worker {worker}", daemon=True).start()
+
+    def _run(self) -> None:
+        worker, slot, create, on_end = self._work
+        code, at = 1, 0.0
+        try:
+            code, at = create(slot, [self._asked_to_end])
+        except BaseException:  # it is the worker's end, whatever it is
+            _log.exception("worker %s raised", worker)
+        try:
+            on_end(worker, slot, code, at)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._has_ended, code)
+
+    def _has_ended(self, code: int) -> None:
+        self.dying.cancel()
+        self.exited.set_result(ExitStatus(code))
+
+    def watch_threads(self, pid: int, thread: int) -> None:
+        """There is nothing to be seen from outside."""
+
+    async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
+        """A thread is never spared: nothing runs around it."""
+        if self.exited.done():
+            return False
+        self.kill()
+        return True
+
+    async def wait(self) -> ExitStatus:
+        """Blocks until the function has returned."""
+        return await asyncio.shield(self.exited)
+
+    async def stop(self, grace_s: float) -> ExitStatus:
+        """Sets its event, and blocks until the function has returned."""
+        self.kill()
+        return await self.wait()
+
+    def kill(self) -> None:
+        """Sets its event: more cannot be done to a thread."""
+        self._asked_to_end.set()
+
+
+class ThreadLauncher:
+    """See Launcher.
+
+    Args:
+        create: runs a worker.
+        on_end: see OnEnd.
+    """
+
+    descriptors_each = 0
+
+    def __init__(self, create: CreateWorker, on_end: OnEnd) -> None:
+        self._create = create
+        self._on_end = on_end
+        self._started: list[ThreadWorker] = []
+
+    def cores(self, hostname: str) -> int:
+        """What a name means is the function's business."""
+        return 1
+
+    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        """Likewise."""
+        return dict.fromkeys(hostnames, "")
+
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> ThreadWorker:
+        """Calls the function in a thread."""
+        slot = SlotInfo(worker.hostname, **{name: int(env[name]) for name in _FIELDS})
+        process = ThreadWorker(worker, slot, label, self._create, self._on_end)
+        self._started = [one for one in self._started if not one.exited.done()] + [process]
+        return process
+
+    def kill(self) -> None:
+        """Sets the events of all."""
+        for process in self._started:
+            process.kill()
+
+    async def close(self) -> None:
+        """Sets the events of all, and waits for the functions to return."""
+        self.kill()
+        for process in self._started:
+            await process.wait()

@@ -1,0 +1,131 @@
+"""What goes between the caller of ``elastic_driver.run`` and its workers, as the driver passes it on.
+
+Owns the two routes ``call`` and ``outcome``, and their pieces. Unpickles nothing: the call was pickled by the caller,
+and an outcome by a worker, whose connection is proven both ways; the caller reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.function.outcome import outcome_path
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import PIECE_BYTES
+from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
+from elastic_driver.system.file_writer import FileWriter
+
+# How long the end of the job waits for outcomes to be in the caller's folder.
+_FLUSH_S = 60.0
+# 8 TB: more than any machine holds. A slip must not make a list of as many pieces.
+_MOST_PIECES = 1 << 20
+_log = logging.getLogger("elastic_driver.function")
+
+
+class Delivery:
+    """Answers the workers of one job. Its routes are asked on the event loop; files are written in a thread.
+
+    Args:
+        call: what workers are to call, pickled.
+        folder: the caller's, for the outcomes.
+    """
+
+    def __init__(self, call: bytes, folder: Path) -> None:
+        self._call = memoryview(call)
+        self._folder = folder
+        self._arriving: dict[WorkerId, _Outcome] = {}
+        self._writer = FileWriter("elastic-driver-outcomes")
+
+    @property
+    def routes(self) -> Routes:
+        """``GET call`` gives the number of pieces, ``GET call/N`` one; ``POST outcome/N/TOTAL`` takes one."""
+        return {
+            "call": Route({b"GET": WORKER}, self._give_call),
+            "outcome": Route({b"POST": WORKER}, self._take_outcome),
+        }
+
+    def close(self) -> None:
+        """Blocks until what has come is in the folder, or for a minute."""
+        self._writer.close(_FLUSH_S)
+
+    def _give_call(self, request: RouteRequest) -> tuple[int, bytes]:
+        total = -(-len(self._call) // PIECE_BYTES)
+        if not request.path:
+            return 200, json.dumps({"pieces": total}).encode()
+        (number,) = _numbers(request.path, 1)
+        if number >= total:
+            raise RendezvousProtocolError(f"cannot give piece {number} of a call of {total}")
+        return 200, bytes(self._call[number * PIECE_BYTES : (number + 1) * PIECE_BYTES])
+
+    def _take_outcome(self, request: RouteRequest) -> tuple[int, bytes]:
+        number, total = _numbers(request.path, 2)
+        worker, piece = request.identity.worker, request.body
+        is_last = number == total - 1
+        if not number < total <= _MOST_PIECES or len(piece) > PIECE_BYTES or (len(piece) < PIECE_BYTES and not is_last):
+            raise RendezvousProtocolError(f"cannot take {len(piece)} bytes as piece {number} of {total} of an outcome")
+        assert worker is not None  # the route is the workers'
+        outcome = self._arriving.get(worker)
+        if outcome is None:
+            path = outcome_path(self._folder, len(self._arriving), worker)
+            outcome = self._arriving[worker] = _Outcome(worker, path, total)
+        if total != outcome.total:
+            raise RendezvousProtocolError(f"cannot take an outcome of {total} pieces for one of {outcome.total}")
+        if number not in outcome.missing:
+            return 204, b""  # it came before, and its answer was lost
+        if not self._writer.put(lambda: outcome.write(number, piece), len(piece)):
+            return 429, b""
+        outcome.missing.discard(number)
+        if not outcome.missing:
+            self._writer.put(outcome.finish)
+        return 204, b""
+
+
+class _Outcome:
+    """One outcome on its way into the folder.
+
+    Attributes:
+        total: its pieces.
+        missing: those that have not come. Of the event loop; the rest is the writing thread's.
+    """
+
+    def __init__(self, worker: WorkerId, path: Path, total: int) -> None:
+        self._worker = worker
+        self._path = path
+        self._part = path.with_name(f".{path.name}")
+        self._is_spoilt = False
+        self.total = total
+        self.missing = set(range(total))
+
+    def write(self, number: int, piece: bytes) -> None:
+        """Writes a piece to its place in a file that nobody reads yet."""
+
+        def write() -> None:
+            descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.seek(number * PIECE_BYTES)
+                file.write(piece)
+
+        self._try(write)
+
+    def finish(self) -> None:
+        """Makes it one that is read."""
+        self._try(lambda: self._part.replace(self._path))
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self._is_spoilt:
+            return
+        try:
+            work()
+        except OSError as error:
+            self._is_spoilt = True
+            _log.warning("cannot keep what worker %s returned: %s", self._worker, error)
+
+
+def _numbers(path: tuple[str, ...], count: int) -> tuple[int, ...]:
+    if len(path) != count or not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in path):
+        raise RendezvousProtocolError(f"cannot read {'/'.join(path)!r} as the number of a piece")
+    return tuple(map(int, path))

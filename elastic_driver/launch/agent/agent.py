@@ -1,0 +1,353 @@
+"""The agent: starts and supervises one host's workers for a driver that it dials in to.
+
+Owns the agent's life and its way out: it ends when the driver says so, refuses it, or is gone, and with it all of its
+workers. Its parts are the link to the driver, the workers, their server, and the local socket for orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from elastic_driver.errors import RendezvousProtocolError, shortage
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
+from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
+from elastic_driver.launch.agent.machine import cores
+from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers
+from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Round, Said, Warning, Welcome
+from elastic_driver.rendezvous.credentials import Identity
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.process_name import look_up, place_of_processes
+from elastic_driver.system.tasks import Tasks
+
+# What ending all workers may take, which are killed: a few seconds for those that the kernel holds.
+_END_S = 20.0
+# How long the driver has to take the last words.
+_BYE_S = 5.0
+# What workers there is room for, beyond two for each processor.
+_WORKERS = 64
+
+REFUSED = 2
+"""Exit code of an agent that was never taken in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the agent ends.
+
+    Attributes:
+        code: its exit code.
+        why: what it says on standard error; "" for nothing.
+        again: whether it begins anew, as another agent.
+    """
+
+    code: int
+    why: str = ""
+    again: bool = False
+
+
+def run_agent(bootstrap: Bootstrap) -> int:
+    """Runs an agent on this process's own event loop. Blocks until it has ended.
+
+    Args:
+        bootstrap: what it needs; a joiner's key has been made already.
+
+    Returns:
+        The exit code: 0 when the driver has ended it, 2 when it never took it in, else 1.
+    """
+    with _logging_to_stderr():
+        while True:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                end = runner.run(_run(bootstrap))
+            if end.why:
+                _say(end.why)
+            if not end.again:
+                return end.code
+
+
+async def _run(bootstrap: Bootstrap) -> _End:
+    return await Agent(bootstrap).run()
+
+
+class Agent:
+    """See above. Used on the event loop only.
+
+    Args:
+        bootstrap: what this agent was given.
+    """
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bootstrap = bootstrap
+        self._tasks = Tasks()
+        self._workers: HostWorkers | None = None  # from the welcome on
+        self._link = DriverLink(bootstrap, self)
+        self._rounds = HostRounds(self._send, self, is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES)
+        self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
+        self._server = RendezvousServer(
+            self._rounds,
+            routes=ROUNDS_ROUTES,
+            key=self,
+            own=self._rounds.routes,
+            upstream=self._rounds,
+            on_error=self._failed,
+            on_full=lambda text: self._send(Warning(text)),
+        )
+        self._rounds.serve(self._server)
+        self._control = ControlSocket(self._link.agent, self._ordered)
+        self._closing = False
+        self._leaving = False
+        self._was_signalled = False
+        self._ended: asyncio.Future[_End] = self._loop.create_future()
+        self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
+        self._taken = asyncio.Event()  # set when the driver has taken something
+
+    async def run(self) -> _End:
+        """Runs until its end. Blocks until then, and until nothing is left of its workers."""
+        self._loop.set_exception_handler(self._failed_on_loop)
+        async with contextlib.AsyncExitStack() as way_out:
+            # What was ignored at the start stays so, for the workers too. SIGHUP is not ignored, but has a handler that
+            # does nothing: workers would inherit the other.
+            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for number in [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]:
+                self._loop.add_signal_handler(number, self._interrupted, number)
+                way_out.callback(self._loop.remove_signal_handler, number)
+            if self._bootstrap.job:
+                await end_orphans(self._bootstrap.job, place())
+            way_out.push_async_callback(self._control.close)
+            await self._control.open()
+            way_out.push_async_callback(self._server.close)
+            way_out.callback(self._rounds.close)
+            way_out.push_async_callback(self._tasks.end)
+            await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
+            way_out.callback(self._watch_owner())
+            keeping = self._tasks.start(self._keep())
+            end = await self._ended
+            keeping.cancel()
+            await self._end_workers()
+            self._link.close()
+            self._nothing_left.set()
+        return end
+
+    # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """See LinkOwner."""
+        self._rounds.poll_s = welcome.poll_s
+        slots = self._bootstrap.slots
+        if slots:
+            some = f"{slots} slot{'' if slots == 1 else 's'}"
+            _say(f"this host has joined job {welcome.job_id} as {welcome.host}, with {some}")
+        try:
+            self._workers = HostWorkers(
+                welcome,
+                self._mark(welcome),
+                f"unix:@{self._socket_name}",
+                send=self._send,
+                on_gone=self._rounds.gone,
+                tasks=self._tasks,
+                environ={} if self._bootstrap.owner else os.environ,
+            )
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._failed(error)
+
+    def _mark(self, welcome: Welcome) -> str:
+        """Of the processes here. What the driver itself has started (a discovery script) ends with its own agent."""
+        return welcome.job_id if self._bootstrap.owner else f"{welcome.job_id}-{self._link.agent}"
+
+    def take(self, message: Said) -> None:
+        """See LinkOwner."""
+        if self._workers is None:
+            return  # it ends, since it could not begin
+        match message:
+            case Round(round_id):
+                self._rounds.begin_round(round_id)
+            case Close():
+                if not self._closing:
+                    self._closing = True
+                    self._tasks.start(self._close())
+            case _:
+                if not self._workers.take(message) and not self._rounds.take(message):
+                    raise RendezvousProtocolError(f"a driver may not say {message.name}")
+
+    def seen(self) -> None:
+        """See LinkOwner."""
+        self._taken.set()
+        if self._workers is not None and self._link.channel.unseen_bytes < CREDIT_BYTES // 2:
+            self._workers.resume()
+
+    def _send(self, message: Said) -> None:
+        self._link.send(message)
+        if self._workers is not None and not self._closing and self._link.channel.unseen_bytes > CREDIT_BYTES:
+            self._workers.pause()
+
+    async def _keep(self) -> None:
+        try:
+            await self._link.keep()
+        except RefusedError as error:
+            self._refused(str(error))
+        except DriverLostError as error:
+            self._end(_End(1, str(error)))
+
+    def _refused(self, why: str) -> None:
+        if self._workers is None:
+            self._end(_End(REFUSED, f"the driver does not take this agent: {why}"))
+        elif "the job is over" in why or self._closing:
+            self._end(_End(0, why))
+        else:
+            self._end(_End(1, f"the driver does not want this agent back: {why}", again=self._bootstrap.slots > 0))
+
+    async def _close(self) -> None:
+        """Ends the workers, says goodbye, and waits until the driver has heard it."""
+        assert self._workers is not None
+        await self._workers.close()
+        self._send(Bye())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BYE_S):
+                while self._link.connected and self._link.channel.unseen_bytes:
+                    self._taken.clear()
+                    await self._taken.wait()
+        joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
+        self._end(_End(0, joined if self._bootstrap.slots else ""))
+
+    # --- for the server and its handler ----------------------------------------------------------------------------
+
+    def of(self, identity: Identity) -> bytes | None:
+        """The key of a worker of this host; None for all others."""
+        return None if self._workers is None else self._workers.of(identity)
+
+    def runs(self, worker: WorkerId) -> bool:
+        """Whether the worker's process is there."""
+        return self._workers is not None and self._workers.runs(worker)
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """A worker has told which of its threads live as long as it does."""
+        if self._workers is not None:
+            self._workers.watch_threads(worker, pid, thread)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _end(self, end: _End) -> None:
+        if not self._ended.done():
+            self._ended.set_result(end)
+
+    async def _end_workers(self) -> None:
+        if self._workers is None:
+            return
+        with contextlib.suppress(TimeoutError):  # what the kernel holds is left to the guard
+            async with asyncio.timeout(_END_S):
+                await self._workers.close()
+
+    def _interrupted(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGHUP or (number == signal.SIGINT and not self._bootstrap.slots):
+            return  # whoever has started this agent ends; the driver tells when it is over
+        if self._workers is None or self._was_signalled or not self._bootstrap.slots:
+            self._end(_End(1, f"{name}: it ends"))
+            return
+        self._was_signalled = True  # elasticrun leave is no signal
+        _say(f"{name}: leaving the job (again to end at once)")
+        self._leave(f"its agent was sent {name}")
+
+    def _leave(self, why: str) -> None:
+        if not self._leaving:
+            self._leaving = True
+            self._link.send(Leaves(why))
+
+    async def _ordered(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carries out an order that came over the local socket."""
+        bootstrap = self._bootstrap
+        match order:
+            case {"do": "who"}:
+                return {
+                    "job": bootstrap.job,
+                    "host": bootstrap.host,
+                    "connected": self._link.connected,
+                    "pid": os.getpid(),
+                }
+            case {"do": "leave", **more}:
+                if self._workers is None:
+                    self._end(_End(1, "it was told to leave before the driver had taken it in"))
+                else:
+                    self._leave(str(more.get("why", "by elasticrun leave")))
+                await self._nothing_left.wait()
+                return {"said": "left"}
+            case {"do": "orphan", "job": job, "place": of} if job and job == bootstrap.job and of == place():
+                if self._workers is not None and not self._link.connected:
+                    self._end(_End(1, "another agent of its job has come, and its driver does not answer"))
+                    await self._nothing_left.wait()
+                    return {"said": "ended"}
+        return {"said": "kept"}
+
+    def _watch_owner(self) -> Any:
+        """Ends the agent with the driver's process, when that is of this machine. Returns what ends the watch."""
+        try:
+            where, pid, started = self._bootstrap.owner.rsplit(" ", 2)
+            if where != place_of_processes():
+                return lambda: None
+            descriptor = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            self._end(_End(1, "the driver has died"))
+            return lambda: None
+        except (ValueError, OSError, AttributeError):
+            return lambda: None  # of another machine, or unknown: its connection tells
+
+        def died() -> None:
+            self._loop.remove_reader(descriptor)
+            self._end(_End(1, "the driver has died"))
+
+        def close() -> None:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+        self._loop.add_reader(descriptor, died)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if look_up(int(pid))[1] != int(started):  # its number is another's by now
+                died()
+        return close
+
+    # --- errors that nobody expected -------------------------------------------------------------------------------
+
+    def _failed(self, error: BaseException) -> None:
+        self._end(_End(1, shortage(error) or f"internal error of the agent: {error!r}"))
+
+    def _failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None or "transport" in context or "protocol" in context or "socket" in context:
+            _say(f"{context.get('message', 'error')}: {error!r}")
+        else:
+            self._failed(error)
+
+
+def _say(text: str) -> None:
+    """One line on standard error, which may be closed: whoever has started the agent may be gone."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"elastic_driver agent: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    class ToStderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            _say(record.getMessage())
+
+    logger, handler = logging.getLogger("elastic_driver"), ToStderr(logging.WARNING)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True

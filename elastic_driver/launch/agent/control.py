@@ -1,0 +1,268 @@
+"""The local sockets by which this user's agents on this machine are found: to have one leave, and to end orphans.
+
+Owns the sockets, one a living agent (``agent-ID.sock`` beside the job files, which only the user can reach), and what
+is said there: a line of JSON each way. What an order means is the agent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic_driver.errors import LaunchError, SettingsError
+from elastic_driver.rendezvous.job_files import private_folder
+
+_log = logging.getLogger(__name__)
+
+_LINE_BYTES = 8192
+# An agent answers at once, unless it is stopped.
+_ANSWER_S = 2.0
+# How long a new agent waits for those that an earlier driver of its job has left.
+ORPHANS_S = 5.0
+
+Orders = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""What an agent does with an order; the answer."""
+
+
+class ControlSocket:
+    """This agent's socket. Used on the event loop only.
+
+    Args:
+        agent: its number.
+        orders: carries out what comes.
+    """
+
+    def __init__(self, agent: str, orders: Orders) -> None:
+        self._agent = agent
+        self._orders = orders
+        self._path: Path | None = None
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listens. Where that cannot be, it is logged, and the agent goes on without."""
+        try:
+            folder = private_folder(make=True)
+            _remove_dead(folder)
+            path = folder / f"agent-{self._agent}.sock"
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._path = folder / f"new-{self._agent}.sock"
+                with _short(self._path) as short:
+                    listening.bind(short)
+                os.chmod(self._path, 0o600)
+                # Under the name by which it is found it listens: else it would be taken for a dead agent's.
+                listening.listen()
+                self._path = self._path.rename(path)
+                self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=_LINE_BYTES)
+            except BaseException:
+                listening.close()
+                raise
+        except (OSError, SettingsError) as error:
+            _log.warning("elasticrun leave will not find this agent: %s", error)
+
+    async def close(self) -> None:
+        """Removes the socket; who waits for an answer has had it, or gets none."""
+        if self._server is not None:
+            self._server.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.parent.rmdir()
+        if self._serving:
+            # What has just been decided is still to be said.
+            _, late = await asyncio.wait(tuple(self._serving), timeout=0.5)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long, or no JSON
+                order = json.loads(await reader.readline())
+                if isinstance(order, dict):
+                    writer.write(json.dumps(await self._orders(order)).encode() + b"\n")
+                    await writer.drain()
+        finally:
+            self._serving.discard(task)
+            writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHere:
+    """An agent on this machine.
+
+    Attributes:
+        path: of its socket.
+        job: what tells its job from others; "" for none.
+        host: its host's name in the job.
+        connected: whether it has a connection to its driver now.
+        pid: its process.
+    """
+
+    path: Path
+    job: str
+    host: str
+    connected: bool
+    pid: int
+
+
+def agents_here() -> list[AgentHere]:
+    """This user's living agents on this machine. Blocks for a moment; for seconds where one is stopped.
+
+    Raises:
+        SettingsError: the folder of their sockets is not this user's alone.
+    """
+    found = []
+    for path in _sockets():
+        answer = _ask(path, {"do": "who"}, _ANSWER_S)
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if answer is not None:
+                found.append(
+                    AgentHere(
+                        path, str(answer["job"]), str(answer["host"]), bool(answer["connected"]), int(answer["pid"])
+                    )
+                )
+    return found
+
+
+def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elasticrun leave") -> str:
+    """Has an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
+
+    Args:
+        host: its host's name in the job; None for any.
+        job: its job; None for any.
+        limit_s: how long to wait.
+        why: in words.
+
+    Returns:
+        What became of it, in one sentence.
+
+    Raises:
+        SettingsError: there is no such agent here, or several.
+        LaunchError: it has not left in that time.
+    """
+    agents = [one for one in agents_here() if host in (None, one.host) and job in (None, one.job)]
+    if len(agents) != 1:
+        there = ", ".join(f"host {one.host} of job {one.job or '?'}" for one in agents)
+        raise SettingsError(
+            f"cannot tell which agent is to leave: say --host or --job ({there})"
+            if agents
+            else "no agent of such a job runs on this machine for this user"
+        )
+    answer = _ask(agents[0].path, {"do": "leave", "why": why}, limit_s)
+    if answer is None or answer.get("said") != "left":
+        raise LaunchError(f"host {agents[0].host} has not left its job within {limit_s:g} s")
+    return f"host {agents[0].host} has left its job"
+
+
+async def end_orphans(job: str, place: str) -> None:
+    """Has agents end that an earlier driver of this job has left here. Blocks until they have, or for ORPHANS_S.
+
+    Args:
+        job: what tells it from others.
+        place: of this machine and network, see :func:`place`.
+    """
+    try:
+        sockets = _sockets()
+    except SettingsError as error:
+        _log.warning("cannot look for agents of an earlier driver: %s", error)
+        return
+    loop = asyncio.get_running_loop()
+    order = {"do": "orphan", "job": job, "place": place}
+    await asyncio.gather(*(loop.run_in_executor(None, _ask, path, order, ORPHANS_S) for path in sockets))
+
+
+def place() -> str:
+    """This machine and network: agents of other containers may have the same folder."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
+def _remove_dead(folder: Path) -> None:
+    """Removes the sockets of agents that were killed."""
+    for path in _sockets_in(folder):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+            sock.setblocking(False)
+            try:
+                with _short(path) as short:
+                    sock.connect(short)
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of a socket, for the system takes no names of more than 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _sockets() -> list[Path]:
+    try:
+        return _sockets_in(private_folder())
+    except OSError:
+        return []
+
+
+def _sockets_in(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.glob("agent-*.sock")):
+        with contextlib.suppress(OSError):  # it is gone this moment
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                found.append(path)
+    return found
+
+
+def _ask(path: Path, order: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
+    """One order and its answer; None when there is none. A dead agent's socket is removed."""
+    deadline = time.monotonic() + limit_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(limit_s)
+        try:
+            with _short(path) as short:
+                sock.connect(short)
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        except OSError:
+            return None
+        try:
+            sock.sendall(json.dumps(order).encode() + b"\n")
+            answer = b"".join(_pieces(sock, deadline))
+            data = json.loads(answer)
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+
+def _pieces(sock: socket.socket, deadline: float) -> Iterator[bytes]:
+    """What comes until the other end closes. Raises OSError when that takes too long."""
+    size = 0
+    while size <= _LINE_BYTES:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = sock.recv(_LINE_BYTES)
+        if not piece:
+            return
+        size += len(piece)
+        yield piece

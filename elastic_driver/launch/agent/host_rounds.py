@@ -1,0 +1,335 @@
+"""The handler of rounds on one host: what its workers ask their agent's server, and what they are answered.
+
+Owns who waits for a round or for a notice, what each was answered last, and what has been heard of workers since the
+driver was told. Decides nothing: what workers say goes to the driver, and its words become their answers; a level that
+has not changed is not said again. :mod:`elastic_driver.driver.rounds` is the same for the whole job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import astuple
+from typing import Protocol
+
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.agent_messages import (
+    Answer,
+    Ask,
+    Heard,
+    NoticeSet,
+    OnDisc,
+    Put,
+    Ready,
+    Reply,
+    Running,
+    Said,
+    Value,
+    Values,
+    Want,
+    worker_named,
+)
+from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.messages import (
+    DiscReport,
+    DrainHostRequest,
+    DrainReply,
+    EndReply,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+    parse_next_round_reply,
+)
+from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
+from elastic_driver.words import NoticeKind
+
+_HEARD_S = 0.5
+# Statuses that the server can answer with; an answer of another one is none.
+_STATUSES = (200, 204, 400, 403, 404, 408, 409, 410, 413, 500, 503)
+
+ROUNDS_ROUTES: Routes = {
+    "next-round": Route({b"POST": WORKER}),
+    "watch": Route({b"POST": WORKER}),
+    "running": Route({b"POST": WORKER}),
+    "exchange": Route({b"POST": WORKER}),
+    "key": Route({b"GET": WORKER, b"PUT": WORKER}),
+}
+"""What the agent answers its workers."""
+
+ASKED = ("leave", "status", "publish", "outcome", "call")
+"""What it asks the driver for them."""
+
+
+class Processes(Protocol):
+    """What is to be known of the workers' processes."""
+
+    def runs(self, worker: WorkerId) -> bool:
+        """Whether the worker's process is there."""
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """A worker has told which of its threads live as long as it does."""
+
+
+class Store(Protocol):
+    """The server's keys of the present round."""
+
+    def begin_round(self, round_id: int) -> None:
+        """Fences the past."""
+
+    def take(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
+        """Takes keys that workers of other hosts have set."""
+
+
+class HostRounds:
+    """See above. Implements the server's RoundHandler and its Upstream; used on the event loop only.
+
+    Args:
+        send: tells the driver something.
+        processes: of the workers.
+        is_heard: whether the driver takes what it is told. Where it does not, what only counts as its latest waits.
+
+    Attributes:
+        poll_s: how often workers are heard at least, seconds; 0 for their long polls only.
+    """
+
+    def __init__(self, send: Callable[[Said], None], processes: Processes, *, is_heard: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._processes = processes
+        self._is_heard = is_heard
+        self.poll_s = 0.0
+        self._store: Store | None = None
+        self._round_id = 0
+        self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self._asked: dict[WorkerId, bytes] = {}  # what each has asked that is not answered
+        self._placed: dict[WorkerId, RoundAssignment] = {}
+        self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
+        self._notice = Notice(0, 0, NoticeKind.NONE, "")
+        self._wanted: set[tuple[str, str, int]] = set()  # of the present round
+        self._asks: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self._number = 0
+        self._heard: dict[str, list[int]] = {}
+        self._disc: dict[WorkerId, DiscReport] = {}  # as the driver was told last
+        self._new_disc: dict[WorkerId, DiscReport] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def serve(self, store: Store) -> None:
+        """Says where the keys are. To be called once, before anybody asks."""
+        self._store = store
+
+    def close(self) -> None:
+        """Ends its timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def routes(self) -> Routes:
+        """What the driver answers, through this."""
+        methods = {b"GET": WORKER, b"POST": WORKER}
+        return {name: Route(methods, self._asker(name)) for name in ASKED}
+
+    # --- what workers ask (RoundHandler) ---------------------------------------------------------------------------
+
+    def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
+        """A worker is READY: parks it until the driver has answered.
+
+        Raises:
+            RendezvousClosedError: there is no such worker any more.
+        """
+        worker = request.worker
+        self._check(worker)
+        future: asyncio.Future[NextRoundReply] = self._loop.create_future()
+        assignment = self._placed.get(worker)
+        if assignment is not None and request.after_round < assignment.round_id:
+            # Its answer was lost on the way: the same again.
+            future.set_result(assignment)
+            return future
+        older = self._parked.get(worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._parked[worker] = future
+        self._processes.watch_threads(worker, request.pid, request.thread)
+        said = request.to_json()
+        if self._asked.get(worker) != said:
+            self._asked[worker] = said
+            self._placed.pop(worker, None)
+            self._send(Ready(worker.key, said))
+        else:
+            self._hear(worker, 0, waiting=True)
+        return future
+
+    def watch(self, request: WatchRequest) -> Awaitable[Notice]:
+        """A member asks for the next notice of its round.
+
+        Raises:
+            StaleRoundError: the round has passed.
+            RendezvousClosedError: there is no such worker any more.
+        """
+        worker = request.worker
+        if request.round_id != self._round_id:
+            raise StaleRoundError(request.round_id, self._round_id)
+        self._check(worker)
+        self._hear(worker, request.progress, waiting=request.waiting)
+        if request.disc is not None and request.disc != self._disc.get(worker):
+            self._new_disc[worker] = self._disc[worker] = request.disc
+        future: asyncio.Future[Notice] = self._loop.create_future()
+        if request.leaving or request.exiting:
+            self._tell_heard(
+                leaving=[worker.key] if request.leaving else [], exiting=[worker.key] if request.exiting else []
+            )
+            future.set_result(self._notice)
+            return future
+        if self._notice.round_id == request.round_id and self._notice.version > request.version:
+            future.set_result(self._notice)
+            return future
+        older = self._watching.get(worker)
+        if older is not None and not older.done():
+            older.cancel()
+        self._watching[worker] = future
+        return future
+
+    def running(self, report: RunningReport) -> None:
+        """A member trains."""
+        self._send(Running(report.to_json()))
+
+    def leave(self, request: LeaveRequest) -> None:
+        """Never called: a route of the driver's."""
+        raise RendezvousProtocolError("the driver answers that")
+
+    def drain(self, request: DrainHostRequest) -> DrainReply:
+        """Never called: no route of an agent's."""
+        raise RendezvousProtocolError("the driver answers that")
+
+    def end(self) -> EndReply:
+        """Never called: no route of an agent's."""
+        raise RendezvousProtocolError("the driver answers that")
+
+    def status(self) -> dict[str, object]:
+        """Never called: a route of the driver's."""
+        raise RendezvousProtocolError("the driver answers that")
+
+    def _check(self, worker: WorkerId) -> None:
+        if not self._processes.runs(worker):
+            raise RendezvousClosedError(f"worker {worker} is none of this host's living workers")
+
+    def _asker(self, what: str) -> Callable[[RouteRequest], Awaitable[tuple[int, bytes]]]:
+        def ask(request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
+            assert request.identity.worker is not None
+            self._number += 1
+            number = self._number
+            answer: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
+            self._asks[number] = answer
+            answer.add_done_callback(lambda _: self._asks.pop(number, None))
+            self._send(Ask(number, request.identity.worker.key, what, list(request.path), request.body))
+            return answer
+
+        return ask
+
+    # --- keys (Upstream) -------------------------------------------------------------------------------------------
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """A worker here has set a key."""
+        self._send(Put(round_id, scope, key, value))
+
+    def want(self, round_id: int, scope: str, key: str, count: int) -> None:
+        """A worker here waits for a key, or for as many. Said once for all of them."""
+        if (scope, key, count) not in self._wanted:
+            self._wanted.add((scope, key, count))
+            self._send(Want(round_id, scope, key, count))
+
+    # --- what the driver says --------------------------------------------------------------------------------------
+
+    def take(self, message: Said) -> bool:
+        """What the driver says to workers. Returns whether it was that.
+
+        Raises:
+            RendezvousProtocolError: it cannot be read.
+        """
+        assert self._store is not None
+        match message:
+            case Reply(key, status, body):
+                self._replied(worker_named(key), status, body)
+            case NoticeSet(body):
+                self._notified(Notice.from_json(body))
+            case Answer(number, status, body):
+                answer = self._asks.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result((status if status in _STATUSES else 500, body))
+            case Value(round_id, scope, key, body):
+                self._store.take(round_id, scope, [(key, body)])
+            case Values(round_id, scope, body):
+                self._store.take(round_id, scope, unpack_entries(body))
+            case _:
+                return False
+        return True
+
+    def begin_round(self, round_id: int) -> None:
+        """A round has begun, with members on this host or without. One that is known changes nothing."""
+        assert self._store is not None
+        if round_id > self._round_id:
+            self._round_id = round_id
+            self._placed.clear()
+            self._wanted.clear()
+            self._store.begin_round(round_id)
+
+    def gone(self, worker: WorkerId) -> None:
+        """A worker has ended: it waits for nothing any more, and was not heard."""
+        for waiting in (self._parked.pop(worker, None), self._watching.pop(worker, None)):
+            if waiting is not None and not waiting.done():
+                waiting.cancel()
+        self._asked.pop(worker, None)
+        self._placed.pop(worker, None)
+        self._heard.pop(worker.key, None)
+        self._disc.pop(worker, None)
+
+    def _replied(self, worker: WorkerId, status: int, body: bytes) -> None:
+        self._asked.pop(worker, None)
+        future = self._parked.pop(worker, None)
+        if status != 200:
+            if future is not None and not future.done():
+                future.set_exception(RendezvousProtocolError(body.decode(errors="replace")))
+            return
+        reply = parse_next_round_reply(body)
+        if isinstance(reply, RoundAssignment):
+            self._placed[worker] = reply
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _notified(self, notice: Notice) -> None:
+        self._notice = notice
+        watching, self._watching = self._watching, {}
+        for future in watching.values():
+            if not future.done():
+                future.set_result(notice)
+
+    # --- heartbeats ------------------------------------------------------------------------------------------------
+
+    def _hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
+        self._heard[worker.key] = [progress, int(waiting)]
+        if self._timer is None:
+            self._tell_later()
+
+    def _tell_later(self) -> None:
+        delay_s = min(_HEARD_S, self.poll_s / 2) if self.poll_s > 0 else _HEARD_S
+        self._timer = self._loop.call_later(delay_s, self._tell_on_time)
+
+    def _tell_on_time(self) -> None:
+        self._timer = None
+        if self._is_heard():
+            self._tell_heard()
+        elif self._heard:
+            self._tell_later()
+
+    def _tell_heard(self, *, leaving: list[str] | None = None, exiting: list[str] | None = None) -> None:
+        disc, self._new_disc = self._new_disc, {}
+        for worker, report in disc.items():
+            self._send(OnDisc(worker.key, json.dumps(astuple(report)).encode()))
+        heard, self._heard = self._heard, {}
+        if heard or leaving or exiting:
+            self._send(Heard(heard, leaving or [], exiting or []))

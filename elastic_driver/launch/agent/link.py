@@ -1,0 +1,256 @@
+"""The agent's end of its connection to the driver: one after another, for as long as its lease lasts.
+
+Owns dialling in, the lease, and the verdict that the driver is gone. What is said is its owner's. Used on the event
+loop only.
+
+A driver is there as long as its kernel acknowledges: one that is stopped is waited for, however long. When nothing has
+been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
+limit, and goes on without this host only later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Protocol
+
+from elastic_driver.errors import ElasticError, RendezvousProtocolError
+from elastic_driver.launch.agent import machine
+from elastic_driver.launch.agent.dial_in import Met, Pass, StrangerError, TurnedAwayError, dial_in
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Hello, Refused, Said, Welcome, said
+from elastic_driver.rendezvous.agreement import Agreement
+from elastic_driver.rendezvous.channel import Channel, FrameConnection
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.frames import Frame, Message
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.version import __version__
+
+_LOOK_S = 0.5
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+# Of one try, from the connect to the welcome. Longer than a busy driver takes, and no longer than a lease.
+_TRY_S = 10.0
+# A driver that is only just starting may not listen yet.
+_LEAST_FIRST_S = 10.0
+# Who does not take us for one of the job's will not do so later; but an earlier program may still have the port.
+_STRANGER_S = 2.0
+
+
+class DriverLostError(ElasticError):
+    """The driver has not been heard for too long, or never."""
+
+
+class RefusedError(ElasticError):
+    """The driver wants nothing of this agent, or nothing more; why, in its words."""
+
+
+class LinkOwner(Protocol):
+    """Is told what comes of the driver. Called on the event loop."""
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The driver has taken this agent in. Once, before its first message."""
+
+    def take(self, message: Said) -> None:
+        """It says something. May raise RendezvousProtocolError, which cuts the connection."""
+
+    def seen(self) -> None:
+        """It has taken some of what was sent."""
+
+
+class DriverLink:
+    """See above.
+
+    Args:
+        bootstrap: what this agent was given.
+        owner: takes what the driver says.
+
+    Attributes:
+        agent: this agent's number, in hexadecimal digits.
+        channel: carries what is said.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, owner: LinkOwner) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.agent = secrets.token_hex(16)
+        self.channel = Channel(self._take, on_seen=owner.seen)
+        self._bootstrap = bootstrap
+        self._agent_timeout_s = bootstrap.agent_timeout_s
+        self._owner = owner
+        self._pass = Pass(bootstrap.identity, bytes.fromhex(bootstrap.key), bootstrap.fingerprint)
+        self._urls = list(bootstrap.urls)
+        self._agreement: Agreement | None = Agreement()  # until it is welcomed
+        self._met: Met | None = None  # the connection that waits for its welcome, or has it
+        self._greeted: asyncio.Future[None] | None = None
+        self._broken: asyncio.Future[str] = self._loop.create_future()
+        self._acknowledged_at = self._loop.time()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the driver can be told something now."""
+        return self.channel.connected
+
+    def send(self, message: Said) -> None:
+        """Tells the driver something, now or when there is a connection again. Never blocks."""
+        self.channel.send(message.message())
+
+    async def keep(self) -> None:
+        """Dials in, and again whenever the connection breaks. Runs until it is cancelled.
+
+        Raises:
+            RefusedError: the driver has refused this agent.
+            DriverLostError: it is gone.
+        """
+        began = self._loop.time()
+        await self._dial(began + max(self._agent_timeout_s, _LEAST_FIRST_S))
+        while True:
+            looking = self._loop.create_task(self._look())
+            try:
+                await self._broken
+            finally:
+                looking.cancel()
+            await self._dial(
+                self._acknowledged_at + self._agent_timeout_s, f"the connection is gone: {self._broken.result()}"
+            )
+
+    def close(self) -> None:
+        """Ends the connection behind what was sent."""
+        self.channel.flush()
+        self.channel.detach()
+        if self._met is not None:
+            met, self._met = self._met, None
+            met.connection.finish("the agent ends")
+
+    # --- dialling --------------------------------------------------------------------------------------------------
+
+    async def _dial(self, until: float, why: str = "") -> None:
+        """Blocks until the driver has welcomed this agent.
+
+        Args:
+            until: by the loop's clock; then it is given up.
+            why: it is dialled, which is said if there is no time left to try.
+        """
+        pause_s, strange_since = _FIRST_PAUSE_S, None
+        first = self._agreement is not None
+        while (left_s := until - self._loop.time()) > 0:
+            only_strangers = True
+            for url in tuple(self._urls):
+                try:
+                    async with asyncio.timeout(min(_TRY_S, max(left_s, 0.1))):
+                        await self._try(url)
+                except StrangerError as error:
+                    why = f"{url}: {error}"
+                except TurnedAwayError as error:
+                    raise RefusedError(str(error)) from None
+                except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
+                    only_strangers = False
+                    why = f"{url}: {str(error) or 'it does not answer'}"
+                else:
+                    # The others may be of networks that this machine is not in.
+                    self._urls.sort(key=lambda each: each != url)
+                    return
+            now = self._loop.time()
+            strange_since = None if not only_strangers else strange_since or now
+            if first and strange_since is not None and now - strange_since > _STRANGER_S:
+                raise RefusedError(
+                    why + ("; is that the job's URL, and its join token?" if self._bootstrap.slots else "")
+                )
+            await asyncio.sleep(min(pause_s, max(0.0, until - now)))
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        raise DriverLostError(f"cannot reach the driver: {why}")
+
+    async def _try(self, url: str) -> None:
+        greeted = self._greeted = self._loop.create_future()
+        self._broken = self._loop.create_future()
+        broken = self._broken
+
+        def lost(why: str) -> None:
+            self._lost(broken, why)
+
+        try:
+            self._met = await dial_in(url, self._pass, on_frame=self._received, on_lost=lost)
+            connection = self._met.connection
+            connection.write(0, self.channel.seen, [self._hello(connection).message().pack()])
+            await greeted
+        except BaseException:
+            met, self._met = self._met, None
+            if met is not None:
+                met.connection.abort("it is tried anew")
+            raise
+        finally:
+            self._greeted = None
+
+    def _hello(self, connection: FrameConnection) -> Hello:
+        bootstrap = self._bootstrap
+        return Hello(
+            agent=self.agent,
+            protocol=PROTOCOL,
+            version=__version__,
+            resumes=self._agreement is None,
+            seen=self.channel.seen,
+            public="" if self._agreement is None else self._agreement.public,
+            host=bootstrap.host,
+            slots=bootstrap.slots,
+            machine=machine.machine_name(),
+            boot_id=machine.boot_id(),
+            cores=machine.cores(),
+            python=machine.python(),
+            pid=machine.pid(),
+            owner=name_of_this_process(),
+            address=connection.ends[1],
+            addresses=machine.addresses(),
+        )
+
+    # --- on the connection -----------------------------------------------------------------------------------------
+
+    def _received(self, frame: Frame) -> None:
+        self._acknowledged_at = self._loop.time()
+        if self._greeted is None or self._greeted.done():
+            self.channel.received(frame)
+            return
+        answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
+        match answer:
+            case Welcome():
+                self._welcomed(answer)
+                self._greeted.set_result(None)
+            case Refused(why):
+                self._greeted.set_exception(RefusedError(why))
+            case _:
+                raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        assert self._met is not None
+        met, agreement = self._met, self._agreement
+        if agreement is not None:
+            agreed = agreement.with_(welcome.public)
+            met.connection.reader.rekey(met.session.frames(up=False, secret=agreed.secret))
+            met.connection.writer.rekey(met.session.frames(up=True, secret=agreed.secret))
+            self._pass = Pass(str(Identity(Role.AGENT, number=self.agent)), agreed.again, self._bootstrap.fingerprint)
+            self._agreement = None
+            self._agent_timeout_s = welcome.agent_timeout_s
+            self._owner.welcomed(welcome)
+        self.channel.attach(met.connection, welcome.seen)
+
+    def _take(self, message: Message) -> None:
+        self._owner.take(said(message))
+
+    def _lost(self, broken: asyncio.Future[str], why: str) -> None:
+        if broken.done():
+            return
+        broken.set_result(why)
+        if broken is not self._broken:
+            return
+        self.channel.detach()
+        self._met = None
+        if self._greeted is not None and not self._greeted.done():
+            self._greeted.set_exception(ConnectionResetError(why))
+
+    async def _look(self) -> None:
+        """Gives a connection up on which nothing is acknowledged."""
+        while self._met is not None:
+            connection = self._met.connection
+            now = self._loop.time()
+            silent_s = min(connection.unacknowledged_s, now - connection.heard_at)
+            self._acknowledged_at = max(self._acknowledged_at, now - silent_s)
+            if silent_s > self._agent_timeout_s:
+                connection.abort(f"nothing was acknowledged for {silent_s:.0f} s")
+                return
+            await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,292 @@
+"""The workers of one host: what the driver orders of them is done, and what becomes of them is told.
+
+Owns each worker's process, from the order to start it until nothing is left of it, the key that it proves itself with
+here, and how much output may be on its way. Decides nothing. Knows nothing of rounds and connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
+from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.rendezvous.agent_messages import (
+    Dying,
+    Exited,
+    Finished,
+    Kill,
+    KillAll,
+    Labels,
+    NotStarted,
+    Output,
+    Said,
+    Spared,
+    Start,
+    Started,
+    Stop,
+    Warmed,
+    WarmUp,
+    Warning,
+    Welcome,
+    worker_named,
+)
+from elastic_driver.rendezvous.credentials import ENV_KEY, KEY_BYTES, Identity
+from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.tasks import Tasks
+
+# What may be on its way that the driver has not taken. Then output is not read, and again when half of it is taken.
+CREDIT_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class _Starting:
+    """A worker whose process is not there yet.
+
+    Attributes:
+        label: as it stands now.
+        runs: whether the driver was told that its process is there.
+        stop_within_s: it is to be stopped as soon as it is there, with this grace; None for not.
+    """
+
+    label: str
+    runs: bool = False
+    stop_within_s: float | None = None
+
+    def stop(self, grace_s: float) -> None:
+        if self.stop_within_s is None or grace_s < self.stop_within_s:
+            self.stop_within_s = grace_s
+
+
+class HostWorkers:
+    """See above. An OutputSink of its launcher's; gives its server the keys. Used on the event loop only.
+
+    Args:
+        welcome: what the driver has told this agent.
+        mark: stands in the environment of all that is started here, and nowhere else.
+        url: of the server for the workers.
+        send: tells the driver something.
+        on_gone: told of each worker that has died.
+        tasks: run what nobody waits for.
+        environ: variables of this host's own, that workers have below what the driver gives them; its own agent's
+            have none: there the driver gives all.
+    """
+
+    def __init__(
+        self,
+        welcome: Welcome,
+        mark: str,
+        url: str,
+        *,
+        send: Callable[[Said], None],
+        on_gone: Callable[[WorkerId], None],
+        tasks: Tasks,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._environ = dict(environ)
+        self._send = send
+        self._on_gone = on_gone
+        self._tasks = tasks
+        self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
+        self._bad_folder = _enter(welcome)
+        self._launcher = LocalLauncher(
+            self,
+            prefix_timestamp=welcome.prefix_timestamp,
+            mark=mark,
+            warn=self.warn,
+            warm=welcome.warm,
+            preload=welcome.preload,
+            on_warm=lambda pid, took_s: send(Warmed(pid, took_s)),
+        )
+        self._keys: dict[WorkerId, bytes] = {}
+        self._starting: dict[WorkerId, _Starting] = {}
+        self._processes: dict[WorkerId, LocalWorker] = {}
+        self._paused = False
+
+    # --- for the server and its handler ----------------------------------------------------------------------------
+
+    def of(self, identity: Identity) -> bytes | None:
+        """The key of a worker of this host; None for all others."""
+        return None if identity.worker is None else self._keys.get(identity.worker)
+
+    def runs(self, worker: WorkerId) -> bool:
+        """Whether the worker's process is there, or about to be."""
+        process = self._processes.get(worker)
+        return worker in self._starting if process is None else not process.exited.done()
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """A worker has told which of its threads live as long as it does."""
+        process = self._processes.get(worker)
+        if process is not None:
+            process.watch_threads(pid, thread)
+
+    # --- what the driver orders ------------------------------------------------------------------------------------
+
+    def take(self, message: Said) -> bool:
+        """Carries out an order. Returns whether it was one.
+
+        Raises:
+            RendezvousProtocolError: it names no worker.
+        """
+        match message:
+            case Start(key):
+                self._begin(worker_named(key), message)
+            case Stop(key, grace_s):
+                self._stop(worker_named(key), grace_s)
+            case Kill(key):
+                self._kill(worker_named(key), message)
+            case KillAll():
+                self.kill()
+            case Labels(labels):
+                for key, label in labels.items():
+                    self._label(worker_named(key), label)
+            case WarmUp():
+                self._launcher.warm_up()
+            case _:
+                return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to all, and to those that are being started as soon as they are there."""
+        for starting in self._starting.values():
+            starting.stop(0.0)
+        self._launcher.kill()
+
+    async def close(self) -> None:
+        """Kills what still runs. Blocks until nothing is left, and the driver was told of everything."""
+        self.resume()  # what is left in pipes comes now
+        await self._launcher.close()
+        await asyncio.sleep(0)
+
+    def pause(self) -> None:
+        """The driver does not take what was sent: workers' output is not read for now."""
+        if not self._paused:
+            self._paused = True
+            self._launcher.pause_output()
+
+    def resume(self) -> None:
+        """It does again."""
+        if self._paused:
+            self._paused = False
+            self._launcher.resume_output()
+
+    def warn(self, text: str) -> None:
+        """Something that the user should look at."""
+        self._send(Warning(text))
+
+    # --- what workers write (OutputSink) ---------------------------------------------------------------------------
+
+    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+        """See OutputSink."""
+        starting = self._starting.get(worker)
+        if starting is not None:
+            starting.runs = True
+        self._send(Started(worker.key, pid))
+
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """See OutputSink."""
+        self._send(Output(worker.key, stream, data))
+
+    def end(self, worker: WorkerId) -> None:
+        """See OutputSink: Finished says it."""
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def _begin(self, worker: WorkerId, order: Start) -> None:
+        if worker in self._starting or worker in self._processes:
+            return
+        self._keys[worker] = secrets.token_bytes(KEY_BYTES)
+        self._starting[worker] = _Starting(order.label)
+        self._tasks.start(self._start(worker, order))
+
+    async def _start(self, worker: WorkerId, order: Start) -> None:
+        env = {**self._environ, **order.env, **self._own, ENV_KEY: self._keys[worker].hex()}
+        starting = self._starting[worker]
+        try:
+            if self._bad_folder:
+                raise CommandNotFoundError(self._bad_folder)
+            process = await self._launcher.start(
+                worker, order.command, env, label=order.label, rank_at_launch=order.rank
+            )
+        except LaunchError as error:
+            if starting.runs:  # for a moment
+                self._send(Exited(worker.key, -signal.SIGKILL, []))
+                self._send(Finished(worker.key))
+            else:
+                self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
+            self._keys.pop(worker, None)
+            self._on_gone(worker)
+            return
+        finally:
+            del self._starting[worker]
+        self._processes[worker] = process
+        process.label = starting.label
+        process.dying.add_done_callback(lambda future: self._dying(process, future))
+        process.exited.add_done_callback(lambda _: self._exited(process))
+        process.finished.add_done_callback(lambda _: self._finished(process))
+        if starting.stop_within_s is not None:
+            self._stop(worker, starting.stop_within_s)
+
+    def _stop(self, worker: WorkerId, grace_s: float) -> None:
+        process, starting = self._processes.get(worker), self._starting.get(worker)
+        if process is not None:
+            self._tasks.start(_stopped(process, grace_s))
+        elif starting is not None:
+            starting.stop(grace_s)
+
+    def _kill(self, worker: WorkerId, order: Kill) -> None:
+        process = self._processes.get(worker)
+        if process is None:
+            self._stop(worker, 0.0)
+        elif order.exits or order.stacks_s > 0:
+            self._tasks.start(self._kill_hung(process, order))
+        else:
+            process.kill()
+
+    async def _kill_hung(self, process: LocalWorker, order: Kill) -> None:
+        killed = await process.kill_hung(stacks_s=order.stacks_s, exits=order.exits)
+        if not killed and not process.exited.done():
+            self._send(Spared(process.worker.key))
+
+    def _label(self, worker: WorkerId, label: str) -> None:
+        one = self._processes.get(worker) or self._starting.get(worker)
+        if one is not None:
+            one.label = label
+
+    def _dying(self, process: LocalWorker, future: asyncio.Future[ExitStatus | str]) -> None:
+        if future.cancelled() or process.exited.done():
+            return
+        status = future.result()
+        returncode = None if isinstance(status, str) else status.returncode
+        self._send(Dying(process.worker.key, returncode, str(status), list(process.last_lines)))
+
+    def _exited(self, process: LocalWorker) -> None:
+        self._send(Exited(process.worker.key, process.exited.result().returncode, list(process.last_lines)))
+        self._on_gone(process.worker)
+
+    def _finished(self, process: LocalWorker) -> None:
+        del self._processes[process.worker]
+        self._keys.pop(process.worker, None)
+        self._send(Finished(process.worker.key))
+
+
+async def _stopped(process: LocalWorker, grace_s: float) -> None:
+    await process.stop(grace_s)
+
+
+def _enter(welcome: Welcome) -> str:
+    """Takes over the workers' folder and umask. Returns why that cannot be; "" where it can."""
+    if welcome.umask >= 0:
+        os.umask(welcome.umask)
+    try:
+        os.chdir(welcome.cwd)
+    except OSError as error:
+        return f"cannot start workers on host {welcome.host} in the folder {welcome.cwd}: {error.strerror}"
+    return ""

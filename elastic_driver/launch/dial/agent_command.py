@@ -1,0 +1,57 @@
+"""The command line that starts an agent: its words, and how they get through a login shell.
+
+Owns both. Whoever dials runs them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from elastic_driver.launch.dial.here import AGENT, source_folder
+from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+
+# What sh, bash, zsh, csh and fish all take as it is; no "=" or "%" at the beginning.
+_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@%+=:,./-]*")
+# What is taken otherwise inside single quotes by one of them: fish reads a backslash, csh an exclamation mark.
+_ALWAYS_ESCAPED = re.compile(r"(['\\!])")
+
+
+def agent_words(python: str = "", pythonpath: str | None = None, module: str = AGENT) -> list[str]:
+    """The agent's command line on another host, as words.
+
+    Args:
+        python: the interpreter there; "" for the path of the one that runs here.
+        pythonpath: where the package is there; "" where python finds it by itself, None for :func:`source_folder`.
+        module: what to run.
+    """
+    folder = source_folder() if pythonpath is None else pythonpath
+    # -P: what lies about in the home directory there must not be taken for a module of Python's.
+    words = [python or sys.executable, "-P", "-m", module]
+    return ["env", f"PYTHONPATH={folder}", *words] if folder else words
+
+
+def with_bootstrap(words: Sequence[str], bootstrap: Bootstrap) -> list[str]:
+    """The same, and the agent takes what it is given from its command line."""
+    return [*words, "--bootstrap", bootstrap.to_word()]
+
+
+def quoted(words: Sequence[str]) -> str:
+    """One line that a login shell, be it sh, bash, zsh, csh or fish, takes apart into these words.
+
+    Raises:
+        CommandNotFoundError: a word has a line break, which csh cannot take.
+    """
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if "\n" in word or "\r" in word or "\0" in word:
+        raise CommandNotFoundError(f"cannot start an agent elsewhere: {word!r} has a line break in it")
+    if _PLAIN.fullmatch(word):
+        return word
+    pieces = _ALWAYS_ESCAPED.split(word)
+    escaped = (("\\" + piece if index % 2 else f"'{piece}'") for index, piece in enumerate(pieces) if piece)
+    return "".join(escaped) or "''"

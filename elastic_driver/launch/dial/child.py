@@ -1,0 +1,151 @@
+"""A command that starts an agent, as a child process here, and its end as the reason why no agent came up.
+
+Owns the process until its end, and the last lines of its standard error. Knows nothing of what is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.dial.spawned import Spawned, spawn
+from elastic_driver.launch.launcher import CommandNotFoundError
+
+# How much of its standard error is kept: the end.
+KEPT_LINES = 20
+KEPT_BYTES = 4096
+_READ_BYTES = 65536
+# As much as a pipe holds; a process that is left may write on for ever.
+_LAST_READS = 16
+
+Explain = Callable[[int, list[str]], DialFailure]
+"""What a return code (negative: a signal's number) and the last lines mean."""
+
+
+class Child:
+    """A running command; see :class:`~elastic_driver.launch.dial.dialler.Dialled`.
+
+    It leads a session of its own. The kernel kills it when this process dies: its standard input is a pipe that stays
+    open, and is tied.
+
+    All methods on the loop.
+
+    Attributes:
+        pid: of the command.
+    """
+
+    def __init__(self, started: Spawned, explain: Explain, grace_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[DialFailure] = loop.create_future()
+        self.pid = started.popen.pid
+        self._loop = loop
+        self._started = started
+        self._explain = explain
+        self._grace_s = grace_s
+        self._tail = b""
+        self._reads = True
+        self._ended = asyncio.Event()
+        loop.add_reader(started.stderr, self._read)
+        loop.add_reader(started.pidfd, self._end)
+
+    async def close(self) -> None:
+        """SIGTERM, SIGKILL after the grace. Blocks until the command is dead."""
+        if not self._ended.is_set() and self._grace_s > 0:
+            self._started.signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._grace_s):
+                    await self._ended.wait()
+        if not self._ended.is_set():
+            self._started.signal(signal.SIGKILL)
+        await self._ended.wait()
+
+    def _read(self) -> bool:
+        """Takes what is there, so that nothing blocks that writes to it. Returns whether there may be more."""
+        try:
+            data = os.read(self._started.stderr, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + data)[-KEPT_BYTES:]
+        if not data:
+            self._stop_reading()
+        return bool(data)
+
+    def _stop_reading(self) -> None:
+        if self._reads:
+            self._reads = False
+            self._loop.remove_reader(self._started.stderr)
+
+    def _end(self) -> None:
+        """The command is dead. Others may hold its standard error open still, so its end is not waited for."""
+        self._loop.remove_reader(self._started.pidfd)
+        if self._reads:
+            any(not self._read() for _ in range(_LAST_READS))
+        self._stop_reading()
+        self._started.signal(signal.SIGKILL)  # what it has left in its group
+        returncode = self._started.popen.wait()
+        self._started.close()
+        self._ended.set()
+        lines = self._tail.decode(errors="replace").splitlines()[-KEPT_LINES:]
+        if not self.failed.done():
+            self.failed.set_result(self._explain(returncode, lines))
+
+
+async def start_child(
+    command: Sequence[str],
+    given: bytes,
+    explain: Explain,
+    *,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = 1.0,
+    with_group: bool = True,
+) -> Child:
+    """Starts a command. Its program is loaded afterwards.
+
+    Args:
+        command: what to run; its standard output is thrown away.
+        given: stands on its standard input, which stays open afterwards.
+        explain: what its end means.
+        env: its whole environment; None for this process's.
+        grace_s: from SIGTERM to SIGKILL, when it is closed, seconds; 0 for SIGKILL at once.
+        with_group: whether what it has started in its process group is ended with it.
+
+    Raises:
+        CommandNotFoundError: there is no such program, or it cannot be executed.
+        LaunchError: it could not be started: too many processes or descriptors, no memory.
+    """
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, command, given, env, with_group=with_group))
+    try:
+        started = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_undo)
+        raise
+    return Child(started, explain, grace_s)
+
+
+def _start(command: Sequence[str], given: bytes, env: Mapping[str, str] | None, *, with_group: bool) -> Spawned:
+    try:
+        spawned = spawn(command, env, with_group=with_group)
+        try:
+            spawned.give(given)
+        except BaseException:
+            spawned.end()
+            raise
+        return spawned
+    except OSError as error:
+        name = command[0]
+        if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+            raise CommandNotFoundError(f"cannot start an agent: {name!r}: {error.strerror}") from error
+        raise LaunchError(f"cannot start an agent: {name!r}: {error.strerror or error}") from error
+
+
+def _undo(starting: asyncio.Future[Spawned]) -> None:
+    """Nobody waits for it any more."""
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    starting.result().end()

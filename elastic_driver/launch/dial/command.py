@@ -1,0 +1,120 @@
+"""An agent on another machine, started by a command of the user's: an rsh agent, or a template.
+
+Owns both command lines.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from functools import partial
+from typing import Literal
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.launch.dial.agent_command import agent_words, quoted, with_bootstrap
+from elastic_driver.launch.dial.child import Child, start_child
+from elastic_driver.launch.dial.here import AGENT
+from elastic_driver.launch.dial.reasons import failure
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+
+BootstrapOn = Literal["stdin", "command"]
+"""How the agent gets what it is given: on its standard input, or as a word of its command line, which others can read
+there and in logs: then it has to be good for one use only."""
+
+
+class RshDialler:
+    """Starts agents by ``AGENT HOST WORD...`` as MPI does; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
+
+    The words are quoted once for a shell, through which such programs pass them (rsh, ssh, or mpi-operator's
+    kubexec.sh: ``kubectl exec POD -- /bin/sh -c "$*"``). kubexec.sh forwards no input and prints every word, so what
+    the agent is given is a word, and must be good for one use only.
+
+    Args:
+        rsh_agent: the program and arguments of its own, split as a shell would.
+        python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
+        pythonpath: as well.
+        module: as well.
+
+    Raises:
+        SettingsError: the text cannot be split, or is empty.
+    """
+
+    def __init__(self, rsh_agent: str, *, python: str = "", pythonpath: str | None = None, module: str = AGENT) -> None:
+        self._program = _split(rsh_agent, "--rsh-agent")
+        self._agent = agent_words(python, pythonpath, module)
+
+    @property
+    def shows_bootstrap(self) -> bool:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        return True
+
+    async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        words = [quoted([word]) for word in with_bootstrap(self._agent, bootstrap)]
+        explain = partial(failure, os.path.basename(self._program[0]), host, hidden=bootstrap.to_word())
+        return await start_child([*self._program, host, *words], b"", explain)
+
+
+class CommandDialler:
+    """Starts agents by a template: ``srun -w {host}``; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
+
+    The template is split into words as a shell would, without one. In each, ``{host}`` becomes the host's name, and
+    ``{command}`` the agent's command line, quoted for a shell: ``docker exec -i {host} sh -c {command}``. A template
+    without ``{command}`` has the agent's words appended. Other braces stay.
+
+    Args:
+        template: the text.
+        bootstrap_on: see :data:`BootstrapOn`.
+        python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
+        pythonpath: as well.
+        module: as well.
+
+    Raises:
+        SettingsError: the template cannot be split, is empty, or has no ``{host}``: all agents would start on one.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        bootstrap_on: BootstrapOn = "stdin",
+        python: str = "",
+        pythonpath: str | None = None,
+        module: str = AGENT,
+    ) -> None:
+        self._template = _split(template, "--launcher-command")
+        if not any("{host}" in word for word in self._template):
+            raise SettingsError(f"cannot use --launcher-command {template!r}: {{host}} is missing, for the host's name")
+        self._bootstrap_on = bootstrap_on
+        self._agent = agent_words(python, pythonpath, module)
+
+    @property
+    def shows_bootstrap(self) -> bool:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        return self._bootstrap_on == "command"
+
+    async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        agent, given = self._agent, bootstrap.to_json() + b"\n"
+        if self._bootstrap_on == "command":
+            agent, given = with_bootstrap(agent, bootstrap), b""
+        line = quoted(agent)
+        command = [_filled(word, host, line) for word in self._template]
+        if not any("{command}" in word for word in self._template):
+            command += agent
+        explain = partial(failure, os.path.basename(command[0]), host, hidden=bootstrap.to_word())
+        return await start_child(command, given, explain)
+
+
+def _filled(word: str, host: str, line: str) -> str:
+    return line.join(part.replace("{host}", host) for part in word.split("{command}"))
+
+
+def _split(text: str, flag: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"cannot read {flag} {text!r}: {error}") from None
+    if not words:
+        raise SettingsError(f"cannot use {flag}: it is empty")
+    return words

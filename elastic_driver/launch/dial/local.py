@@ -1,0 +1,56 @@
+"""An agent on this machine, as a child process.
+
+Owns its start. It dies with this process, also when it is stopped: see :mod:`elastic_driver.launch.dial.child`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from elastic_driver.launch.dial.child import Child, start_child
+from elastic_driver.launch.dial.early import EarlyAgent, local_command
+from elastic_driver.launch.dial.here import AGENT, local_environment
+from elastic_driver.launch.dial.reasons import failure
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+
+# An agent that has said goodbye removes its socket yet, and answers who waits there. What has not heard, or hangs, is
+# killed.
+_GRACE_S = 1.0
+
+
+class LocalDialler:
+    """Starts agents here; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
+
+    Args:
+        module: what runs; the agent.
+        early: a process that was begun before, of the same module; for the first agent.
+    """
+
+    def __init__(self, *, module: str = AGENT, early: EarlyAgent | None = None) -> None:
+        self._module = module
+        self._early = early
+
+    @property
+    def shows_bootstrap(self) -> bool:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        return False
+
+    async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`. The host is a name of this machine."""
+        given = bootstrap.to_json() + b"\n"
+        explain = partial(failure, "", host)
+        spawned = None if self._early is None else self._early.take()
+        if spawned is not None:
+            try:
+                spawned.give(given)
+            except OSError:
+                spawned.end()
+            else:
+                return Child(spawned, explain, _GRACE_S)
+        command = local_command(self._module)
+        return await start_child(command, given, explain, env=local_environment(), grace_s=_GRACE_S)
+
+    def settled(self) -> None:
+        """It is known whether this machine has an agent: one that was begun before and not dialled is not needed."""
+        if self._early is not None:
+            self._early.dismiss()

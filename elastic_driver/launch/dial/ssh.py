@@ -1,0 +1,83 @@
+"""An agent on another machine, started by the system's ssh.
+
+Owns ssh's command line. The users' configuration decides everything that is not said here: user, keys, jump hosts,
+which host keys are accepted, whether connections are shared. No password is asked for, by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from elastic_driver.launch.dial.agent_command import agent_words, quoted
+from elastic_driver.launch.dial.child import Child, start_child
+from elastic_driver.launch.dial.here import AGENT
+from elastic_driver.launch.dial.reasons import failure
+from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+
+# No terminal; no X11, agent or port forwarding, whatever the configuration has for a login by hand; nothing but errors.
+_OPTIONS = (
+    "-T",
+    "-x",
+    "-a",
+    "-oBatchMode=yes",
+    "-oClearAllForwardings=yes",
+    "-oRemoteCommand=none",
+    "-oLogLevel=ERROR",
+)
+
+
+class SshDialler:
+    """Starts agents through ssh; see :class:`~elastic_driver.launch.dial.dialler.Dialler`.
+
+    What the agent is given goes through its standard input; nothing secret stands on a command line.
+
+    Args:
+        port: of the hosts' ssh servers; None for the configuration's, or 22.
+        identity_file: a private key; "" for the configuration's and the agent's.
+        connect_timeout_s: until a host has answered as an ssh server, seconds; rounded up.
+        python: see :func:`~elastic_driver.launch.dial.agent_command.agent_words`.
+        pythonpath: as well.
+        module: as well.
+        program: ssh, and arguments before all others.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        identity_file: str = "",
+        connect_timeout_s: float = 10.0,
+        python: str = "",
+        pythonpath: str | None = None,
+        module: str = AGENT,
+        program: Sequence[str] = ("ssh",),
+    ) -> None:
+        self._identity_file = identity_file
+        self._command = [*program, *_OPTIONS, f"-oConnectTimeout={max(1, math.ceil(connect_timeout_s))}"]
+        if port is not None:
+            self._command += ["-p", str(port)]
+        if identity_file:
+            self._command += ["-i", identity_file]
+        self._agent = agent_words(python, pythonpath, module)
+
+    @property
+    def shows_bootstrap(self) -> bool:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        return False
+
+    async def dial(self, host: str, bootstrap: Bootstrap) -> Child:
+        """See :class:`~elastic_driver.launch.dial.dialler.Dialler`."""
+        # ssh itself warns, and goes on with other keys.
+        if self._identity_file and not await asyncio.to_thread(os.access, self._identity_file, os.R_OK):
+            raise CommandNotFoundError(
+                f"cannot start an agent on {host}: ssh's identity file {self._identity_file} cannot be read"
+            )
+        command = [*self._command, "--", host, quoted(self._agent)]
+        # Not with its group: a connection that ssh keeps for the user's other sessions may hang on a process there (of
+        # ProxyCommand). What serves this ssh alone ends with it.
+        return await start_child(command, bootstrap.to_json() + b"\n", partial(failure, "ssh", host), with_group=False)

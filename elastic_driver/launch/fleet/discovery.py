@@ -1,0 +1,111 @@
+"""The hosts that the core hears of: those that a source lists and that have an agent, and those that have joined.
+
+See :class:`~elastic_driver.discovery.source.HostDiscovery`. Owns when the source is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from elastic_driver.errors import DiscoveryError
+from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.fleet import Fleet
+
+# The agent of the driver's own machine takes some 0.2 s to come; until then there would be no hosts at all.
+_SETTLE_S = 5.0
+
+
+class Source(Protocol):
+    """Tells the hosts that are wanted; a HostDiscovery."""
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """All of them. Raises DiscoveryError when there is no answer."""
+
+    async def wait_change(self, limit_s: float) -> None:
+        """Blocks until there is reason to ask again."""
+
+    def remark(self) -> str:
+        """See HostDiscovery."""
+
+
+class FleetDiscovery:
+    """See above.
+
+    Args:
+        source: lists the hosts that are wanted.
+        fleet: has agents on them.
+        on_settled: called when the first hosts have an agent, or cannot have one yet.
+    """
+
+    def __init__(self, source: Source, fleet: Fleet, *, on_settled: Callable[[], None] = lambda: None) -> None:
+        self._source = source
+        self._fleet = fleet
+        self._on_settled = on_settled
+        self._listed: tuple[Host, ...] | None = None  # as it was answered last
+        self._error: DiscoveryError | None = None  # which nobody was told yet
+        self._has_asked = False
+        self._asking: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        self._seen = 0  # changes of the fleet
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
+        if self._waiting is None:
+            self._asking = self._asking or asyncio.create_task(self._ask())
+            try:
+                await (self._wait(self._asking) if self._has_asked else self._asking)
+            except asyncio.CancelledError:
+                self._asking.cancel()
+                await asyncio.wait((self._asking,))
+                raise
+            self._has_asked = True
+            if self._asking.done():
+                asking, self._asking = self._asking, None
+                asking.result()
+        self._seen = self._fleet.changes
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        listed = self._listed or ()
+        names = {host.name for host in listed}
+        joined = tuple(host for host in self._fleet.joined() if host.name not in names)
+        return tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
+
+    async def wait_change(self, limit_s: float) -> None:
+        """See HostDiscovery."""
+        if self._asking is not None:
+            await self._wait(self._asking)
+            return
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._source.wait_change(limit_s))
+        await self._wait(self._waiting)
+        if self._waiting.done():
+            waiting, self._waiting = self._waiting, None
+            waiting.result()
+
+    async def _wait(self, task: asyncio.Task[None]) -> None:
+        """Blocks until it is done, or the fleet has changed."""
+        changed = asyncio.create_task(self._fleet.wait_change(self._seen))
+        try:
+            await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+    def remark(self) -> str:
+        """See HostDiscovery."""
+        return "; ".join(filter(None, (self._source.remark(), self._fleet.remark())))
+
+    async def _ask(self) -> None:
+        is_first = self._listed is None
+        try:
+            listed = await self._source.find_hosts()
+        except DiscoveryError as error:
+            self._error = error
+            return
+        await self._fleet.want([host.name for host in listed])
+        if is_first:
+            await self._fleet.settle(_SETTLE_S)
+            self._on_settled()
+        self._listed = listed

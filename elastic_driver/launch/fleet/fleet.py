@@ -1,0 +1,497 @@
+"""The fleet: which hosts have an agent, and what is done so that all that are wanted have one.
+
+Owns the agents' links, one a machine, and the hosts' states: wanted or not, with an agent or not, leaving or not. The
+core hears of hosts with an agent only (:mod:`elastic_driver.launch.fleet.discovery`), so a host that cannot be reached
+yet is no failed one. Decides nothing about workers. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from elastic_driver.errors import LaunchError, RendezvousProtocolError
+from elastic_driver.hosts import Host
+from elastic_driver.launch.dial.dialler import DialFailure, Dialler
+from elastic_driver.launch.fleet.dialling import Calls
+from elastic_driver.launch.fleet.door import Door, Ticket
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.reception import RefusedError
+from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Said
+from elastic_driver.system.tasks import Tasks
+
+# What an agent may take to end, beyond the time that its workers' deaths take.
+_CLOSE_S = 15.0
+# Hosts that are dialled at a time. A host that is silent holds a place for ssh's time limit.
+_SIDE_BY_SIDE = 64
+
+
+class FleetListener(Protocol):
+    """Is told of hosts. Called on the event loop."""
+
+    def agent_came(self, facts: AgentFacts) -> None:
+        """A host has an agent."""
+
+    def agent_lost(self, facts: AgentFacts, why: str) -> None:
+        """A host's agent is lost, and its workers with it."""
+
+    def host_unready(self, host: str, failure: DialFailure) -> None:
+        """A host that is wanted has no agent yet; told once for each reason."""
+
+    def host_leaves(self, host: str, why: str) -> None:
+        """A host is to be drained: its agent says so."""
+
+    def no_host_can_be_used(self, reasons: str) -> None:
+        """No host has an agent, and on none of those wanted another try can help."""
+
+    def failed(self, error: BaseException) -> None:
+        """An error of our own, while an agent was listened to."""
+
+
+class Staff(Protocol):
+    """What the fleet needs of the launcher."""
+
+    def has_workers(self, link: AgentLink) -> bool:
+        """Whether workers run there, or are being started."""
+
+    def came(self, link: AgentLink) -> None:
+        """An agent is there."""
+
+    def lost(self, link: AgentLink, why: str) -> None:
+        """It is lost."""
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says of processes. Returns whether it was that."""
+
+
+class Spokesman(Protocol):
+    """Takes what workers say through their agents."""
+
+    def came(self, link: AgentLink) -> None:
+        """An agent is there."""
+
+    def lost(self, link: AgentLink) -> None:
+        """It is lost."""
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says for its workers. Returns whether it was that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How agents come to the driver.
+
+    Attributes:
+        urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
+        agent_timeout_s, fingerprint, job: see Bootstrap.
+        owner: the driver's process, as Bootstrap has it.
+    """
+
+    urls: Callable[[str], Awaitable[tuple[str, ...]]]
+    agent_timeout_s: float
+    fingerprint: str
+    job: str
+    owner: str
+
+
+class Fleet:
+    """See above.
+
+    Args:
+        door: who may dial in.
+        reach: how they come.
+        local, remote: start agents on this machine, and on others.
+        is_local: whether a name means this machine. May block.
+        address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
+        tasks: run what nobody waits for.
+    """
+
+    def __init__(
+        self,
+        *,
+        door: Door,
+        reach: Reach,
+        local: Dialler,
+        remote: Dialler,
+        is_local: Callable[[str], bool],
+        address: Callable[[AgentFacts, str], str],
+        tasks: Tasks,
+    ) -> None:
+        self._door = door
+        self._reach = reach
+        self._local_dialler, self._remote_dialler = local, remote
+        self._is_local = is_local
+        self._address = address
+        self._tasks = tasks
+        self._listener: FleetListener
+        self._staff: Staff
+        self._spokesman: Spokesman
+        self._agents: dict[str, AgentLink] = {}  # by agent: all that are not lost
+        self._hosts: dict[str, AgentLink] = {}  # by the name that it was dialled, or has joined, under
+        self._joined: dict[str, AgentLink] = {}
+        self._waiting: dict[str, AgentLink] = {}  # newcomers under the name of a host that may yet come back
+        self._local_names: dict[str, bool] = {}
+        self._local_call = ""  # the name under which this machine's agent was dialled
+        self._wanted: tuple[str, ...] = ()
+        self._calls: dict[str, Calls] = {}
+        self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
+        self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
+        self._told: dict[str, DialFailure] = {}
+        self._leaving: set[str] = set()  # names whose agent wants to leave, until they are no longer listed
+        self._ending: set[str] = set()  # agents that were told to close
+        self._closing = False
+        self._all_gone = asyncio.Event()
+        self._changes = 0
+        self._watching: set[asyncio.Future[None]] = set()
+
+    def serve(self, listener: FleetListener, staff: Staff, spokesman: Spokesman) -> None:
+        """Says who is told of hosts, and takes what agents say. To be called once, before anything else."""
+        self._listener, self._staff, self._spokesman = listener, staff, spokesman
+
+    # --- for discovery ---------------------------------------------------------------------------------------------
+
+    async def want(self, names: Sequence[str]) -> None:
+        """These are all hosts that are to have an agent, beside those that have joined."""
+        loop = asyncio.get_running_loop()
+        new = [name for name in names if name not in self._local_names]
+        # Side by side: looking a name up may take seconds.
+        are_local = await asyncio.gather(*(loop.run_in_executor(None, self._is_local, name) for name in new))
+        self._local_names.update(zip(new, are_local, strict=True))
+        for name in [name for name, local in self._local_names.items() if not local and name not in names]:
+            del self._local_names[name]
+        if self._closing:
+            return
+        self._wanted = tuple(names)
+        self._leaving &= {self._call_of(name) for name in (*names, *self._joined)}
+        for name in self._wanted:
+            call = self._call_of(name)
+            if call not in self._calls and call not in self._leaving:
+                self._begin(call)
+        still = {self._call_of(name) for name in self._wanted}
+        for call in [call for call in self._calls if call not in still]:
+            self._unwant(call)
+
+    @property
+    def changes(self) -> int:
+        """How often something has changed here."""
+        return self._changes
+
+    async def wait_change(self, seen: int) -> None:
+        """Blocks until there are more changes than that."""
+        if self._changes == seen:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watching.add(future)
+            try:
+                await future
+            finally:
+                self._watching.discard(future)
+
+    def is_up(self, name: str) -> bool:
+        """Whether the host has an agent that is not about to end."""
+        link = self.link_of(name)
+        return link is not None and link.agent not in self._ending
+
+    def joined(self) -> tuple[Host, ...]:
+        """The hosts that have joined by themselves."""
+        return tuple(
+            Host(link.facts.host, link.facts.hello.slots)
+            for link in self._joined.values()
+            if link.agent not in self._ending
+        )
+
+    def remark(self) -> str:
+        """Which hosts have no agent yet, and why; "" for none."""
+        waits = [
+            f"host {name} is not ready: {call.failure.reason} (tried {call.tries} time{'s' if call.tries > 1 else ''})"
+            for name, call in self._calls.items()
+            if call.failure is not None
+        ]
+        more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
+        return "; ".join(waits[:3]) + more
+
+    async def settle(self, limit_s: float) -> None:
+        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not self._closing and not all(
+                    self.is_up(name) or self._calls[self._call_of(name)].tries for name in self._wanted_and_dialled()
+                ):
+                    await self.wait_change(self._changes)
+
+    def _wanted_and_dialled(self) -> list[str]:
+        return [name for name in self._wanted if self._call_of(name) in self._calls]
+
+    # --- for the launcher (Agents) ---------------------------------------------------------------------------------
+
+    def link_of(self, hostname: str) -> AgentLink | None:
+        """See Agents."""
+        return self._hosts.get(self._call_of(hostname))
+
+    def links(self) -> Sequence[AgentLink]:
+        """See Agents."""
+        return tuple(self._agents.values())
+
+    def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        """See Agents: the address by route, or what the user has chosen."""
+        route = link.facts.hello.address
+        if link.facts.local:
+            # Its agent came over loopback; the others have come to the address by which they reach this machine.
+            route = next((other.facts.ours for other in others if not other.facts.local), route)
+        try:
+            return self._address(link.facts, route)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+
+    def idle(self, link: AgentLink) -> None:
+        """See Agents."""
+        host = link.facts.host
+        call = self._call_of(host)
+        if call in self._leaving or (not link.facts.joined and call not in self._calls) or self._closing:
+            self._end(link)
+        self._change()
+
+    async def close(self) -> None:
+        """See Agents."""
+        self._closing = True
+        self._change()
+        for link in self.links():
+            self._end(link)
+        if self._agents:
+            # Who is neither heard nor lost by then is left to its own lease.
+            limit_s = self._reach.agent_timeout_s + _CLOSE_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._all_gone.wait()
+        for link in self.links():
+            link.close("the job has ended")
+        await asyncio.gather(*(call.close() for call in (*self._calls.values(), *self._former_calls)))
+
+    # --- for the reception (Host) ----------------------------------------------------------------------------------
+
+    def known(self, agent: str) -> AgentLink | None:
+        """See Host."""
+        return self._agents.get(agent)
+
+    def arrives(self, facts: AgentFacts) -> AgentLink:
+        """See Host."""
+        if self._closing:
+            raise RefusedError("the job is over")
+        name = facts.host
+        self._check_number(facts)
+        for older in (self._hosts.get(self._call_of(name)), self._waiting.get(name)):
+            if older is not None and (not facts.joined or (older.connected and older.agent not in self._ending)):
+                raise RefusedError(
+                    f"the job has a host {name} already, with an agent of its own: give another name with --host"
+                )
+        if not facts.joined:
+            facts = replace(facts, local=self._call_of(name) == self._local_call)
+        link = AgentLink(facts, self, agent_timeout_s=self._reach.agent_timeout_s)
+        self._agents[link.agent] = link
+        self._all_gone.clear()
+        return link
+
+    def _check_number(self, facts: AgentFacts) -> None:
+        """No two agents have one number. One that has not heard its welcome says hello once more, as a new one."""
+        older = self._agents.get(facts.hello.agent)
+        if older is not None:
+            if older.seen or older.connected:
+                raise RefusedError("the job has an agent of this number already")
+            older.lose("its agent has not heard that it was taken in, and begins anew")
+
+    def settled(self, link: AgentLink) -> None:
+        """See Host."""
+        facts = link.facts
+        if facts.joined:
+            if self._call_of(facts.host) in self._hosts:
+                self._waiting[facts.host] = link
+                return
+            self._joined[facts.host] = link
+        self._up(link)
+
+    def turned_away(self, host: str, why: str) -> None:
+        """See Host."""
+        call = self._calls.get(self._call_of(host))
+        if call is not None:
+            call.turned_away(why)
+
+    # --- what agents say (LinkOwner) -------------------------------------------------------------------------------
+
+    def take(self, link: AgentLink, message: Said) -> None:
+        """See LinkOwner."""
+        try:
+            self._take(link, message)
+        except RendezvousProtocolError:
+            raise
+        except Exception as error:
+            self._listener.failed(error)
+
+    def _take(self, link: AgentLink, message: Said) -> None:
+        if self._staff.take(link, message) or self._spokesman.take(link, message):
+            return
+        match message:
+            case Leaves(why):
+                self._leaves(link, why)
+            case Bye():
+                # Its last message: an end that was asked for is no loss.
+                if link.agent in self._ending:
+                    link.close("its agent has ended")
+                    self._forget(link, "its agent has ended")
+                else:
+                    link.lose("its agent has ended")
+            case _:
+                raise RendezvousProtocolError(f"an agent may not say {message.name}")
+
+    def link_lost(self, link: AgentLink, why: str) -> None:
+        """See LinkOwner."""
+        if link.agent not in self._ending:
+            self._listener.agent_lost(link.facts, why)
+        self._forget(link, why)
+
+    # --- what diallers say (CallListener) --------------------------------------------------------------------------
+
+    def unready(self, host: str, failure: DialFailure) -> None:
+        """See CallListener."""
+        if host not in self._calls:
+            return  # it is wanted no more
+        if self._told.get(host) != failure:
+            self._told[host] = failure
+            self._listener.host_unready(host, failure)
+        self._change()
+        failures = [call.failure for call in self._calls.values()]
+        if not self._agents and all(failure is not None and failure.permanent for failure in failures):
+            reasons = "; ".join(f"{name}: {call.failure.reason}" for name, call in self._calls.items() if call.failure)
+            self._listener.no_host_can_be_used(reasons)
+
+    def ended(self, host: str) -> None:
+        """See CallListener. Of this machine's own agent it is known that it is dead; its connection tells of others."""
+        link = self._hosts.get(host)
+        if link is not None and link.facts.local:
+            link.lose("its agent has died")
+
+    # --- hosts -----------------------------------------------------------------------------------------------------
+
+    def _call_of(self, name: str) -> str:
+        """The name under which a host's agent was dialled: all names of this machine have one."""
+        if self._local_names.get(name):
+            self._local_call = self._local_call or name
+            return self._local_call
+        return name
+
+    def _begin(self, name: str) -> None:
+        local = bool(self._local_names.get(name))
+        call = Calls(
+            name,
+            self._local_dialler if local else self._remote_dialler,
+            door=self._door,
+            bootstrap=self._bootstrap,
+            listener=self,
+            tasks=self._tasks,
+            side_by_side=self._side_by_side,
+        )
+        self._calls[name] = call
+        link = self._hosts.get(name)
+        if link is None:
+            call.begin()
+
+    async def _bootstrap(self, host: str, ticket: Ticket) -> Bootstrap:
+        local = bool(self._local_names.get(host))
+        return Bootstrap(
+            urls=await self._reach.urls("" if local else host),
+            identity=str(ticket.identity),
+            key=ticket.key.hex(),
+            host=host,
+            agent_timeout_s=self._reach.agent_timeout_s,
+            fingerprint="" if local else self._reach.fingerprint,
+            owner=self._reach.owner if local else "",
+            job=self._reach.job,
+        )
+
+    def _unwant(self, name: str) -> None:
+        call = self._calls.pop(name)
+        self._told.pop(name, None)
+        link = self._hosts.get(name)
+        if link is None or link.facts.joined:
+            self._end_call(call)
+            return
+        # Its workers leave first. The command that has started its agent ends with it.
+        self._end_call(call, link)
+        if not self._staff.has_workers(link):
+            self._end(link)
+
+    def _end_call(self, call: Calls, after: AgentLink | None = None) -> None:
+        async def end() -> None:
+            while after is not None and not after.is_lost:
+                await self.wait_change(self._changes)
+            await call.close()
+            self._former_calls.discard(call)
+
+        self._former_calls.add(call)
+        self._tasks.start(end())
+
+    def _up(self, link: AgentLink) -> None:
+        name = self._call_of(link.facts.host)
+        self._hosts[name] = link
+        self._told.pop(name, None)
+        self._staff.came(link)
+        self._spokesman.came(link)
+        self._listener.agent_came(link.facts)
+        call = self._calls.get(name)
+        if call is not None:
+            call.came()
+        self._change()
+
+    def _leaves(self, link: AgentLink, why: str) -> None:
+        name = self._call_of(link.facts.host)
+        if name in self._leaving:
+            return
+        self._leaving.add(name)
+        names = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
+        for each in names:
+            self._listener.host_leaves(each, why)
+        if not self._staff.has_workers(link):
+            self._end(link)
+        self._change()
+
+    def _end(self, link: AgentLink) -> None:
+        if link.agent not in self._ending:
+            self._ending.add(link.agent)
+            link.send(Close())
+
+    def _forget(self, link: AgentLink, why: str) -> None:
+        self._agents.pop(link.agent, None)
+        self._door.give_up(link.agent)
+        self._ending.discard(link.agent)
+        name = self._call_of(link.facts.host)
+        self._staff.lost(link, why)
+        self._spokesman.lost(link)
+        if self._hosts.get(name) is link:
+            del self._hosts[name]
+            self._joined.pop(link.facts.host, None)
+            call = self._calls.get(name)
+            if name in self._leaving:
+                if call is not None:
+                    del self._calls[name]
+                    self._end_call(call)
+                else:
+                    self._leaving.discard(name)
+            elif call is not None and not self._closing:
+                call.gone()
+            newcomer = self._waiting.pop(link.facts.host, None)
+            if newcomer is not None and not newcomer.is_lost:
+                self._joined[link.facts.host] = newcomer
+                self._up(newcomer)
+        elif self._waiting.get(link.facts.host) is link:
+            del self._waiting[link.facts.host]
+        if not self._agents:
+            self._all_gone.set()
+        self._change()
+
+    def _change(self) -> None:
+        self._changes += 1
+        watching, self._watching = self._watching, set()
+        for future in watching:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,273 @@
+"""The launcher of a job on many hosts: has each host's agent start, stop and kill its workers.
+
+See :class:`~elastic_driver.launch.launcher.Launcher`. Owns what is known of the workers of all agents. Which agent is
+whose, and that it is lost, is the fleet's (:mod:`elastic_driver.launch.fleet.fleet`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic_driver.errors import LaunchError, RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.worker import RemoteWorker
+from elastic_driver.launch.launcher import CommandNotFoundError, OutputSink, Stream
+from elastic_driver.rendezvous.agent_messages import (
+    Dying,
+    Exited,
+    Finished,
+    KillAll,
+    NotStarted,
+    Output,
+    Said,
+    Spared,
+    Start,
+    Started,
+    Stop,
+    Warmed,
+    WarmUp,
+    Warning,
+    worker_named,
+)
+
+LOOPBACK = "127.0.0.1"
+
+
+class Agents(Protocol):
+    """What the launcher needs of the fleet."""
+
+    def link_of(self, hostname: str) -> AgentLink | None:
+        """The agent of a host; None when there is none now."""
+
+    def links(self) -> Sequence[AgentLink]:
+        """All agents that are not lost."""
+
+    def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        """Where the workers of this agent listen for those of the others.
+
+        Raises:
+            LaunchError: its host has no such address.
+        """
+
+    def idle(self, link: AgentLink) -> None:
+        """The last worker of this agent has ended."""
+
+    async def close(self) -> None:
+        """Ends all agents. Blocks until they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A worker that an agent was told to start."""
+
+    link: AgentLink
+    label: str
+    rank: int
+    future: asyncio.Future[RemoteWorker]
+
+
+class AgentLauncher:
+    """See above.
+
+    Args:
+        agents: of the job.
+        sink: takes the workers' output.
+        on_warm: called with a host's name, a process id and seconds whenever workers can be forked there from now on.
+        warn: takes one-line reports of what went wrong and does not end the job.
+        abroad: what of a worker's variables it gets on another machine than the driver's.
+    """
+
+    descriptors_each = 0
+
+    def __init__(
+        self,
+        agents: Agents,
+        sink: OutputSink,
+        *,
+        on_warm: Callable[[int, float], None],
+        warn: Callable[[str], None],
+        abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
+    ) -> None:
+        self._abroad = abroad
+        self._agents = agents
+        self._sink = sink
+        self._on_warm = on_warm
+        self._warn = warn
+        self._workers: dict[WorkerId, RemoteWorker] = {}
+        self._starting: dict[WorkerId, _Start] = {}
+        self._of: dict[str, set[WorkerId]] = {}  # by agent: who runs there, or is being started
+        self._unable: set[str] = set()  # agents on whose host the command cannot be run
+        self._warming = False
+        self._closing = False
+
+    def cores(self, hostname: str) -> int:
+        """See Launcher. 1 for a host that has no agent any more: its workers will not start."""
+        link = self._agents.link_of(hostname)
+        return 1 if link is None else link.facts.hello.cores
+
+    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        """See Launcher: loopback while all are on one machine."""
+        links = {name: self._agents.link_of(name) for name in hostnames}
+        distinct = list({id(link): link for link in links.values() if link is not None}.values())
+        if len(distinct) < 2:
+            return dict.fromkeys(hostnames, LOOPBACK)
+        return {name: LOOPBACK if link is None else self._address(link, distinct) for name, link in links.items()}
+
+    def _address(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        try:
+            return self._agents.address_of(link, others)
+        except LaunchError as error:
+            # It was alone when its workers were started. They will find out; the job must not end of it.
+            self._warn(str(error))
+            return link.facts.peer or LOOPBACK
+
+    async def start(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
+    ) -> RemoteWorker:
+        """See Launcher.
+
+        Raises:
+            CommandNotFoundError: the command cannot be run, on none of the hosts that there are.
+            LaunchError: the process could not be started, here, or its host has no agent any more.
+        """
+        link = self._agents.link_of(worker.hostname)
+        if self._closing:
+            raise LaunchError(f"cannot start worker {worker}: the job is ending")
+        if link is None:
+            raise LaunchError(f"cannot start worker {worker}: its host has no agent any more")
+        links = self._agents.links()
+        if len(links) > 1:
+            self._agents.address_of(link, links)  # a host without one is of no use to the others
+        future: asyncio.Future[RemoteWorker] = asyncio.get_running_loop().create_future()
+        self._starting[worker] = _Start(link, label, rank_at_launch, future)
+        self._of.setdefault(link.agent, set()).add(worker)
+        variables = dict(env) if link.facts.local else self._abroad(env)
+        link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
+        link.overdue(f"start worker {worker}", future.done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Nobody takes the process any more, but it may come to be.
+            link.send(Stop(worker.key, 0.0))
+            raise
+
+    def warm_up(self) -> None:
+        """Has later workers forked from warmed processes. Not before the first ones run: it would slow them down."""
+        if not self._warming:
+            self._warming = True
+            for link in self._agents.links():
+                link.send(WarmUp())
+
+    def kill(self) -> None:
+        """See Launcher."""
+        for link in self._agents.links():
+            link.send(KillAll())
+
+    async def close(self) -> None:
+        """See Launcher."""
+        self._closing = True
+        await self._agents.close()
+
+    # --- what the fleet tells --------------------------------------------------------------------------------------
+
+    def has_workers(self, link: AgentLink) -> bool:
+        """Whether workers run there, or are being started."""
+        return bool(self._of.get(link.agent))
+
+    def came(self, link: AgentLink) -> None:
+        """A host has an agent."""
+        if self._warming:
+            link.send(WarmUp())
+
+    def lost(self, link: AgentLink, why: str) -> None:
+        """An agent is lost, and its workers are with it."""
+        self._unable.discard(link.agent)
+        for worker in sorted(self._of.pop(link.agent, ())):
+            process = self._workers.pop(worker, None)
+            starting = self._starting.pop(worker, None)
+            self._sink.end(worker)
+            if process is not None:
+                process.lost(why)
+            elif starting is not None and not starting.future.done():
+                starting.future.set_exception(LaunchError(f"cannot start worker {worker}: {why}"))
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says of its workers' processes. Returns whether it was that."""
+        match message:
+            case Output(key, stream, data):
+                worker = worker_named(key)
+                if self._is_of(link, worker):
+                    self._sink.write(worker, _stream(stream), data)
+            case Started(key, pid):
+                self._started(link, worker_named(key), pid)
+            case NotStarted(key, error, bad_command):
+                self._not_started(link, worker_named(key), error, bad_command=bad_command)
+            case Dying(key):
+                if process := self._process(link, key):
+                    process.is_dying(message)
+            case Exited(key):
+                if process := self._process(link, key):
+                    process.has_exited(message)
+            case Finished(key):
+                if process := self._process(link, key):
+                    if not process.exited.done():
+                        raise RendezvousProtocolError(f"worker {process.worker} cannot be finished: it has not exited")
+                    process.has_finished()
+                    self._gone(link, process.worker)
+            case Spared(key):
+                if process := self._process(link, key):
+                    process.spared()
+            case Warmed(pid, took_s):
+                self._on_warm(pid, took_s)
+            case Warning(text):
+                self._warn(text if link.facts.local else f"host {link.facts.host}: {text}")
+            case _:
+                return False
+        return True
+
+    def _is_of(self, link: AgentLink, worker: WorkerId) -> bool:
+        return worker in self._of.get(link.agent, ())
+
+    def _process(self, link: AgentLink, key: str) -> RemoteWorker | None:
+        """An agent speaks for its own workers only."""
+        worker = worker_named(key)
+        return self._workers.get(worker) if self._is_of(link, worker) else None
+
+    def _started(self, link: AgentLink, worker: WorkerId, pid: int) -> None:
+        if worker not in self._starting or not self._is_of(link, worker):
+            return
+        start = self._starting.pop(worker)
+        process = RemoteWorker(worker, pid, start.label, link)
+        self._workers[worker] = process
+        self._sink.begin(worker, pid, start.rank)
+        if not start.future.done():
+            start.future.set_result(process)
+
+    def _not_started(self, link: AgentLink, worker: WorkerId, error: str, *, bad_command: bool) -> None:
+        if worker not in self._starting or not self._is_of(link, worker):
+            return
+        if bad_command:
+            # A file or folder that is missing may be missing on this host only: then it is the host's fault.
+            self._unable.add(link.agent)
+        is_everywhere = bad_command and all(each.agent in self._unable for each in self._agents.links())
+        future = self._starting.pop(worker).future
+        if not future.done():
+            future.set_exception((CommandNotFoundError if is_everywhere else LaunchError)(error))
+        self._gone(link, worker)
+
+    def _gone(self, link: AgentLink, worker: WorkerId) -> None:
+        if self._workers.pop(worker, None) is not None:
+            self._sink.end(worker)
+        of_link = self._of.get(link.agent, set())
+        of_link.discard(worker)
+        if not of_link:
+            self._of.pop(link.agent, None)
+            self._agents.idle(link)
+
+
+def _stream(name: str) -> Stream:
+    return "stderr" if name == "stderr" else "stdout"

@@ -1,0 +1,230 @@
+"""One agent, as the driver sees it: what it has said of itself, its channel, and whether it is still there.
+
+Owns the agent's connections, one after another, and the verdict that it is lost. What its messages mean is its
+owner's. Used on the event loop only.
+
+A verdict is needed only when a connection is gone, or nothing is acknowledged on it:
+
+    connection closed    the agent has died, and its workers with it; or something on the way has cut it, and the agent
+                         dials in again at once. So it is waited for, for AGAIN_S, and then it is lost
+    nothing acknowledged the agent ends its workers after ``agent_timeout_s``; after that and MARGIN_S it is lost
+    an order not obeyed  the agent is stopped: its machine acknowledges, it does nothing. See :meth:`AgentLink.overdue`
+
+A lost agent that comes back is told so, and ends its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from elastic_driver.rendezvous.agent_messages import Hello, Said, said
+from elastic_driver.rendezvous.channel import Channel, FrameConnection
+from elastic_driver.rendezvous.frames import Frame, Message
+
+# What is left of an agent that was killed is gone within a second, see docs/decisions/0009.
+AGAIN_S = 1.0
+MARGIN_S = 1.0
+# How often the kernel is asked what was acknowledged.
+_LOOK_S = 0.5
+# A call that comes so much later than it was due: this process has stood still.
+_LATE_S = 0.5
+
+
+class LinkOwner(Protocol):
+    """Is told what comes of an agent. Called on the event loop."""
+
+    def take(self, link: AgentLink, message: Said) -> None:
+        """It has said something. May raise RendezvousProtocolError, which cuts the connection."""
+
+    def link_lost(self, link: AgentLink, why: str) -> None:
+        """It is lost: nothing more comes of it, and what it ran is dead or soon will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What an agent has said of itself, and what is known of its first connection.
+
+    Attributes:
+        hello: its first words.
+        host: its host's name in the job.
+        peer: address of its end, as the driver sees it.
+        ours: address of the driver's end.
+        local: whether it is on the driver's own machine.
+        joined: whether it has joined by itself.
+    """
+
+    hello: Hello = field(repr=False)
+    host: str
+    peer: str
+    ours: str
+    local: bool
+    joined: bool
+
+
+class _Limit:
+    """A call after some time. One that is due late waits anew: this process was stopped, and has not read what came."""
+
+    def __init__(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._callback = callback
+        self._arm(delay_s)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _arm(self, delay_s: float) -> None:
+        self._due = self._loop.time() + delay_s
+        self._call = self._loop.call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        if self._loop.time() - self._due > _LATE_S:
+            self._arm(AGAIN_S)
+        else:
+            self._callback()
+
+
+class AgentLink:
+    """See above.
+
+    Args:
+        facts: of the agent.
+        owner: takes what it says.
+        agent_timeout_s: see Bootstrap.
+
+    Attributes:
+        facts: as given.
+        is_lost: whether the verdict has been given.
+    """
+
+    def __init__(self, facts: AgentFacts, owner: LinkOwner, *, agent_timeout_s: float) -> None:
+        self.facts = facts
+        self.is_lost = False
+        self._owner = owner
+        self._agent_timeout_s = agent_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._channel = Channel(self._take)
+        self._connection: FrameConnection | None = None
+        self._verdict: _Limit | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._overdue: dict[str, _Limit] = {}
+
+    @property
+    def agent(self) -> str:
+        """Which agent it is."""
+        return self.facts.hello.agent
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has a connection now."""
+        return self._connection is not None
+
+    @property
+    def seen(self) -> int:
+        """Number of the last message taken."""
+        return self._channel.seen
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come from it."""
+        return 0.0 if self._connection is None else self._loop.time() - self._connection.heard_at
+
+    def send(self, message: Said) -> None:
+        """Tells it something, now or when it has a connection again. Never blocks."""
+        if not self.is_lost:
+            self._channel.send(message.message())
+
+    def attach(self, connection: FrameConnection, seen_there: int) -> None:
+        """It goes on over a new connection, on which it was welcomed.
+
+        Raises:
+            RendezvousProtocolError: it has seen what was never said.
+        """
+        older, self._connection = self._connection, None
+        if older is not None:
+            self._channel.detach()
+            older.abort("the agent has a new connection")
+        self._cancel()
+        self._connection = connection
+        self._channel.attach(connection, seen_there)
+        self._look = self._loop.call_later(_LOOK_S, self._look_at_it)
+
+    def received(self, frame: Frame) -> None:
+        """A frame has come on the present connection. Raises RendezvousProtocolError."""
+        if not self.is_lost:
+            self._channel.received(frame)
+
+    def broken(self, connection: FrameConnection, why: str) -> None:
+        """A connection is gone."""
+        if connection is not self._connection or self.is_lost:
+            return
+        self._connection = None
+        self._channel.detach()
+        self._cancel()
+        self._verdict = _Limit(AGAIN_S, lambda: self.lose(f"its agent has gone ({why})"))
+
+    def overdue(self, order: str, done: Callable[[], bool], *, takes_s: float = 0.0) -> None:
+        """An order was given. An agent that neither carries it out in time nor says anything is lost.
+
+        Args:
+            order: in words, with the worker that it is for; given again before its time it changes nothing.
+            done: tells whether it was carried out.
+            takes_s: how long it may take at most, seconds.
+        """
+        if order in self._overdue or self.is_lost:
+            return
+
+        def look() -> None:
+            del self._overdue[order]
+            if done():
+                return
+            if self.silent_s > MARGIN_S:
+                self.lose(f"its agent does not {order}: it was stopped, or its machine stands still")
+            else:
+                self.overdue(order, done)
+
+        self._overdue[order] = _Limit(takes_s + self._agent_timeout_s + MARGIN_S, look)
+
+    def lose(self, why: str) -> None:
+        """Gives the verdict. Harmless when repeated."""
+        if self.is_lost:
+            return
+        self.close(why)
+        self._owner.link_lost(self, why)
+
+    def close(self, why: str) -> None:
+        """Ends its connection, behind what was sent; nothing more comes of it."""
+        self.is_lost = True
+        self._cancel()
+        for timer in self._overdue.values():
+            timer.cancel()
+        self._overdue.clear()
+        self._channel.flush()
+        self._channel.detach()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.finish(why)
+
+    def _look_at_it(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        unacknowledged_s = connection.unacknowledged_s
+        # Who is heard is there, whatever its kernel acknowledges.
+        if min(unacknowledged_s, self.silent_s) > self._agent_timeout_s + MARGIN_S:
+            why = f"nothing has come from it for {self.silent_s:.0f} s"
+            connection.abort("nothing is acknowledged")
+            self.lose(why)
+            return
+        self._look = self._loop.call_later(_LOOK_S, self._look_at_it)
+
+    def _cancel(self) -> None:
+        for timer in (self._verdict, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._verdict = self._look = None
+
+    def _take(self, message: Message) -> None:
+        self._owner.take(self, said(message, sound=True))

@@ -1,0 +1,222 @@
+"""The reception: the first words on each connection of an agent, until its link goes on over it.
+
+Owns what is asked of an agent before it belongs to the job: who it is, whether it speaks this protocol and has this
+version, and the keys that both agree on. What its host means to the job is the fleet's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import is_host_name
+from elastic_driver.launch.fleet.door import Door, Ticket
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said
+from elastic_driver.rendezvous.channel import FrameConnection
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.frames import MAX_FRAME, Frame, FrameReader, FrameWriter
+from elastic_driver.rendezvous.proof import Session
+from elastic_driver.version import __version__
+
+# From the upgrade to the hello: it is sent in one piece.
+_HELLO_S = 10.0
+_HELLO_BYTES = 1 << 20
+_NUMBER = re.compile(r"[0-9a-f]{32}")
+
+
+class RefusedError(Exception):
+    """An agent cannot be taken; why, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every agent of the job is told.
+
+    Attributes:
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s: see Welcome.
+    """
+
+    job_id: str
+    poll_s: float
+    cwd: str
+    umask: int
+    warm: bool
+    preload: tuple[str, ...] | None
+    prefix_timestamp: bool
+    agent_timeout_s: float
+
+
+class Host(Protocol):
+    """Who takes agents in; the fleet."""
+
+    def known(self, agent: str) -> AgentLink | None:
+        """The link of an agent that has been here before; None when it was given up, or never was."""
+
+    def arrives(self, facts: AgentFacts) -> AgentLink:
+        """A new agent has proven itself and fits. Raises RefusedError."""
+
+    def settled(self, link: AgentLink) -> None:
+        """A new agent has its connection."""
+
+    def turned_away(self, host: str, why: str) -> None:
+        """An agent that was started on this host cannot be taken, however often it comes."""
+
+
+class Reception:
+    """Makes what the server hands connections over to.
+
+    Args:
+        door: who may come.
+        terms: for all agents.
+        host: takes them in.
+    """
+
+    def __init__(self, door: Door, terms: Terms, host: Host) -> None:
+        self._door = door
+        self._terms = terms
+        self._host = host
+        self._greeted: set[Greeting] = set()
+
+    def take_over(self, identity: Identity, session: Session) -> asyncio.Protocol:
+        """What a connection is handed over to, once this peer has proven itself on it."""
+        greeting = Greeting(identity, session, self._door, self._terms, self._host, self._greeted.discard)
+        self._greeted.add(greeting)
+        return greeting.connection
+
+    def close(self) -> None:
+        """Cuts those that have not said who they are."""
+        for greeting in tuple(self._greeted):
+            greeting.connection.abort("the job has ended")
+
+
+class Greeting:
+    """One connection, from its upgrade on; its frames go to its link when there is one."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        session: Session,
+        door: Door,
+        terms: Terms,
+        host: Host,
+        over: Callable[[Greeting], None],
+    ) -> None:
+        self._identity = identity
+        self._session = session
+        self._door = door
+        self._terms = terms
+        self._host = host
+        self._over = over
+        self._link: AgentLink | None = None
+        self.connection = FrameConnection(
+            FrameReader(session.frames(up=True), most=_HELLO_BYTES),
+            FrameWriter(session.frames(up=False)),
+            on_frame=self._received,
+            on_lost=self._lost,
+        )
+        self._timer = asyncio.get_running_loop().call_later(_HELLO_S, self.connection.abort, "it does not say hello")
+
+    def _received(self, frame: Frame) -> None:
+        if self._link is not None:
+            self._link.received(frame)
+            return
+        hello = said(frame.messages[0], sound=True) if len(frame.messages) == 1 and frame.first == 0 else None
+        if not isinstance(hello, Hello):
+            raise RendezvousProtocolError("cannot read frame: an agent's first word is hello")
+        self._timer.cancel()
+        try:
+            self._welcome(hello)
+        except RefusedError as error:
+            self._say(Refused(str(error)))
+            self.connection.finish(str(error))
+
+    def _welcome(self, hello: Hello) -> None:
+        if hello.resumes:
+            link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
+            if link is None:
+                raise RefusedError("the driver has given this agent up: its host was silent for too long")
+            self._go_on(link, hello, public="")
+            return
+        ticket = None
+        if self._identity.role is Role.TICKET:
+            # From a wrong address it is of no use, and still good for who comes from the right one.
+            ticket = self._door.take(self._identity, self.connection.ends[0])
+        if ticket is None and self._identity.role is not Role.JOINER:
+            raise RefusedError(f"this ticket is good for nothing any more, or not from {self.connection.ends[0]}")
+        facts = self._facts(hello, ticket)
+        self._check(facts, ticket)
+        from elastic_driver.rendezvous.agreement import Agreement  # late: the first agent's start is waited for anyhow
+
+        agreement = Agreement()
+        agreed = agreement.with_(hello.public)
+        link = self._host.arrives(facts)
+        self._door.admit(hello.agent, agreed.again)
+        self._go_on(link, hello, public=agreement.public, secret=agreed.secret)
+        self._host.settled(link)
+
+    def _is_agent(self, agent: str) -> bool:
+        return self._identity == Identity(Role.AGENT, number=agent)
+
+    def _go_on(self, link: AgentLink, hello: Hello, *, public: str, secret: bytes = b"") -> None:
+        terms = self._terms
+        self._say(
+            Welcome(
+                seen=link.seen,
+                public=public,
+                host=link.facts.host,
+                job_id=terms.job_id,
+                poll_s=terms.poll_s,
+                cwd=terms.cwd,
+                umask=terms.umask,
+                warm=terms.warm,
+                preload=None if terms.preload is None else list(terms.preload),
+                prefix_timestamp=terms.prefix_timestamp,
+                agent_timeout_s=terms.agent_timeout_s,
+            )
+        )
+        connection = self.connection
+        connection.reader.most = MAX_FRAME
+        if secret:
+            connection.reader.rekey(self._session.frames(up=True, secret=secret))
+            connection.writer.rekey(self._session.frames(up=False, secret=secret))
+        self._link = link
+        self._over(self)
+        link.attach(connection, hello.seen)
+
+    def _facts(self, hello: Hello, ticket: Ticket | None) -> AgentFacts:
+        peer, ours = self.connection.ends
+        host = ticket.host if ticket is not None else hello.host or hello.machine
+        return AgentFacts(hello, host, peer, ours, local=False, joined=ticket is None)
+
+    def _check(self, facts: AgentFacts, ticket: Ticket | None) -> None:
+        hello = facts.hello
+        if not _NUMBER.fullmatch(hello.agent):
+            raise RendezvousProtocolError("cannot read message hello: no number of an agent")
+        why = ""
+        if hello.protocol != PROTOCOL or hello.version != __version__:
+            why = (
+                f"host {facts.host} has elastic_driver {hello.version} (protocol {hello.protocol}; {hello.python}), "
+                f"the driver {__version__} (protocol {PROTOCOL}): install the same version on both"
+            )
+        elif facts.joined and hello.slots < 1:
+            why = f"host {facts.host} has no slots: elasticrun join needs --slots"
+        elif not is_host_name(facts.host):
+            why = f"{facts.host[:80]!r} is no name for a host: give another with --host"
+        if why:
+            if ticket is not None:
+                self._host.turned_away(facts.host, why)
+            raise RefusedError(why)
+
+    def _say(self, message: Said) -> None:
+        self.connection.write(0, 0, [message.message().pack()])
+
+    def _lost(self, why: str) -> None:
+        self._timer.cancel()
+        self._over(self)
+        if self._link is not None:
+            self._link.broken(self.connection, why)

@@ -1,0 +1,106 @@
+"""Where the workers' output goes on the driver's machine: to the console, and into the files of ``--output-filename``.
+
+Owns the files of each worker. Knows nothing of how the output has come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, Self
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.launcher import Stream
+from elastic_driver.launch.log_files import LogFiles
+from elastic_driver.system.file_writer import FileWriter
+
+_log = logging.getLogger(__name__)
+
+DESCRIPTORS_EACH = 2
+"""Of the driver's open files, that a worker takes when its output is kept."""
+
+
+class Screen(Protocol):
+    """Shows output; the console does."""
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        """Takes whole lines, prefix and newline included."""
+
+
+class OutputFiles:
+    """Passes the workers' output on, and keeps it. Implements OutputSink; a context manager, which ends the writing.
+
+    Args:
+        screen: takes all output, too.
+        folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``; None to keep none.
+        width: digits of R.
+        warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
+    """
+
+    def __init__(
+        self, screen: Screen, *, folder: Path | None, width: int, warn: Callable[[str], None] = _log.warning
+    ) -> None:
+        self._screen = screen
+        self._folder = folder
+        self._width = width
+        self._warn = warn
+        self._writer: FileWriter | None = None  # made with the first worker
+        self._files: dict[WorkerId, LogFiles] = {}
+        self._disc_warned = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+        """See OutputSink."""
+        if self._folder is None:
+            return
+        loop = asyncio.get_running_loop()
+
+        def warn(message: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the job has ended, and the loop with it
+                loop.call_soon_threadsafe(self._warn_disc, message)
+
+        try:
+            if self._writer is None:
+                self._writer = FileWriter("elasticrun-files")
+        except RuntimeError as error:  # no thread can be started
+            self._warn_disc(f"cannot write the output of workers to {self._folder}: {error}")
+            return
+        self.end(worker)
+        files = self._files[worker] = LogFiles(self._folder, f"rank.{rank:0{self._width}d}", self._writer, warn)
+        files.begin(worker, pid)
+
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """See OutputSink."""
+        files = self._files.get(worker)
+        if files is not None:
+            files.write(stream, data)
+        self._screen.write(stream, data)
+
+    def end(self, worker: WorkerId) -> None:
+        """See OutputSink."""
+        files = self._files.pop(worker, None)
+        if files is not None:
+            files.close()
+
+    def close(self) -> None:
+        """Ends the writing. Blocks until all is written, or for a few seconds. Harmless when repeated."""
+        for worker in tuple(self._files):
+            self.end(worker)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            if writer.lost:
+                self._warn(f"{writer.lost} bytes of output are not in {self._folder}: the disc does not keep up")
+
+    def _warn_disc(self, message: str) -> None:
+        if not self._disc_warned:
+            self._disc_warned = True
+            self._warn(f"{message}; the job goes on without")

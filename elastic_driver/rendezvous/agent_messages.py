@@ -1,0 +1,545 @@
+"""What an agent and the driver say to each other, as values.
+
+Owns shapes and validation, both directions; :mod:`~elastic_driver.rendezvous.channel` carries them, and
+:mod:`~elastic_driver.rendezvous.frames` knows their bytes. A worker is named by its key (:attr:`WorkerId.key`). What
+workers ask, and are answered, stands in them as the JSON of :mod:`~elastic_driver.rendezvous.messages`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.frames import Message
+
+PROTOCOL = 1
+"""Version of what is said here and of the frames; both ends must have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What a new agent is given, by whoever starts it: on its standard input, or in one word of its command line.
+
+    Attributes:
+        urls: of the driver, to be tried in order; ``https`` where the connection is encrypted.
+        identity: as whom it proves itself at first: "ticket ID" or "joiner".
+        key: with what, in hexadecimal digits; empty for a joiner, which makes it from its token.
+        host: its host's name in the job; "" to have it made of the machine's name.
+        slots: of a host that joins by itself; 0 for one that discovery names.
+        agent_timeout_s: how long it may go unacknowledged until it ends its workers, seconds.
+        fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" without ``https``.
+        owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
+            own machine; "" for others.
+        job: what tells this job from others on the host, for the agent that ends what an earlier driver has left.
+    """
+
+    urls: tuple[str, ...]
+    identity: str
+    key: str = field(repr=False)
+    host: str
+    slots: int = 0
+    agent_timeout_s: float = 15.0
+    fingerprint: str = ""
+    owner: str = ""
+    job: str = ""
+
+    def to_json(self) -> bytes:
+        """One line of ASCII."""
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)}).encode()
+
+    def to_word(self) -> str:
+        """One word that no shell reads in its own way."""
+        return base64.urlsafe_b64encode(self.to_json()).decode().rstrip("=")
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything else."""
+        try:
+            values = json.loads(data)
+            read = {each.name: values[each.name] for each in fields(cls)}
+            read["urls"] = tuple(str(url) for url in read["urls"])
+            return cls(**read)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RendezvousProtocolError(f"cannot read what this agent was given: {error!r}") from None
+
+    @classmethod
+    def from_word(cls, word: str) -> Self:
+        """The inverse of :meth:`to_word`. Raises RendezvousProtocolError for anything else."""
+        try:
+            return cls.from_json(base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)))
+        except ValueError:
+            raise RendezvousProtocolError("cannot read what this agent was given: not base64") from None
+
+
+_REGISTER: dict[str, type[Said]] = {}
+# Beyond that not every integer is a float.
+_WHOLE = 1 << 53
+
+
+class Said:
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes."""
+
+    name: ClassVar[str]
+    _kinds: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, *, name: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if name:
+            cls.name = name
+            _REGISTER[name] = cls
+
+    def message(self) -> Message:
+        """As it travels."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return Message(self.name, values, values.pop("blob", b""))
+
+
+def said(message: Message, *, sound: bool = False) -> Said:
+    """The value of a message.
+
+    Args:
+        message: as it has come.
+        sound: whether its texts are for people. Halves of surrogate pairs, which JSON may carry and no log can be
+            written with, are replaced then. Elsewhere they stand for bytes of file names and variables.
+
+    Raises:
+        RendezvousProtocolError: there is no such message, or it has other fields.
+    """
+    kind = _REGISTER.get(message.name)
+    if kind is None:
+        raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
+    values: dict[str, Any] = {}
+    hints = _hints(kind)
+    for name, hint in hints.items():
+        if name == "blob":
+            values[name] = message.blob
+            continue
+        value = message.fields.get(name)
+        if hint is float and type(value) is int and abs(value) < _WHOLE:
+            value = float(value)
+        if sound:
+            value = _sound(value)
+        if not _fits(value, hint):
+            raise RendezvousProtocolError(f"cannot read message {message.name}: field {name!r} is missing or wrong")
+        values[name] = value
+    if message.fields.keys() - hints.keys():
+        raise RendezvousProtocolError(f"cannot read message {message.name}: it has a field too many")
+    return kind(**values)
+
+
+def worker_named(key: str) -> WorkerId:
+    """The worker that a message names.
+
+    Raises:
+        RendezvousProtocolError: it names none.
+    """
+    try:
+        return WorkerId.parse(key)
+    except ValueError as error:  # SettingsError is one
+        raise RendezvousProtocolError(f"cannot read message: {error}") from None
+
+
+def _hints(kind: type[Said]) -> dict[str, Any]:
+    hints: dict[str, Any] | None = kind.__dict__.get("_kinds")
+    if hints is None:
+        every = typing.get_type_hints(kind)
+        hints = {each.name: every[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+        kind._kinds = hints
+    return hints
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, of[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, of[1]) for each in value.values())
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, each) for each in of)
+    if hint is type(None):
+        return value is None
+    if hint is float:
+        return type(value) is float and math.isfinite(value)
+    return type(value) is hint
+
+
+def _sound(value: Any) -> Any:
+    match value:
+        case str():
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()
+        case list():
+            return [_sound(each) for each in value]
+        case dict():
+            return {_sound(key): _sound(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+# --- before the channel: on each new connection, without numbers ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello(Said, name="hello"):
+    """Agent to driver, first on each connection.
+
+    Attributes:
+        agent: tells this process from all other agents; random hexadecimal digits.
+        protocol, version: of the protocol, and of this package.
+        resumes: whether it has had a connection to this driver before; ``seen`` is what it has seen then.
+        seen: number of the last message taken.
+        public: X25519 public key of the agent, in hexadecimal digits; "" when it resumes.
+        host: its host's name in the job; "" for the driver to choose.
+        slots: of a host that joins by itself; 0 for one that was dialled.
+        machine: name of the machine.
+        boot_id: of the machine.
+        cores: processors that workers there may use together.
+        python: version and path, for messages.
+        pid: of the agent.
+        owner: the agent's process, as :mod:`elastic_driver.system.process_name` names it.
+        address: of the agent's end of the connection.
+        addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
+    """
+
+    agent: str
+    protocol: int
+    version: str
+    resumes: bool
+    seen: int
+    public: str
+    host: str
+    slots: int
+    machine: str
+    boot_id: str
+    cores: int
+    python: str
+    pid: int
+    owner: str
+    address: str
+    addresses: list[str]
+
+
+@dataclass(frozen=True)
+class Welcome(Said, name="welcome"):
+    """Driver to agent, the answer to a hello. From the next frame on both directions have new keys, if it is new.
+
+    Attributes:
+        seen: number of the last message taken.
+        public: X25519 public key of the driver, in hexadecimal digits; "" when it resumes.
+        host: its host's name in the job.
+        job_id: marks the job's processes.
+        poll_s: at least as often workers are to be heard; 0 for their long polls only.
+        cwd: working directory of the workers.
+        umask: of the workers; -1 for the agent's own.
+        warm, preload: see Settings.warm_starts and preload; null to choose by the script.
+        prefix_timestamp: whether forwarded lines begin with the time.
+        agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
+    """
+
+    seen: int
+    public: str
+    host: str
+    job_id: str
+    poll_s: float
+    cwd: str
+    umask: int
+    warm: bool
+    preload: list[str] | None
+    prefix_timestamp: bool
+    agent_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Refused(Said, name="refused"):
+    """Driver to agent, the other answer: it ends its workers, if it has any, and itself."""
+
+    why: str
+
+
+# --- driver to agent ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start(Said, name="start"):
+    """Start a worker. Answered by Started or NotStarted. The agent adds what is its own to the environment."""
+
+    worker: str
+    command: list[str]
+    env: dict[str, str] = field(repr=False)
+    label: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Stop(Said, name="stop"):
+    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds."""
+
+    worker: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Kill(Said, name="kill"):
+    """SIGKILL to the worker's tree.
+
+    Attributes:
+        worker: which.
+        stacks_s: when above 0 it prints first where its threads are, for so long at most, seconds.
+        exits: whether it is let be when its script has ended: then Spared comes instead.
+    """
+
+    worker: str
+    stacks_s: float
+    exits: bool
+
+
+@dataclass(frozen=True)
+class KillAll(Said, name="kill_all"):
+    """SIGKILL now to all that is left of all workers."""
+
+
+@dataclass(frozen=True)
+class Labels(Said, name="labels"):
+    """From now on this stands in the prefix of the workers' output."""
+
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class WarmUp(Said, name="warm_up"):
+    """Later workers may be forked from a warmed process."""
+
+
+@dataclass(frozen=True)
+class Round(Said, name="round"):
+    """A round has begun: keys of the one before are gone. Comes to all agents, members on their host or not."""
+
+    round_id: int
+
+
+@dataclass(frozen=True)
+class Reply(Said, name="reply"):
+    """The answer to a worker that asked for its round: the JSON of a NextRoundReply, or why it is refused.
+
+    Attributes:
+        worker: who asked.
+        status: 200; 400 and ``blob`` is the reason.
+    """
+
+    worker: str
+    status: int
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class NoticeSet(Said, name="notice"):
+    """The present notice, a level: the JSON of a Notice. Sent after a welcome, too."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Answer(Said, name="answer"):
+    """The answer to an Ask."""
+
+    number: int
+    status: int
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Value(Said, name="value"):
+    """A key of the present round that was wanted."""
+
+    round_id: int
+    scope: str
+    key: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Values(Said, name="values"):
+    """All keys of a scope, packed (:mod:`~elastic_driver.rendezvous.entries`), as many as were wanted or more."""
+
+    round_id: int
+    scope: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Close(Said, name="close"):
+    """Kill what still runs, pass on what it has written, say Bye, and end."""
+
+
+# --- agent to driver ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started(Said, name="started"):
+    """A worker's process runs."""
+
+    worker: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotStarted(Said, name="not_started"):
+    """It could not be started. ``bad_command``: nor could it anywhere else."""
+
+    worker: str
+    error: str
+    bad_command: bool
+
+
+@dataclass(frozen=True)
+class Dying(Said, name="dying"):
+    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words."""
+
+    worker: str
+    returncode: int | None
+    how: str
+    last_lines: list[str]
+
+
+@dataclass(frozen=True)
+class Exited(Said, name="exited"):
+    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it."""
+
+    worker: str
+    returncode: int
+    last_lines: list[str]
+
+
+@dataclass(frozen=True)
+class Finished(Said, name="finished"):
+    """All that a dead worker had started is gone, and its output is read to the end. Nothing more comes of it."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Spared(Said, name="spared"):
+    """See Kill.exits."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Output(Said, name="output"):
+    """Whole lines that a worker has written, prefix and newline included. ``stream``: "stdout" or "stderr"."""
+
+    worker: str
+    stream: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Ready(Said, name="ready"):
+    """A worker asks for its round: the JSON of a NextRoundRequest. Sent again only when it says something else."""
+
+    worker: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Running(Said, name="running"):
+    """A member trains: the JSON of a RunningReport."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Heard(Said, name="heard"):
+    """Which workers were heard since this was said last.
+
+    Attributes:
+        workers: by worker: its progress, and 1 if it waits for others, else 0.
+        leaving: of these, who has said that nothing more is heard of it.
+        exiting: of these, who runs its exit handlers.
+    """
+
+    workers: dict[str, list[int]]
+    leaving: list[str]
+    exiting: list[str]
+
+
+@dataclass(frozen=True)
+class OnDisc(Said, name="on_disc"):
+    """What a worker says of its commits on disc: the values of a DiscReport, a JSON array."""
+
+    worker: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Ask(Said, name="ask"):
+    """A worker's request that the driver itself answers: leave, status, publish, outcome, call.
+
+    Attributes:
+        number: of the request; the Answer has it.
+        worker: who asks, and has proven it to the agent.
+        what: name of the route.
+        path: what stands behind the name, part by part.
+        blob: its body.
+    """
+
+    number: int
+    worker: str
+    what: str
+    path: list[str]
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Put(Said, name="put"):
+    """A worker sets a key of the present round."""
+
+    round_id: int
+    scope: str
+    key: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Want(Said, name="want"):
+    """Workers wait for a key (then ``count`` is 0), or for as many keys of the scope. Answered by Value or Values, if
+    ever; said once for all workers of the host.
+    """
+
+    round_id: int
+    scope: str
+    key: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Warmed(Said, name="warmed"):
+    """Workers can be forked from now on: the warmed process's id, and the seconds that it took."""
+
+    pid: int
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Warning(Said, name="warning"):
+    """Something that the user should look at."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Leaves(Said, name="leaves"):
+    """The host is to leave the job as if drained; ``why`` in words. Close comes when its last worker has ended."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Bye(Said, name="bye"):
+    """The agent ends; nothing of the job is left on its host."""

@@ -1,0 +1,96 @@
+"""The driver's certificate under ``--tls``: made for one job, known by its fingerprint, signed by nobody.
+
+Owns how it is made, and how each end has TLS use it. Nobody vouches for it: who connects has its fingerprint from
+whoever gave it the driver's address (:mod:`~elastic_driver.rendezvous.driver_url`), and looks at that before it says
+anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+from dataclasses import dataclass, field
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Self
+
+from elastic_driver.errors import RendezvousProtocolError
+
+# Nobody looks at its dates; a clock that is wrong must not matter to a library that does.
+_AGE, _LIFE = datetime.timedelta(days=365), datetime.timedelta(days=36500)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate and its key.
+
+    Attributes:
+        fingerprint: SHA-256 of the certificate in DER, in hexadecimal digits.
+        pem: both, as OpenSSL reads them.
+    """
+
+    fingerprint: str
+    pem: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls) -> Self:
+        """One with a key of its own (ECDSA on P-256)."""
+        # Late: workers import this module, and have no use for these.
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+        from cryptography.x509.oid import NameOID
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "elasticrun")])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _AGE)
+            .not_valid_after(now + _LIFE)
+            .sign(key, SHA256())
+        )
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        fingerprint = sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+        return cls(fingerprint, certificate.public_bytes(Encoding.PEM) + secret)
+
+
+def server_context(certificate: Certificate) -> ssl.SSLContext:
+    """For the driver's server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # OpenSSL reads files only. This one has no name, and no disc under it.
+    descriptor = os.memfd_create("elasticrun-certificate", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(certificate.pem)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    """For whoever connects to the driver. It trusts anybody: :func:`check_fingerprint` has to follow the handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def check_fingerprint(connection: ssl.SSLSocket | ssl.SSLObject, fingerprint: str) -> None:
+    """Makes sure, after the handshake and before anything is said, that this is the driver's certificate.
+
+    Raises:
+        RendezvousProtocolError: it is not, or there is none.
+    """
+    presented = sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
+    if not compare_digest(presented.encode(), fingerprint.lower().encode()):
+        raise RendezvousProtocolError("what answers there has another certificate than this job's driver")

@@ -1,0 +1,278 @@
+"""A channel: messages between an agent and the driver, each taken once and in order, over one connection after another.
+
+Owns the numbers of messages, what the other end has not taken yet, and when a frame is written. Who connects, proves
+itself and decides that the other end is lost is its owner's business. Used on the event loop only.
+
+What is sent in one turn of the loop goes into one frame. When a connection breaks, both ends keep what was not taken;
+on the next one each says what it has seen last, and the other goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message
+
+# How often each end says what it has seen, and so that it lives.
+BEAT_S = 0.5
+# Of an end that says nothing for so long the kernel alone has to say that it lives: what we say would fill its buffers.
+_QUIET_S = 5.0
+# As much is acknowledged at once: the other end may wait for it.
+_SEEN_BYTES = 16 << 10
+# A frame grows no larger than this by being put together.
+_JOIN_BYTES = 1 << 20
+# Linux's struct tcp_info: eight bytes, then 32-bit numbers; tcpi_last_ack_recv is the 13th of them.
+_LAST_ACK_AT = 8 + 4 * 12
+
+
+class FrameConnection(asyncio.Protocol):
+    """One connection, once it carries frames.
+
+    Args:
+        reader, writer: its two directions.
+        on_frame: takes a frame. What it raises of RendezvousProtocolError ends the connection.
+        on_lost: told once that the connection is gone, and why.
+
+    Attributes:
+        reader, writer: as given; their keys may be replaced between two frames.
+        heard_at: when something came last, by the loop's clock.
+    """
+
+    def __init__(
+        self,
+        reader: FrameReader,
+        writer: FrameWriter,
+        *,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.reader, self.writer = reader, writer
+        self.heard_at = asyncio.get_running_loop().time()
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The other end's kernel answers these, though its process be stopped.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 120)):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._lost:
+            return
+        self.heard_at = asyncio.get_running_loop().time()
+        try:
+            for frame in self.reader.feed(data):
+                self._on_frame(frame)
+                if self._lost:
+                    return
+        except RendezvousProtocolError as error:
+            self.abort(str(error))
+
+    def eof_received(self) -> bool:
+        """See asyncio.Protocol."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._tell("the connection was closed" if exc is None else f"the connection broke: {exc}")
+
+    def write(self, first: int, seen: int, packed: list[bytes]) -> None:
+        """Sends one frame. Never blocks."""
+        if self._transport is not None and not self._lost:
+            self._transport.write(self.writer.frame(first, seen, packed))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Addresses of the other end, and of this one; "" where it has none."""
+        names = [
+            None if self._transport is None else self._transport.get_extra_info(of) for of in ("peername", "sockname")
+        ]
+        peer, ours = (str(name[0]) if isinstance(name, tuple) else "" for name in names)
+        # An IPv4 peer of a socket that takes both looks like this.
+        return peer.removeprefix("::ffff:"), ours.removeprefix("::ffff:")
+
+    @property
+    def unacknowledged_s(self) -> float:
+        """For how long the other end's kernel has acknowledged nothing; 0 where that cannot be known."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0.0
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        except OSError:
+            return 0.0
+        (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_AT)
+        return float(milliseconds) / 1000
+
+    def abort(self, why: str) -> None:
+        """Cuts the connection, at once."""
+        self._tell(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finish(self, why: str) -> None:
+        """Closes the connection behind what is written already."""
+        self._tell(why)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _tell(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_lost(why)
+
+
+class Carrier(Protocol):
+    """What a channel needs of a connection; FrameConnection is one."""
+
+    def write(self, first: int, seen: int, packed: list[bytes]) -> None:
+        """Sends one frame."""
+
+
+class Channel:
+    """One end of a channel.
+
+    Args:
+        take: gets each message of the other end, once.
+        on_seen: told when the other end has taken something.
+
+    Attributes:
+        seen: number of the last message taken.
+        unseen_bytes: what was sent and the other end has not taken yet.
+    """
+
+    def __init__(self, take: Callable[[Message], None], *, on_seen: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._take = take
+        self._on_seen = on_seen
+        self._connection: Carrier | None = None
+        self._last = 0  # number of the last message sent
+        self._unseen: deque[tuple[int, bytes]] = deque()
+        self.unseen_bytes = 0
+        self._fresh: list[bytes] = []  # of these, the last, which no connection has carried yet
+        self._flushing: asyncio.Handle | None = None
+        self.seen = 0
+        self._taken_bytes = 0  # since the other end was told what is seen
+        self._beat: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def send(self, message: Message) -> None:
+        """Sends, now or on the next connection. Never blocks."""
+        packed = message.pack()
+        self._last += 1
+        self._unseen.append((self._last, packed))
+        self.unseen_bytes += len(packed)
+        if self._connection is not None:
+            self._fresh.append(packed)
+            self._flush_soon()
+
+    def attach(self, connection: Carrier, seen_there: int) -> None:
+        """Goes on over a new connection.
+
+        Args:
+            connection: on which both ends have proven themselves.
+            seen_there: number of the last message that the other end has taken.
+
+        Raises:
+            RendezvousProtocolError: it cannot have.
+        """
+        self._check_seen(seen_there)
+        self._connection = connection
+        self._forget(seen_there)
+        self._fresh = [packed for _, packed in self._unseen]
+        self._heard_at = self._loop.time()
+        self.flush()
+        self._schedule_beat()
+
+    def detach(self) -> None:
+        """There is no connection any more; what is sent now waits for the next."""
+        self._connection = None
+        self._fresh = []
+        for handle in (self._flushing, self._beat):
+            if handle is not None:
+                handle.cancel()
+        self._flushing = self._beat = None
+
+    def received(self, frame: Frame) -> None:
+        """Takes the messages of a frame that have numbers.
+
+        Raises:
+            RendezvousProtocolError: one is missing, or the other end has seen what was not sent.
+        """
+        self._heard_at = self._loop.time()
+        self._check_seen(frame.seen)
+        self._forget(frame.seen)
+        if frame.first == 0:
+            return
+        if frame.first != self.seen + 1:
+            raise RendezvousProtocolError(f"cannot take message {frame.first}: {self.seen + 1} comes next")
+        for message in frame.messages:
+            self.seen += 1
+            self._taken_bytes += 64 + len(message.blob)
+            self._take(message)
+        if self._taken_bytes >= _SEEN_BYTES:
+            self._flush_soon()
+
+    def flush(self) -> None:
+        """Writes what was sent in this turn of the loop."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._connection is None:
+            return
+        fresh, self._fresh = self._fresh, []
+        first = self._last - len(fresh) + 1
+        if not fresh:
+            self._connection.write(0, self.seen, [])
+        start = size = 0
+        for index, packed in enumerate(fresh):
+            size += len(packed)
+            if size >= _JOIN_BYTES or index == len(fresh) - 1:
+                self._connection.write(first + start, self.seen, fresh[start : index + 1])
+                start, size = index + 1, 0
+        self._taken_bytes = 0
+
+    def _flush_soon(self) -> None:
+        if self._flushing is None and self._connection is not None:
+            self._flushing = self._loop.call_soon(self.flush)
+
+    def _schedule_beat(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        self._beat = self._loop.call_later(BEAT_S, self._on_beat)
+
+    def _on_beat(self) -> None:
+        if self._loop.time() - self._heard_at < _QUIET_S:
+            self.flush()
+        self._beat = self._loop.call_later(BEAT_S, self._on_beat)
+
+    def _check_seen(self, seen: int) -> None:
+        if seen > self._last:
+            raise RendezvousProtocolError(f"cannot have seen message {seen}: {self._last} was the last")
+
+    def _forget(self, seen: int) -> None:
+        before = self.unseen_bytes
+        while self._unseen and self._unseen[0][0] <= seen:
+            self.unseen_bytes -= len(self._unseen.popleft()[1])
+        if self.unseen_bytes != before and self._on_seen is not None:
+            self._on_seen()

@@ -1,0 +1,167 @@
+"""Frames: how messages look on the connection between an agent and the driver.
+
+Owns the bytes. Pure: knows no socket and no clock, and gives messages no meaning. A frame carries any number of
+messages, so what is said in one turn of the loop takes one frame:
+
+    frame    length (4 bytes, of the rest) | first (8) | seen (8) | messages, encrypted, and their tag (16)
+    message  length of head (4) | length of blob (4) | head: JSON [name, {field: value}] | blob
+
+All integers are unsigned, big-endian. ``first`` is the number of the first message, the others follow it; 0 for
+messages that have none, see :mod:`~elastic_driver.rendezvous.channel`. ``seen`` is the number of the last message that
+the sender has taken. AES-GCM keeps what is said secret (variables and output of workers), and covers the numbers too.
+Each direction of a connection has a key, and the nonce counts the frames, so none can be sent twice, left out, or sent
+back.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from elastic_driver.errors import RendezvousProtocolError
+
+# A worker's outcome or function may be large; more than this is sent in pieces by who sends it.
+MAX_FRAME = 64 << 20
+_TAG_BYTES, _NONCE_BYTES = 16, 12
+_HEAD = struct.Struct("!IQQ")
+_NUMBERS_BYTES = 16
+_LENGTH = struct.Struct("!I")
+_SIZES = struct.Struct("!II")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: its name, its fields (what JSON can hold), and bytes beside them."""
+
+    name: str
+    fields: dict[str, Any]
+    blob: bytes = b""
+
+    def pack(self) -> bytes:
+        """As it stands in a frame."""
+        head = json.dumps([self.name, self.fields], separators=(",", ":")).encode()
+        return _SIZES.pack(len(head), len(self.blob)) + head + self.blob
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What one frame says.
+
+    Attributes:
+        first: number of the first message; 0 when they have none.
+        seen: number of the last message that the sender has taken.
+        messages: in order.
+    """
+
+    first: int
+    seen: int
+    messages: tuple[Message, ...]
+
+
+class _Cipher:
+    """Of one direction: a key, and how many frames it was used for."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._count = 0
+
+    def encrypt(self, body: bytes, numbers: bytes) -> bytes:
+        return self._cipher.encrypt(self._nonce(), body, numbers)
+
+    def decrypt(self, sealed: bytes, numbers: bytes) -> bytes:
+        try:
+            return self._cipher.decrypt(self._nonce(), sealed, numbers)
+        except InvalidTag:
+            raise RendezvousProtocolError("cannot read frame: it is not this peer's, or not the next") from None
+
+    def _nonce(self) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(_NONCE_BYTES, "big")
+
+
+class FrameWriter:
+    """Makes the frames of one direction of one connection.
+
+    Args:
+        key: 32 bytes, see :meth:`Session.frames`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = _Cipher(key)
+
+    def rekey(self, key: bytes) -> None:
+        """From the next frame on this is the key."""
+        self._cipher = _Cipher(key)
+
+    def frame(self, first: int, seen: int, packed: Sequence[bytes]) -> bytes:
+        """One frame of packed messages."""
+        body = b"".join(packed)
+        head = _HEAD.pack(_NUMBERS_BYTES + len(body) + _TAG_BYTES, first, seen)
+        return head + self._cipher.encrypt(body, head[_LENGTH.size :])
+
+
+class FrameReader:
+    """Reads the frames of one direction of one connection.
+
+    Args:
+        key: 32 bytes, see :meth:`Session.frames`.
+        most: bytes of one frame; may be raised when the peer has proven itself.
+    """
+
+    def __init__(self, key: bytes, *, most: int = MAX_FRAME) -> None:
+        self.most = most
+        self._cipher = _Cipher(key)
+        self._rest = bytearray()
+
+    def rekey(self, key: bytes) -> None:
+        """From the next frame on this is the key; also while :meth:`feed` gives frames out."""
+        self._cipher = _Cipher(key)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that end in ``data``.
+
+        Raises:
+            RendezvousProtocolError: what came is no frame of this peer's.
+        """
+        rest = self._rest
+        rest += data
+        while len(rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(rest)
+            if not _NUMBERS_BYTES + _TAG_BYTES <= length <= self.most:
+                raise RendezvousProtocolError(f"cannot read frame: a length of {length} bytes")
+            end = _LENGTH.size + length
+            if len(rest) < end:
+                return
+            _, first, seen = _HEAD.unpack_from(rest)
+            with memoryview(rest) as view:
+                numbers, sealed = bytes(view[_LENGTH.size : _HEAD.size]), bytes(view[_HEAD.size : end])
+            del rest[:end]
+            yield Frame(first, seen, tuple(_messages(self._cipher.decrypt(sealed, numbers))))
+
+
+def _messages(body: bytes) -> Iterator[Message]:
+    at = 0
+    while at < len(body):
+        if len(body) - at < _SIZES.size:
+            raise RendezvousProtocolError("cannot read message: it is cut off")
+        head_size, blob_size = _SIZES.unpack_from(body, at)
+        at += _SIZES.size
+        if head_size + blob_size > len(body) - at:
+            raise RendezvousProtocolError("cannot read message: it is cut off")
+        try:
+            head = json.loads(body[at : at + head_size])
+        except (ValueError, RecursionError) as error:
+            raise RendezvousProtocolError(f"cannot read message: not JSON ({error})") from None
+        at += head_size
+        match head:
+            case [str() as name, dict() as fields]:
+                yield Message(name, fields, body[at : at + blob_size])
+            case _:
+                raise RendezvousProtocolError("cannot read message: neither a name nor fields")
+        at += blob_size

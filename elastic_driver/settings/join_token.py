@@ -1,0 +1,63 @@
+"""The join token: the secret with which hosts join a running job, as its users keep it in a file.
+
+Owns what may be one, and how it is read. It is never an argument of a command, which everybody on the machine can read.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.safe_files import read_named
+
+ENV_JOIN_TOKEN = "ELASTIC_DRIVER_JOIN_TOKEN"
+
+# Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
+LEAST_CHARACTERS = 16
+MOST_BYTES = 4096
+
+
+def read_join_token(path: Path) -> str:
+    """The token in a file, without the white space around it. Blocks while a pipe is written, for 30 s at most.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds none.
+    """
+    try:
+        data = read_named(path, MOST_BYTES)
+    except OSError as error:
+        raise SettingsError(f"cannot read the join token's file {path}: {error.strerror}") from error
+    return join_token(data, f"the file {path}")
+
+
+def join_token(data: bytes, source: str) -> str:
+    """The token in what was read, without the white space around it.
+
+    Args:
+        data: as read.
+        source: for messages, which never quote the token.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    try:
+        text = data.decode().strip()
+    except UnicodeDecodeError:
+        raise SettingsError(f"cannot use {source} as a join token: it is not UTF-8 text") from None
+    if len(text) < LEAST_CHARACTERS:
+        raise SettingsError(
+            f"cannot use {source} as a join token: it has {len(text)} characters, and {LEAST_CHARACTERS} are the least"
+        )
+    if not text.isprintable():
+        raise SettingsError(f"cannot use {source} as a join token: it has more than one line, or control characters")
+    return text
+
+
+def who_else_reads(path: Path) -> str:
+    """Who, besides this user, root and the file's group, may read it, in words; "" for nobody."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return "all users may read it" if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH else ""

@@ -1,0 +1,88 @@
+"""What a job on many machines may be told: how these settings are read and checked, and which variables travel.
+
+Owns the notations of interfaces, port ranges and ``-x``, and the filter for the environment of workers on other
+machines. Touches neither disc nor network: whether a machine has such an interface is seen there.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+
+from elastic_driver.errors import SettingsError
+
+STDIN = "stdin"
+BOOTSTRAPS = (STDIN, "command")
+"""How an agent that is dialled gets what it needs: on its standard input, or as a one-time ticket in its command."""
+
+# The agent looks for acknowledgements each 0.5 s, and they come each second.
+LEAST_AGENT_TIMEOUT_S = 2.0
+
+_INTERFACE = re.compile(r"[^\s/]{1,15}")  # IFNAMSIZ of Linux, less its zero
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# The driver's shell, login and machine; another machine's own are right there, if it has any. The first two and
+# CUDA_VISIBLE_DEVICES are those that Horovod keeps back.
+_STAYS = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|PWD|SHLVL|_|HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|TERM|DISPLAY"
+    r"|XAUTHORITY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|OMPI_MCA_(plm|orte)_.*|ELASTIC_DRIVER_JOIN_TOKEN|_HOROVOD_SECRET_KEY"
+)
+
+
+def check_interface(flag: str, text: str) -> None:
+    """Raises SettingsError unless this is an interface's name, an address, or a network as ``10.0.0.0/8``."""
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        if not _INTERFACE.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
+            raise SettingsError(
+                f"{flag} {text!r} is neither an interface's name, nor an address, nor a network like 10.0.0.0/8"
+            ) from None
+
+
+def read_port_range(text: str) -> tuple[int, int]:
+    """Reads ``LOW-HIGH``, or one port. Raises ValueError with a reason for the user."""
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a range of ports like 40000-40999")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def check_port_range(flag: str, ports: tuple[int, int]) -> None:
+    """Raises SettingsError unless these can be the first and the last port."""
+    low, high = ports
+    if not 1 <= low <= high <= 65535:
+        raise SettingsError(f"{flag} {low}-{high} is not a range of ports within 1 to 65535, lower bound first")
+
+
+def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Reads what was given as ``-x NAME`` or ``-x NAME=VALUE``; of two for one name the last holds.
+
+    Raises:
+        SettingsError: that is no name, or a variable without a value is not set here.
+    """
+    passed = {}
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise SettingsError(
+                f"-x {word[:80]!r} does not begin with the name of a variable: write NAME or NAME=VALUE"
+            )
+        if "\0" in value:
+            raise SettingsError(f"-x {name}: its value has a zero byte")
+        if not has_value and name not in environ:
+            raise SettingsError(f"-x {name}: the variable is not set here; write -x {name}=VALUE, or leave it away")
+        passed[name] = value if has_value else environ[name]
+    return passed
+
+
+def remote_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the driver's environment workers on other machines get; ``-x`` adds to it."""
+    return {name: value for name, value in environ.items() if _travels(name)}
+
+
+@functools.cache  # asked for each of thousands of workers
+def _travels(name: str) -> bool:
+    return bool(_VARIABLE.fullmatch(name)) and not _STAYS.fullmatch(name)

@@ -1,0 +1,166 @@
+"""Which of a host's addresses its workers listen on, so that other hosts reach them.
+
+Owns the choice, which is pure, and the asking for the addresses that there are. An address stands as
+``INTERFACE ADDRESS/PREFIX``: "eth0 10.0.0.2/24", "eth0 fe80::1%eth0/64".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_driver.errors import SettingsError
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """An address of the host."""
+
+    interface: str
+    address: _Address
+
+    def __str__(self) -> str:
+        return f"{self.interface} {self.address}"
+
+    @property
+    def text(self) -> str:
+        """As one listens there: a link's own address is nothing without the link."""
+        is_bare = self.address.version == 6 and self.address.is_link_local and "%" not in str(self.address)
+        return f"{self.address}%{self.interface}" if is_bare else str(self.address)
+
+
+def host_addresses() -> list[str]:
+    """The addresses of this host's interfaces, in the system's order."""
+    import psutil  # late: workers that choose nothing need not load it
+
+    found = []
+    for interface, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            mask = one.netmask
+            try:
+                version = ipaddress.ip_address(one.address).version
+                bits = int(ipaddress.ip_address(mask)).bit_count() if mask else 32 if version == 4 else 128
+            except ValueError:
+                continue  # of the hardware
+            found.append(f"{interface} {one.address}/{bits}")
+    return found
+
+
+def without_loopback(addresses: Sequence[str]) -> list[str]:
+    """Those of :func:`host_addresses` that are not of loopback; what is no address is left out."""
+    return [line for line in addresses if (one := _read(line)) is not None and not one.address.is_loopback]
+
+
+def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str] = (), host: str) -> str:
+    """The address on which a host's workers listen when a job has several machines.
+
+    Of the addresses that the words allow (without any: of all), the one that the route has; else one of its family;
+    one that is reached from beyond its link before one that is not; in the order of the words, then of the addresses.
+
+    Args:
+        addresses: the host's, as :func:`host_addresses` gives them; what is none is left out.
+        route: the host's own end of its connection to the driver; "" where it is not known. On the driver's own host
+            that is a loopback address, and says nothing.
+        words: of --network-interfaces: names of interfaces, addresses, and networks as CIDRs.
+        host: the host's name, for messages.
+
+    Returns:
+        The address, with its zone where it is one of the link alone.
+
+    Raises:
+        SettingsError: none of the host's addresses fits the words, or it has none that other hosts could reach.
+    """
+    own, usable = _own(addresses)
+    way = _without_zone(route)
+    if words:
+        fits = [one for word in words for one in usable if _fits(one, word)]
+        if not fits:
+            raise SettingsError(
+                f"cannot use --network-interfaces {','.join(words)} on host {host}: none of it fits an address that "
+                f"other hosts could reach; it has {', '.join(map(str, own)) or 'none at all'}"
+            )
+    elif way is not None and not way.is_loopback and all(way != _without_zone(one.text) for one in usable):
+        return route  # what the list does not have, as in some sandboxes, the kernel has all the same
+    else:
+        fits = usable
+    if not fits:
+        raise SettingsError(
+            f"cannot find an address of host {host} that other hosts could reach: it has "
+            f"{', '.join(map(str, own)) or 'none at all'}"
+        )
+    is_way_known = way is not None and not way.is_loopback
+
+    def misfit(one: _Own) -> tuple[bool, bool, bool]:
+        if way is None or not is_way_known:
+            return False, one.address.is_link_local, one.address.version == 6
+        return (
+            _without_zone(one.text) != way,
+            one.address.version != way.version,
+            one.address.is_link_local and not way.is_link_local,
+        )
+
+    return min(fits, key=misfit).text  # of several the first
+
+
+def listening_addresses(addresses: Sequence[str], *, words: Sequence[str] = ()) -> list[str]:
+    """The addresses on which the driver listens for other hosts: all that the words allow, IPv4 first.
+
+    Args:
+        addresses, words: see :func:`choose_address`.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    own, usable = _own(addresses)
+    fits = [one for one in usable if not words or any(_fits(one, word) for word in words)]
+    if not fits:
+        allowed = f" that --network-interfaces {','.join(words)} allows" if words else ""
+        raise SettingsError(
+            f"cannot listen for other hosts: this machine has no address{allowed} that they could reach; it has "
+            f"{', '.join(map(str, own)) or 'none at all'}"
+        )
+    # Addresses of one link only where they are asked for, or there are no others.
+    beyond = [one for one in fits if words or not one.address.is_link_local] or fits
+    return [one.text for one in sorted(beyond, key=lambda one: (one.address.is_link_local, one.address.version))]
+
+
+def _own(addresses: Sequence[str]) -> tuple[list[_Own], list[_Own]]:
+    """All that can be read, and of these what other hosts could reach."""
+    own = [one for one in map(_read, addresses) if one is not None]
+    return own, [one for one in own if not one.address.is_loopback and not one.address.is_unspecified]
+
+
+def _read(line: str) -> _Own | None:
+    interface, _, address = line.rpartition(" ")
+    try:
+        return _Own(interface, ipaddress.ip_address(address.partition("/")[0]))
+    except ValueError:
+        return None
+
+
+def _fits(one: _Own, word: str) -> bool:
+    if word == one.interface or _without_zone(word) == _without_zone(one.text):
+        return "%" not in word or word == one.text
+    network = _network(word)
+    address = _without_zone(one.text)
+    return network is not None and address is not None and address.version == network.version and address in network
+
+
+def _network(word: str) -> _Network | None:
+    if "/" not in word:
+        return None
+    try:
+        return ipaddress.ip_network(word, strict=False)
+    except ValueError:
+        return None
+
+
+def _without_zone(text: str) -> _Address | None:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None

@@ -1,0 +1,128 @@
+"""elasticrun join and leave: hosts come to a job that began with none, over TLS, and go without a lost step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import Job, check_agreement
+
+from elastic_driver.launch.agent.machine import addresses
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not addresses(), reason="this machine has no address but loopback"),
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can make a namespace of processes for each host"),
+]
+
+# As on machines of their own, agents do not see each other's processes.
+HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+TOKEN = "a token of the test's own"
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where job files and agents' sockets are."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def elasticrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "elastic_driver", *words]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(elasticrun(*words), capture_output=True, text=True, timeout=120, check=False)
+
+
+@contextmanager
+def joined(folder: Path, host: str, driver: str, *, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
+    """An agent that joins by itself; its secret comes on standard input."""
+    words = elasticrun(
+        "join", "--driver", driver, "--slots", "2", "--host", host, "--join-token-file", "-", "--agent-timeout", "5"
+    )
+    with (folder / f"{host}.txt").open("w") as said:
+        agent = subprocess.Popen([*HOST, *words], stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
+    try:
+        assert agent.stdin is not None
+        with agent.stdin:
+            agent.stdin.write(token)
+        yield agent
+    finally:
+        if agent.poll() is None:
+            agent.kill()
+        agent.wait(60)
+
+
+def where_to_join(job: Job) -> str:
+    """What the driver says."""
+    said: str = job.wait_for("where to join", lambda: job.said().partition("elasticrun join --driver ")[2])
+    return said.split()[0]
+
+
+def test_hosts_join_and_leave(tmp_path: Path, runtime: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
+    flags = ("-np", "4", "--min-np", "2", "--accept-agents", "--tls", "--join-token-file", str(token))
+    with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
+        driver = where_to_join(job)
+        assert driver.startswith("https://")
+        assert "#sha256:" in driver
+        nobody = run("leave")
+        assert (nobody.returncode, nobody.stdout, nobody.stderr.count("\n")) == (2, "", 1)
+        first = agents.enter_context(joined(tmp_path, "node-x", driver))
+        second = agents.enter_context(joined(tmp_path, "node-y", driver))
+        job.wait_for_steps(4)
+        shown = run("status").stdout
+        assert [shown.count(f"node-{name}[") for name in "xy"] == [2, 2]
+        at = time.time()
+        several = run("leave", "--timeout", "60")
+        assert several.returncode == 2, "two of one user's, only here: which?"
+        left = run("leave", "--host", "node-y", "--timeout", "60")
+        assert (left.returncode, left.stderr) == (0, "")
+        assert second.wait(60) == 0
+        lines = job.wait_for_steps(2, after=at)
+        check_agreement(job.steps())
+        assert {line["worker"].partition("[")[0] for line in lines} >= {"node-x"}
+        assert "node-y[" not in run("status").stdout
+        third = agents.enter_context(joined(tmp_path, "node-z", driver))
+        at = time.time()
+        job.wait_for_steps(4, after=at)
+        at = time.time()
+        psutil.Process(third.pid).children()[0].send_signal(signal.SIGTERM)
+        job.wait_for_steps(2, after=at)
+        assert third.wait(60) == 0
+        assert run("end", job.events("job_started")[0]["job_id"]).returncode == 0
+        assert job.wait() == 128 + signal.SIGTERM
+        assert first.wait(60) == 0
+        assert TOKEN not in job.said() + "".join(path.read_text() for path in tmp_path.glob("node-*.txt"))
+        assert "exited with code 1" not in job.said(), "nobody failed"
+
+
+def test_a_wrong_token_joins_nothing(tmp_path: Path, runtime: Path) -> None:
+    flags = ("-np", "2", "--accept-agents")
+    with Job(tmp_path, None, *flags) as job, ExitStack() as agents:
+        driver = where_to_join(job)
+        stranger = agents.enter_context(joined(tmp_path, "node-x", driver, token="another token of sixteen"))
+        token = tmp_path / "token"
+        written = run("jobs", "--write-join-token", str(token))
+        assert written.stdout.startswith(f"elasticrun join --slots N --driver {driver} --join-token-file ")
+        right = agents.enter_context(joined(tmp_path, "node-y", driver, token=token.read_text()))
+        job.wait_for_steps(2)
+        assert stranger.wait(60) != 0
+        assert (tmp_path / "node-x.txt").read_text().strip(), "it says why"
+        assert "node-x" not in job.said()
+        os.kill(right.pid, signal.SIGKILL)
+        job.wait_for("the loss", lambda: "node-y" in job.said().partition("round 1: 2 workers")[2])

@@ -1,0 +1,261 @@
+"""elasticrun jobs, status and end, and drain from elsewhere, with a real job on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import Job
+from rendezvous_service import KEY, serving
+
+from elastic_driver.cli import target as target_module
+from elastic_driver.cli.end import end
+from elastic_driver.cli.jobs import jobs
+from elastic_driver.cli.main import main
+from elastic_driver.cli.status import status
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.certificate import Certificate
+from elastic_driver.rendezvous.credentials import Identity, JobKey, Role
+from elastic_driver.rendezvous.job_files import Posting
+
+pytestmark = [pytest.mark.integration]
+
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where job files are."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--grace-time", "20") as running:
+        running.wait_for_steps(2)
+        yield running
+
+
+def elasticrun(*words: str, **more: str) -> Ran:
+    command = [sys.executable, "-m", "elastic_driver", *words]
+    return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: Path) -> None:
+    started = job.events("job_started")[0]
+    job_id, url = started["job_id"], started["rendezvous"]
+    listed = elasticrun("jobs")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    head, row = listed.stdout.splitlines()
+    assert head.split() == ["JOB", "PID", "DRIVER", "COMMAND"]
+    assert row.split()[:3] == [job_id, str(job.process.pid), url]
+    [as_json] = json.loads(elasticrun("jobs", "--json").stdout)
+    assert as_json.keys() == {"job", "pid", "driver", "command"}, "and no secret"
+
+    pids = {line["rank"]: line["pid"] for line in job.steps()}
+    shown = elasticrun("status")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"job {job_id}, running, ")
+    assert [line.split()[:3] for line in shown.stdout.splitlines()[-2:]] == [
+        ["0", "localhost[0]", "training"],
+        ["1", "localhost[1]", "training"],
+    ]
+    answer = json.loads(elasticrun("status", "--json", job_id[:6]).stdout)
+    assert (answer["job_id"], answer["phase"], answer["round_id"]) == (job_id, "running", 1)
+    assert answer["command"][-1].endswith("step_program.py")
+    assert {each["rank"]: each["pid"] for each in answer["workers"]} == pids
+    assert {(each["host"], each["slot"]) for each in answer["workers"]} == {("localhost", 0), ("localhost", 1)}
+    assert all(each["since_s"] >= 0 for each in answer["workers"])
+
+    token = tmp_path / "token"
+    written = elasticrun("jobs", "--write-token", str(token), job_id)
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert token.read_text().strip() not in written.stdout
+    words = shlex.split(written.stdout)
+    assert words[:2] == ["elasticrun", "status"]
+    assert written.stderr == "its driver listens on this machine only, as long as no other has to do with the job\n"
+    elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert elasticrun("jobs", **elsewhere).stdout == "no job of yours runs on this machine\n"
+    assert elasticrun(*words[1:], **elsewhere).stdout.startswith(f"job at {url}, running, ")
+    drained = elasticrun("drain", *words[2:], "--undo", "localhost", **elsewhere)
+    assert drained.stdout == f"host localhost was not drained (job at {url})\n"
+
+    ended = elasticrun("end", *words[2:], **elsewhere)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        f"job at {url}: it ends now; 2 workers get SIGTERM, and SIGKILL after 20 s (--grace-time)\n"
+    )
+    assert job.wait() == 128 + signal.SIGTERM
+    assert "elasticrun end: stopping all workers" in job.said()
+    assert "interrupted by elasticrun end" in job.said()
+    gone = elasticrun("status", job_id)
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert gone.stderr == "elasticrun: error: no job of yours runs on this machine\n"
+
+
+def test_a_watch_ends_with_the_job(job: Job) -> None:
+    job_id = job.events("job_started")[0]["job_id"]
+    command = [sys.executable, "-m", "elastic_driver", "status", "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        assert watch.stderr is not None
+        assert json.loads(watch.stdout.readline())["phase"] == "running"
+        assert elasticrun("end", job_id[:4]).returncode == 0
+        job.wait()
+        for line in watch.stdout:
+            json.loads(line)
+        assert watch.stderr.read() == f"job {job_id} has ended\n"
+        assert watch.wait(60) == 0
+
+
+# --- against a server of the test's -----------------------------------------------------------------------------------
+
+
+def posted(job_id: str, url: str, **more: str) -> Posting:
+    posting = Posting.post(job_id, url, KEY, ["python", "train.py"], **more)
+    assert posting is not None
+    return posting
+
+
+def test_over_tls_with_the_certificate_of_the_job_only(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    certificate = Certificate.new()
+    with serving(certificate=certificate) as service:
+        elsewhere = f"https://10.0.0.1:1#sha256:{certificate.fingerprint}"
+        service.handler.urls = [elsewhere]
+        posting = posted("1f", f"{service.url}#sha256:{certificate.fingerprint}")
+        assert main(["end", "1f"]) == 0
+        assert service.handler.ends == 1
+        token = tmp_path / "token"
+        assert main(["jobs", "--write-token", str(token)]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert out == ["job 1f: it ends", f"elasticrun status --driver {elsewhere} --token-file {token}"]
+        other = f"{service.url}#sha256:{Certificate.new().fingerprint}"
+        assert main(["end", "--driver", other, "--token-file", str(token)]) == 2
+        assert "another certificate than this job's driver" in capsys.readouterr().err
+        assert service.handler.ends == 1
+        posting.remove()
+
+
+def test_a_stolen_port_is_told(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.1)
+    with serving() as service:
+        posting = Posting.post("1f", service.url, JobKey.new(), ["true"])
+        assert posting is not None
+        for words in (["status"], ["end", "1f"], ["drain", "a"], ["status", "--watch"]):
+            assert main(words) == 2
+            assert "does not prove to be this job's driver" in capsys.readouterr().err
+        assert (service.handler.ends, service.handler.drained) == (0, [])
+        posting.remove()
+
+
+def test_the_join_token_is_written_for_jobs_that_accept_agents(
+    runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving() as service:
+        service.handler.urls = ["http://b:1"]
+        closed, open_ = posted("1f", service.url), posted("2f", service.url, join_token="0123456789abcdef")
+        _check_join_token(tmp_path, capsys)
+        closed.remove()
+        open_.remove()
+
+
+def _check_join_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    with pytest.raises(SettingsError, match="job 1f lets no hosts join: it was started without --accept-agents"):
+        jobs(["--write-join-token", str(token), "1f"])
+    assert not token.exists()
+    assert jobs(["--write-join-token", str(token), "2"]) == 0
+    assert (token.read_text(), token.stat().st_mode & 0o777) == ("0123456789abcdef\n", 0o600)
+    out = capsys.readouterr().out
+    assert out == f"elasticrun join --slots N --driver http://b:1 --join-token-file {token}\n"
+    with pytest.raises(SettingsError, match=r"cannot write the new file .*: File exists"):
+        jobs(["--write-join-token", str(token), "2f"])
+    with pytest.raises(SettingsError, match=r"cannot write the new file /no/such/file: No such file"):
+        jobs(["--write-token", "/no/such/file", "2f"])
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingsError, match="cannot write the new file"):
+        jobs(["--write-token", str(link), "2f"])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.fixture
+def two_jobs(runtime: Path) -> Iterator[None]:
+    postings = posted("1f", "http://127.0.0.1:1"), posted("1fe", "http://127.0.0.1:1")
+    yield
+    for posting in postings:
+        posting.remove()
+
+
+@pytest.mark.usefixtures("two_jobs")
+@pytest.mark.parametrize("run", [status, end])
+def test_which_job_is_meant(run: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "_PATIENCE_S", 0.01)
+    for job_id, complaint in (
+        ("1", r"several jobs run, name one: 1f \(python train.py\); 1fe \(python train.py\)"),
+        ("2", r"there is no job 2; running: 1f "),
+        ("1f", "cannot reach the driver of job 1f: "),
+        ("1fe", "cannot reach the driver of job 1fe: "),
+    ):
+        with pytest.raises(SettingsError, match=complaint):
+            run([job_id])
+
+
+@pytest.mark.usefixtures("two_jobs")
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("status", "several jobs run, name one: 1f"),
+        ("status --no-such", "unrecognized arguments: --no-such"),
+        ("status 1f 2f", "unrecognized arguments: 2f"),
+        ("status --driver http://a:1", "--driver and --token-file go together"),
+        ("status --token-file x", "--driver and --token-file go together"),
+        ("status 1f --driver http://a:1 --token-file x", "--driver names the job: give no id beside it"),
+        ("status --driver a:1 --token-file x", "argument --driver: cannot read 'a:1' as the driver's address"),
+        ("status --driver http://a:1 --token-file /no/such", "cannot read the token's file /no/such: No such file"),
+        ("status --driver http://a:1 --token-file /dev/null", "it does not hold a key of 64 hexadecimal digits"),
+        ("end", "which job is to end? Give its id"),
+        ("end --driver", "argument --driver: expected one argument"),
+        ("drain", "the following arguments are required: HOST"),
+        ("jobs --write-token x --write-join-token y 1f", "not allowed with argument"),
+        ("jobs 3", "there is no job 3; running: 1f"),
+    ],
+)
+def test_bad_usage_is_one_line(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("elasticrun: error: ")
+    assert err.count("\n") == 1
+    assert complaint in err
+
+
+@pytest.mark.parametrize("name", ["jobs", "status", "drain", "end"])
+def test_each_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: elasticrun {name} ")
+
+
+def test_the_token_is_the_operator_s_and_no_more(runtime: Path, tmp_path: Path) -> None:
+    with serving() as service:
+        posting = posted("1f", service.url)
+        assert jobs(["--write-token", str(tmp_path / "token")]) == 0
+        posting.remove()
+    assert (tmp_path / "token").read_text().strip() == KEY.of(Identity(Role.OPERATOR)).hex()

@@ -1,0 +1,532 @@
+"""An agent as a real process, with real workers, under a driver that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from agents import A, B, FakeDriver, Scene, act, gone, scene
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.control import agents_here, leave
+from elastic_driver.rendezvous.agent_messages import (
+    Bye,
+    Close,
+    Dying,
+    Exited,
+    Finished,
+    Kill,
+    KillAll,
+    Labels,
+    Leaves,
+    NotStarted,
+    Output,
+    Spared,
+    Started,
+    Stop,
+    Warmed,
+    WarmUp,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SLEEP = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_from_its_start_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, umask=0o027) as one:
+            driver = one.driver
+            agent = await one.ready()
+            assert driver.link.facts.hello.pid == agent.popen.pid
+            assert driver.link.facts.hello.cores == len(os.sched_getaffinity(0))
+            driver.python(
+                "import os, sys; print(os.getcwd(), os.environ['ELASTIC_DRIVER_WORKER'], oct(os.umask(0)));"
+                "print('bad', file=sys.stderr); sys.exit(3)"
+            )
+            assert (await driver.hears(Exited, A)).returncode == 3
+            assert (await driver.hears(Exited, A)).last_lines == ["bad"]
+            await driver.hears(Finished, A)
+            assert driver.output() == f"[0]<stdout>:{tmp_path / 'work'} {A.key} 0o27\n".encode()
+            assert driver.output(stream="stderr") == b"[0]<stderr>:bad\n"
+            kinds = [type(said) for said in driver.said if not isinstance(said, Output | Dying)]
+            assert kinds == [Started, Exited, Finished]
+            last_output = max(index for index, said in enumerate(driver.said) if isinstance(said, Output))
+            assert last_output < driver.said.index(driver.of(Exited)[0]), "the news of a death comes after its words"
+            await one.ends_well(agent)
+
+    act(main)
+
+
+def test_workers_that_cannot_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            await one.ready()
+            one.driver.start(["no-such-command-anywhere"])
+            said = await one.driver.hears(NotStarted, A)
+            assert said.bad_command
+            assert "there is no such command" in said.error
+
+    act(main)
+
+
+def test_a_folder_that_the_host_does_not_have(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, cwd=tmp_path / "nowhere") as one:
+            await one.ready()
+            one.driver.start(["true"])
+            said = await one.driver.hears(NotStarted, A)
+            assert said.bad_command
+            assert said.error == (
+                f"cannot start workers on host a in the folder {tmp_path}/nowhere: No such file or directory"
+            )
+
+    act(main)
+
+
+def test_stop_and_kill(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            driver.python(SLEEP)
+            driver.python(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}", worker=B)
+            await driver.writes("up")
+            await driver.writes("up", B)
+            driver.tell(Stop(A.key, 30.0))
+            assert (await driver.hears(Exited, A)).returncode == -signal.SIGTERM
+            driver.tell(Stop(B.key, 0.05))
+            assert (await driver.hears(Exited, B)).returncode == -signal.SIGKILL
+            third, fourth = WorkerId("a", 0, 1), WorkerId("a", 1, 1)
+            for worker in (third, fourth):
+                driver.python(SLEEP, worker=worker)
+                await driver.runs(worker)
+            driver.tell(Kill(third.key, 0.0, exits=False))
+            assert (await driver.hears(Exited, third)).returncode == -signal.SIGKILL
+            driver.tell(KillAll())
+            assert (await driver.hears(Finished, fourth)).worker == fourth.key
+
+    act(main)
+
+
+@pytest.mark.parametrize("order", [Stop(A.key, 5.0), Kill(A.key, 0.0, exits=False), KillAll()])
+def test_an_order_for_a_worker_that_is_being_started(tmp_path: Path, order: Stop | Kill | KillAll) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            await one.ready()
+            one.driver.python(SLEEP)
+            one.driver.tell(order)
+            assert (await one.driver.hears(Exited, A)).returncode < 0
+            await one.driver.hears(Finished, A)
+
+    act(main)
+
+
+def test_one_whose_script_has_ended_is_spared(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            await one.ready()
+            one.driver.python(SLEEP)
+            await one.driver.writes("up")
+            one.driver.tell(Kill(A.key, 1.0, exits=True))
+            await one.driver.hears(Spared, A)
+            one.driver.tell(Kill(A.key, 1.0, exits=False))
+            assert (await one.driver.hears(Exited, A)).returncode in (-signal.SIGABRT, -signal.SIGKILL)
+
+    act(main)
+
+
+def test_labels(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            driver.python(f"import signal; signal.signal(signal.SIGTERM, lambda *_: print('b', flush=True)); {SLEEP}")
+            await driver.writes("up")
+            driver.tell(Labels({A.key: "7", B.key: "8"}))
+            driver.tell(Stop(A.key, 0.5))
+            await driver.hears(Finished, A)
+            assert driver.output() == b"[0]<stdout>:up\n[7]<stdout>:b\n"
+
+    act(main)
+
+
+def test_workers_are_forked_from_a_warmed_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / "train.py").write_text("import os\nprint(os.getppid())\n")
+        async with scene(tmp_path, warm=True, preload=("json",)) as one:
+            driver = one.driver
+            agent = await one.ready()
+            driver.start([sys.executable, "train.py"])
+            await driver.hears(Started, A)
+            driver.tell(WarmUp())
+            assert (await driver.hears(Warmed)).took_s > 0
+            driver.start([sys.executable, "train.py"], B)
+            await driver.hears(Finished, B)
+            assert driver.output(B) == f"[0]<stdout>:{agent.popen.pid}\n".encode()
+            await one.ends_well(agent)
+
+    act(main)
+
+
+def test_close_kills_what_runs_and_passes_on_its_last_words(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            one.driver.python(SLEEP)
+            await one.driver.writes("up")
+            await one.ends_well(agent)
+            assert [type(said) for said in one.driver.said[-3:]] == [Exited, Finished, Bye]
+
+    act(main)
+
+
+# --- output that the driver does not take ---------------------------------------------------------------------------
+
+COUNT = """
+import sys, pathlib
+for number in range(int(sys.argv[1])):
+    print(number, "x" * 1000, flush=True)
+    pathlib.Path("reached").write_text(str(number))
+"""
+
+
+def numbers(driver: FakeDriver) -> list[int]:
+    return [int(line.split()[0].partition(b":")[2]) for line in driver.output().splitlines()]
+
+
+def test_a_driver_that_does_not_take_output_blocks_the_worker_and_loses_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            driver.pause(driver.link)
+            driver.python(COUNT, "2000")
+            reached = tmp_path / "work" / "reached"
+
+            def number() -> int:
+                try:
+                    return int(reached.read_text())
+                except (OSError, ValueError):
+                    return -1
+
+            last = -2
+            while number() != last or last < 0:  # until it stands still
+                last = number()
+                await asyncio.sleep(0.5)
+            assert last < 1000, "what is on its way is bounded"
+            driver.resume(driver.link)
+            await driver.hears(Finished, A)
+            assert numbers(driver) == list(range(2000))
+
+    act(main)
+
+
+def test_a_death_comes_through_though_output_is_not_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            driver.python("import os, sys\nwhile 1: print('x' * 1000)")
+            driver.python(SLEEP, worker=B)
+            process = await driver.runs(B)
+            await driver.writes("up", B)
+            process.kill()
+            assert (await driver.hears(Exited, B)).returncode == -signal.SIGKILL
+
+    act(main)
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            driver.python(COUNT, "3000")
+            for wanted in range(300, 2700, 300):
+                await driver.until(lambda wanted=wanted: len(numbers(driver)) > wanted, "more output")
+                driver.cut(driver.link)
+                await driver.until(lambda: driver.link.connected, "the agent dials in again")
+            await driver.hears(Finished, A)
+            assert numbers(driver) == list(range(3000))
+            assert (driver.lost, len(driver.links)) == ([], 1)
+            assert len(driver.of(Started)) == 1
+
+    act(main)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\0" * 64, b"\xff" * 64, b"HTTP/1.1 200 OK\r\n\r\n", b"\0\0\1\0" + bytes(256)],
+    ids=["zeros", "ones", "http", "a frame"],
+)
+def test_rubbish_on_the_connection_costs_only_the_connection(tmp_path: Path, data: bytes) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            await one.ready()
+            connection = driver.link._connection
+            driver.rubbish(driver.link, data)
+            await driver.until(
+                lambda: driver.link.connected and driver.link._connection is not connection, "another connection"
+            )
+            driver.start(["true"])
+            assert (await driver.hears(Exited, A)).returncode == 0
+
+    act(main)
+
+
+def test_a_driver_that_is_gone_takes_the_workers_along(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=1.0) as one:
+            agent = await one.ready()
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            await one.driver.deafen()
+            code, text = await agent.ends()
+            assert code == 1
+            assert "cannot reach the driver" in text
+            await gone([process])
+
+    act(main)
+
+
+def test_an_agent_goes_by_the_jobs_lease_whatever_it_was_given(tmp_path: Path) -> None:
+    """Else the driver would go on without a host that trains on by itself."""
+
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=1.0) as one:
+            agent = await one.ready(one.driver.joiner(agent_timeout_s=600.0))
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            await one.driver.deafen()
+            code, _ = await agent.ends()
+            assert code == 1
+            await gone([process])
+
+    act(main)
+
+
+def test_a_driver_that_stands_still_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=1.0) as one:
+            driver = one.driver
+            agent = await one.ready()
+            driver.python(SLEEP)
+            process = await driver.runs()
+            driver.pause(driver.link)
+            await asyncio.sleep(4.0)  # its kernel acknowledges meanwhile
+            assert process.is_running()
+            assert agent.popen.poll() is None
+            driver.resume(driver.link)
+            driver.start(["true"], B)
+            assert (await driver.hears(Exited, B)).returncode == 0
+            assert len(driver.links) == 1
+            await one.ends_well(agent)
+
+    act(main)
+
+
+def test_a_killed_agent_takes_its_workers_along(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
+            one.driver.python(child)
+            process = await one.driver.runs()
+            await one.driver.until(lambda: one.driver.output().count(b"up") == 2, "both write")
+            tree = [process, *process.children()]
+            agent.popen.kill()
+            await gone(tree)
+            await one.driver.until(lambda: one.driver.lost, "the verdict")
+
+    act(main)
+
+
+def test_an_agent_on_the_drivers_machine_ends_with_the_drivers_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            owner = await asyncio.create_subprocess_exec("sleep", "1000")
+            place = one.driver.bootstrap().owner  # none
+            assert place == ""
+            from elastic_driver.system.process_name import look_up, place_of_processes
+
+            name = f"{place_of_processes()} {owner.pid} {look_up(owner.pid)[1]}"
+            agent = await one.ready(one.driver.bootstrap(owner=name))
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            owner.kill()
+            await owner.wait()
+            assert await agent.ends() == (1, "elastic_driver agent: the driver has died\n")
+            await gone([process])
+            late = one.agent(one.driver.bootstrap(owner=name))
+            assert await late.ends() == (1, "elastic_driver agent: the driver has died\n")
+
+    act(main)
+
+
+def test_an_agent_that_was_given_up_ends_its_workers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready()
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            one.driver.link.lose("the test gives it up")
+            code, text = await agent.ends()
+            assert code == 1
+            assert "the driver has given this agent up" in text
+            await gone([process])
+
+    act(main)
+
+
+def test_one_that_has_joined_and_was_given_up_begins_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            driver = one.driver
+            agent = await one.ready(driver.joiner())
+            driver.python(SLEEP)
+            process = await driver.runs()
+            first = driver.link
+            first.lose("the test gives it up")
+            await driver.until(lambda: driver.link is not first, "another agent")
+            await gone([process])
+            driver.start(["true"], B)
+            assert (await driver.hears(Exited, B)).returncode == 0
+            driver.tell(Close())
+            code, text = await agent.ends()
+            assert code == 0
+            assert "the driver does not want this agent back" in text
+
+    act(main)
+
+
+# --- who is not taken in --------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_refused_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            one.driver.refuses = "the job is over"
+            code, text = await one.agent().ends()
+            assert (code, text) == (2, "elastic_driver agent: the driver does not take this agent: the job is over\n")
+            code, text = await one.agent(one.driver.joiner(slots=0)).ends()
+            assert code == 2
+            assert "needs --slots" in text
+
+    act(main)
+
+
+def test_a_stranger_is_not_told_anything(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            code, text = await one.agent(one.driver.bootstrap(key="00" * 32)).ends()
+            assert code == 2
+            assert "does not prove to be this job's driver" in text
+
+    act(main)
+
+
+def test_one_url_of_several_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            right = one.driver.bootstrap().urls[0]
+            await one.ready(one.driver.bootstrap(urls=("http://127.0.0.1:1", "http://[::1]:1", right)))
+
+    act(main)
+
+
+@pytest.mark.parametrize("given", [b"", b"{}\n", b"[]\n", b"\xff\xff\n", b'{"urls": 3}\n'])
+def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "elastic_driver.launch.agent", stdin=-1, stderr=-1
+        )
+        _, text = await process.communicate(given)
+        assert process.returncode == 2
+        assert text.startswith(b"elastic_driver agent: cannot read what this agent was given")
+        assert text.count(b"\n") == 1
+
+    act(main)
+
+
+# --- leaving --------------------------------------------------------------------------------------------------------
+
+
+async def in_thread(one: Scene, host: str | None = None) -> str:
+    return await asyncio.to_thread(leave, host, None, 30.0)
+
+
+def test_leaving_by_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.bootstrap(job="j"))
+            there = await asyncio.to_thread(agents_here)
+            assert [(each.host, each.job, each.connected, each.pid) for each in there] == [
+                ("a", "j", True, agent.popen.pid)
+            ]
+            with pytest.raises(SettingsError, match="no agent of such a job"):
+                await in_thread(one, "other")
+            leaving = asyncio.ensure_future(in_thread(one))
+            assert (await one.driver.hears(Leaves)).why == "by elasticrun leave"
+            assert not leaving.done()
+            await one.ends_well(agent)
+            assert await leaving == "host a has left its job"
+            assert not list((tmp_path / "elasticrun").glob("*.sock"))
+
+    act(main)
+
+
+def test_one_that_has_joined_leaves_at_a_signal_and_ends_at_the_second(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner())
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            agent.popen.send_signal(signal.SIGHUP)
+            agent.popen.send_signal(signal.SIGTERM)
+            assert (await one.driver.hears(Leaves)).why == "its agent was sent SIGTERM"
+            assert process.is_running()
+            agent.popen.send_signal(signal.SIGTERM)
+            code, text = await agent.ends()
+            assert code == 1
+            assert "SIGTERM: it ends" in text
+            await gone([process])
+
+    act(main)
+
+
+def test_an_agent_ends_what_an_earlier_driver_of_its_job_has_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one, scene(tmp_path) as other, scene(tmp_path) as third:
+            orphan = await one.ready(one.driver.bootstrap(job="j"))
+            kept = await other.ready(other.driver.bootstrap(job="j"))
+            stranger = await third.ready(third.driver.bootstrap(job="another"))
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            await one.driver.deafen()
+            await third.driver.deafen()
+            (tmp_path / "elasticrun" / "agent-dead.sock").touch()
+            await other.ready(other.driver.bootstrap(job="j"))
+            code, text = await orphan.ends()
+            assert code == 1
+            assert "another agent of its job has come" in text
+            await gone([process])
+            assert kept.popen.poll() is None, "its driver is there"
+            assert stranger.popen.poll() is None, "it is another job's"
+
+    act(main)

@@ -1,0 +1,194 @@
+"""What the diallers' command lines become: through login shells, rsh agents, templates; and errors of usage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.errors import LaunchError, SettingsError
+from elastic_driver.launch.dial import here
+from elastic_driver.launch.dial.agent_command import agent_words, quoted
+from elastic_driver.launch.dial.command import CommandDialler, RshDialler
+from elastic_driver.launch.dial.here import local_environment, source_folder
+from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.launcher import CommandNotFoundError
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+
+pytestmark = pytest.mark.integration
+
+BOOTSTRAP = Bootstrap(urls=("http://10.0.0.1:5000",), identity="ticket 7", key="00ff", host="b")
+AWKWARD = [
+    *("", " ", "a b", "it's", "'", "''", '"', "\\", "\\'", "a\\", "!", "a!b", "!!", "$HOME", "`id`", "$(id)", "*", "?"),
+    *(
+        "~",
+        "~root",
+        "=ls",
+        "%1",
+        "#x",
+        "a#b",
+        "{a,b}",
+        "[a]",
+        "a;b",
+        "a&b",
+        "a|b",
+        "<a",
+        ">a",
+        "(a)",
+        "^",
+        "-n",
+        "é",
+        "\t",
+    ),
+    *("PYTHONPATH=/a b/it's!/\\c", "@", "a=~", ":", "&&", "%self", "1>2", "\\n"),
+]
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh", "csh", "tcsh", "fish"])
+def test_every_login_shell_takes_the_line_apart_into_its_words(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell} (scripts/install-test-hosts)")
+    script = "import sys; [print(ascii(word)) for word in sys.argv[1:]]"
+    done = subprocess.run(
+        [shell, "-c", quoted([sys.executable, "-c", script, *AWKWARD])], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [ascii(word) for word in AWKWARD]
+
+
+@pytest.mark.parametrize("word", ["a\nb", "a\rb", "a\0b"])
+def test_a_line_break_is_refused(word: str) -> None:
+    with pytest.raises(CommandNotFoundError, match="line break"):
+        quoted(["env", word])
+
+
+def test_the_same_python_comes_first_and_finds_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(Path(here.__file__).parents[3])
+    assert source_folder() == folder
+    assert agent_words() == ["env", f"PYTHONPATH={folder}", sys.executable, "-P", "-m", "elastic_driver.launch.agent"]
+    assert agent_words("python3", "/there")[:3] == ["env", "PYTHONPATH=/there", "python3"]
+    assert agent_words("python3", "") == ["python3", "-P", "-m", "elastic_driver.launch.agent"]
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert local_environment()["PYTHONPATH"] == f"{folder}:/mine"
+    installed = Path("/venv/lib/site-packages/elastic_driver/launch/dial/here.py")
+    monkeypatch.setattr(here, "__file__", str(installed))
+    assert agent_words()[0] == sys.executable
+    assert local_environment()["PYTHONPATH"] == "/mine"
+
+
+def words_of(dialler: object, tmp_path: Path) -> list[str]:
+    """The words with which the dialler's program was run: it writes them to the file "words"."""
+
+    async def dial() -> None:
+        child = await dialler.dial("b", BOOTSTRAP)
+        assert "exit code 0" in (await child.failed).reason
+
+    asyncio.run(dial())
+    return (tmp_path / "words").read_text().splitlines()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A program that writes its words down, a line each."""
+    path = tmp_path / "program"
+    path.write_text(f'#!/bin/sh\nexec >"{tmp_path}/words"\nfor word; do echo "$word"; done\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+AGENT = ["/opt/py 3/bin/python", "-P", "-m", "elastic_driver.launch.agent"]
+THERE = {"python": AGENT[0], "pythonpath": ""}
+
+
+def test_an_rsh_agent_gets_words_for_a_shell(tmp_path: Path, program: str) -> None:
+    words = words_of(RshDialler(f"{program} -o 'a b'", **THERE), tmp_path)
+    assert words == ["-o", "a b", "b", f"'{AGENT[0]}'", *AGENT[1:], "--bootstrap", BOOTSTRAP.to_word()]
+
+
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("-w {host}", ["-w", "b", *AGENT]),
+        ("--host=x{host}y{host} -- ", ["--host=xbyb", "--", *AGENT]),
+        ("-f '{{.Id}}' {host} sh -c {command}", ["-f", "{{.Id}}", "b", "sh", "-c", quoted(AGENT)]),
+        ("'cd /x && exec {command}' {host}", [f"cd /x && exec {quoted(AGENT)}", "b"]),
+    ],
+)
+def test_a_template_is_filled(tmp_path: Path, program: str, template: str, filled: list[str]) -> None:
+    assert words_of(CommandDialler(f"{program} {template}", **THERE), tmp_path) == filled
+
+
+def test_a_ticket_on_the_command_line(tmp_path: Path, program: str) -> None:
+    dialler = CommandDialler(f"{program} {{host}}", bootstrap_on="command", **THERE)
+    assert words_of(dialler, tmp_path) == ["b", *AGENT, "--bootstrap", BOOTSTRAP.to_word()]
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [("srun -w node", "{host} is missing"), ("srun 'x", "quot"), (" ", "empty")]
+)
+def test_a_template_that_cannot_be_is_refused(template: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        CommandDialler(template)
+
+
+@pytest.mark.parametrize("text", ["", "rsh 'x"])
+def test_an_rsh_agent_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--rsh-agent"):
+        RshDialler(text)
+
+
+def test_ssh_forwards_nothing_and_asks_nobody(tmp_path: Path, program: str) -> None:
+    dialler = SshDialler(port=2222, identity_file=program, connect_timeout_s=2.1, program=[program], **THERE)
+    *options, line = words_of(dialler, tmp_path)
+    assert {"-T", "-x", "-a", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oConnectTimeout=3"} <= set(options)
+    assert options[-6:] == ["-p", "2222", "-i", program, "--", "b"]
+    assert line == quoted(AGENT)
+
+
+def test_what_cannot_be_tried_is_an_error(tmp_path: Path) -> None:
+    async def dial(dialler: object) -> None:
+        await dialler.dial("b", BOOTSTRAP)
+
+    with pytest.raises(CommandNotFoundError, match=r"no-such-srun.*No such file"):
+        asyncio.run(dial(CommandDialler("no-such-srun -w {host}")))
+    (tmp_path / "rsh").write_text("text")
+    with pytest.raises(CommandNotFoundError, match="Permission denied"):
+        asyncio.run(dial(RshDialler(str(tmp_path / "rsh"))))
+    with pytest.raises(CommandNotFoundError, match="no-such-key cannot be read"):
+        asyncio.run(dial(SshDialler(identity_file=str(tmp_path / "no-such-key"))))
+
+
+def test_no_free_descriptor_is_an_error_and_leaves_nothing(program: str) -> None:
+    held = [os.dup(0) for _ in range(120)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes = []
+
+    async def dial() -> None:
+        await asyncio.to_thread(int)  # what asyncio opens by itself is open now
+        before = sorted(os.listdir("/proc/self/fd"))
+        for more in range(16):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, before)) + 1 + more, limits[1]))
+            try:
+                child = await RshDialler(program, **THERE).dial("b", BOOTSTRAP)
+            except LaunchError as error:
+                outcomes.append(str(error).rpartition(": ")[2])
+            else:
+                outcomes.append("started")
+                await child.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert sorted(os.listdir("/proc/self/fd")) == before
+
+    try:
+        asyncio.run(dial())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {"Too many open files", "started"}

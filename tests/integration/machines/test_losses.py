@@ -1,0 +1,121 @@
+"""What is killed, stopped or cut off: agents, the driver, networks. Who is left goes on, and nothing else is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from jobs import SUPPORT, check_agreement
+from machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for, wait_for_nobody
+
+pytestmark = marks
+
+HOSTS = "node0:2\nnode1:2\nnode2:2\n"
+COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
+
+
+def test_agents_are_killed_or_stand_still(tmp_path: Path) -> None:
+    flags = ("-np", "6", "--min-np", "1", "--heartbeat-timeout", "4", *COOLDOWN)
+    with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, *flags) as job:
+        _, node1, node2 = machines
+        job.wait_for_steps(6)
+        descriptors = job.descriptors()
+
+        # Killed: its workers with it; the others go on, and the host comes back with another agent.
+        agent, workers, at = job.agent(node1), job.workers(node1), job.mark()
+        kill(agent)
+        wait_for("its workers' death", lambda: all(map(is_dead, workers)))
+        job.wait_for_steps(4, after=at)
+        lost = job.wait_for_event("host_lost", host="node1")
+        at = job.mark()
+        job.wait_for_steps(6, after=at)
+        assert job.agent(node1) != agent
+        assert lost["reason"].startswith("its agent has gone"), lost
+
+        # Stopped: the training needs no agents.
+        agent, workers = job.agent(node1), job.workers(node1)
+        kill(agent, signal.SIGSTOP)
+        at = job.mark()
+        job.wait_for_steps(6, after=at)
+        # The others need the next round, and it does not answer: they go on without it.
+        at = job.mark()
+        kill(job.workers(node2)[-1])
+        job.wait_for_event("host_lost", host="node1", count=2)
+        job.wait_for_steps(4, after=at)
+        # Back again it hears that it was given up, and its host begins anew.
+        at = job.mark()
+        kill(agent, signal.SIGCONT)
+        wait_for("its end", lambda: is_dead(agent) and all(map(is_dead, workers)))
+        job.wait_for_steps(6, after=at)
+        check_agreement(job.steps())
+        job.check_descriptors(descriptors)
+        job.end()
+
+
+def test_the_driver_stands_still_and_dies(tmp_path: Path) -> None:
+    stop_at = tmp_path / "stop_at"
+    with made_machines() as machines:
+        with MachinesJob(
+            machines,
+            tmp_path,
+            HOSTS,
+            *("-np", "6", "--agent-timeout", "3"),
+            command=[sys.executable, str(SUPPORT / "printing_program.py")],
+            env={"STOP_AT": str(stop_at), "STEP_S": "0.05"},
+        ) as job:
+            job.wait_for_steps(6)
+            kill(job.process.pid, signal.SIGSTOP)
+            time.sleep(6)  # as long as twice the limit
+            kill(job.process.pid, signal.SIGCONT)
+            job.wait_for_steps(6, after=job.mark())
+            last = max(line["step"] for line in job.steps()) + 20
+            stop_at.write_text(str(last))
+            assert job.wait() == 0, job.said()[-4000:]
+            assert not job.events("host_lost")
+            assert len(job.events("round_formed")) == 1
+            numbers: dict[int, list[int]] = {}
+            for rank, number in re.findall(r"rank (\d) line (\d+) x{1000}\n", job.stdout.read_text()):
+                numbers.setdefault(int(rank), []).append(int(number))
+            assert numbers == {rank: list(range(20 * last)) for rank in range(6)}
+
+        with MachinesJob(machines, tmp_path, HOSTS, "-np", "6", "--agent-timeout", "3") as job:
+            job.wait_for_steps(6, after=job.mark())
+            local, remote = job.workers(machines[0]), job.workers(machines[2])
+            assert len(local) == len(remote) == 2
+            kill(job.process.pid)
+            wait_for("the end of those beside it", lambda: all(map(is_dead, local)))
+            for host in machines:
+                wait_for_nobody(host)
+            assert job.here("leave").returncode == 2, "finds nobody, and tidies up"
+            job.process.wait()
+            for file in (machines[0].runtime / "elasticrun").iterdir():
+                file.unlink()  # the dead driver's
+
+
+def test_networks_are_cut(tmp_path: Path) -> None:
+    flags = ("-np", "6", "--min-np", "1", "--gloo-timeout-seconds", "10", *COOLDOWN)
+    with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, *flags) as job:
+        _, _, node2 = machines
+        job.wait_for_steps(6)
+        node2.cut()
+        time.sleep(1.5)
+        node2.heal()
+        job.wait_for_steps(6, after=job.mark())
+        assert not job.events("host_lost")
+        assert len(job.events("round_formed")) == 1
+
+        workers, at = job.workers(node2), job.mark()
+        node2.cut()
+        job.wait_for_event("host_lost", host="node2")
+        job.wait_for_steps(4, after=at)
+        wait_for("the end of those that were cut off", lambda: all(map(is_dead, workers)))
+        assert os.path.exists(f"/proc/{job.agent(machines[1])}")
+        at = job.mark()
+        node2.heal()
+        job.wait_for_steps(6, after=at)
+        check_agreement(job.steps())
+        job.end()

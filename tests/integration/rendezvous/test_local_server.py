@@ -1,0 +1,183 @@
+"""The server of one machine's workers: an abstract socket, keys that others have, answers that come later."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from rendezvous_service import IDENTITY, KEY, WORKER, Service, credential, serving
+
+from elastic_driver.dialects.ours import OUR_ROUTES
+from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError, StaleRoundError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
+from elastic_driver.rendezvous.messages import LeaveRequest
+from elastic_driver.rendezvous.routes import WORKER as WORKERS
+from elastic_driver.rendezvous.routes import Route, RouteRequest
+from elastic_driver.rendezvous.server.server import RendezvousServer
+
+pytestmark = pytest.mark.integration
+
+SECOND = WorkerId("a", 1, 0)
+
+
+class Local:
+    """A server on a local socket beside the service's, whose keys are elsewhere, too."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.puts: list[tuple[int, str, str, bytes]] = []
+        self.wants: list[tuple[int, str, str, int]] = []
+        self.wanted = threading.Event()
+        self.asked: list[RouteRequest] = []
+        self._clients: list[RendezvousClient] = []
+        self.answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self.name = f"elastic-driver-{secrets.token_hex(16)}"
+        routes = {name: route for name, route in OUR_ROUTES.items() if name != "leave"}
+        later = {
+            "leave": Route({b"POST": WORKERS}, self._later),
+            "status": Route({b"GET": WORKERS}, lambda _: (200, b"{}")),
+        }
+
+        def make() -> RendezvousServer:
+            return RendezvousServer(
+                service.handler, routes=routes, key=self, own=later, upstream=self, on_error=service.errors.append
+            )
+
+        self.server: RendezvousServer = service.call(make)
+        service.wait(self.server.start_local(self.name, workers=4))
+        service.call(lambda: self.server.begin_round(1))
+
+    def of(self, identity: Identity) -> bytes | None:
+        """See Keys: two workers have one."""
+        return KEY.of(identity) if identity.worker in (WORKER, SECOND) else None
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        self.puts.append((round_id, scope, key, value))
+
+    def want(self, round_id: int, scope: str, key: str, count: int) -> None:
+        self.wants.append((round_id, scope, key, count))
+        self.wanted.set()
+
+    def _later(self, request: RouteRequest) -> asyncio.Future[tuple[int, bytes]]:
+        self.asked.append(request)
+        self.answer = asyncio.get_running_loop().create_future()
+        self.wanted.set()
+        return self.answer
+
+    def client(self, identity: Identity = IDENTITY, *, patience_s: float = 20.0) -> RendezvousClient:
+        return self.client_of(credential(identity, KEY), patience_s)
+
+    def client_of(self, credential: Credential, patience_s: float) -> RendezvousClient:
+        self._clients.append(RendezvousClient(f"unix:@{self.name}", credential, patience_s=patience_s))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.service.wait(self.server.close())
+
+    def until_wanted(self) -> None:
+        assert self.wanted.wait(20)
+        self.wanted.clear()
+
+
+@pytest.fixture
+def local() -> Iterator[Local]:
+    with serving() as service:
+        one = Local(service)
+        yield one
+        one.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+def call(local: Local, function: Callable[[], Any]) -> Any:
+    return local.service.call(function)
+
+
+def test_workers_have_keys_here_and_nobody_else(local: Local) -> None:
+    assert local.client().status() == {}
+    for identity in (Identity(Role.WORKER, WorkerId("a", 2, 0)), Identity(Role.OPERATOR)):
+        with pytest.raises(RendezvousError, match=r"cannot reach the driver at its local socket .*does not prove"):
+            local.client(identity, patience_s=0.0).status()
+    with pytest.raises(RendezvousError):
+        local.client_of(Credential(IDENTITY, b"another key of thirty-two bytes."), 0.0).status()
+
+
+def test_a_key_of_another_host(local: Local, pool: ThreadPoolExecutor) -> None:
+    client = local.client()
+    client.put(1, "s", "mine", b"1")
+    assert local.puts == [(1, "s", "mine", b"1")]
+    assert client.get(1, "s", "mine", wait_s=5) == b"1"
+    assert local.wants == []
+    waiting = pool.submit(client.get, 1, "s", "theirs", wait_s=20)
+    local.until_wanted()
+    assert local.wants == [(1, "s", "theirs", 0)]
+    call(local, lambda: local.server.take(2, "s", [("theirs", b"of another round")]))
+    call(local, lambda: local.server.take(1, "s", [("theirs", b"2")]))
+    assert waiting.result(20) == b"2"
+    assert len(local.puts) == 1, "what has come from there does not go back"
+
+
+def test_as_many_keys_as_all_hosts_have(local: Local, pool: ThreadPoolExecutor) -> None:
+    first, second = local.client(), local.client(Identity(Role.WORKER, SECOND))
+    calls = [
+        pool.submit(client.exchange, 1, "all", rank, 3, str(rank).encode(), timeout_s=20.0)
+        for rank, client in enumerate((first, second))
+    ]
+    for _ in range(2):
+        local.until_wanted()
+        if len(local.wants) == 2:
+            break
+    assert set(local.wants) == {(1, "all", "", 3)}
+    call(local, lambda: local.server.take(1, "all", [("0", b"0"), ("2", b"2")]))
+    assert [one.result(20) for one in calls] == [[b"0", b"1", b"2"]] * 2
+
+
+def test_a_wait_that_ends_here(local: Local, pool: ThreadPoolExecutor) -> None:
+    client = local.client()
+    with pytest.raises(RendezvousTimeoutError, match="2 of 3 are missing"):
+        client.exchange(1, "s", 0, 3, b"", timeout_s=0.05)
+    local.wanted.clear()
+    waiting = pool.submit(client.get, 1, "s", "k", wait_s=20)
+    local.until_wanted()
+    call(local, lambda: local.server.begin_round(2))
+    with pytest.raises(StaleRoundError):
+        waiting.result(20)
+
+
+def test_an_answer_that_comes_later(local: Local, pool: ThreadPoolExecutor) -> None:
+    client = local.client()
+    for answer, error in (((204, b""), None), ((410, b'{"error": "end now"}'), RendezvousClosedError)):
+        waiting = pool.submit(client.leave, LeaveRequest(WORKER, "SIGTERM"))
+        local.until_wanted()
+        assert local.asked[-1].identity == IDENTITY
+        assert local.asked[-1].body == LeaveRequest(WORKER, "SIGTERM").to_json()
+        assert local.answer is not None
+        call(local, lambda future=local.answer, value=answer: future.set_result(value))
+        if error is None:
+            waiting.result(20)
+        else:
+            with pytest.raises(error, match="end now"):
+                waiting.result(20)
+
+
+def test_nobody_waits_any_more_for_an_answer(local: Local, pool: ThreadPoolExecutor) -> None:
+    client = local.client()
+    waiting = pool.submit(client.leave, LeaveRequest(WORKER, "SIGTERM"))
+    local.until_wanted()
+    client.close()
+    with pytest.raises(RendezvousClosedError):
+        waiting.result(20)
+    local.service.until(lambda: local.answer is not None and local.answer.cancelled(), "the answer is not wanted")

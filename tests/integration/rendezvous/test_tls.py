@@ -1,0 +1,220 @@
+"""``--tls``: the server over TLS, and a client that says nothing to anybody with another certificate."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from hashlib import sha256
+
+import pytest
+from rendezvous_service import NONCE, OPERATOR, READY, Service, credential, descriptors, hello, serving
+
+from elastic_driver.errors import RendezvousClosedError, RendezvousError, RendezvousProtocolError
+from elastic_driver.rendezvous.certificate import Certificate, check_fingerprint, client_context, server_context
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import join_key
+from elastic_driver.rendezvous.server.connection import ServerLimits
+
+pytestmark = pytest.mark.integration
+
+CERTIFICATE = Certificate.new()
+
+
+def test_a_certificate_is_the_job_s_alone_and_its_key_is_not_printed() -> None:
+    assert Certificate.new().fingerprint != CERTIFICATE.fingerprint
+    assert "PRIVATE" not in repr(CERTIFICATE)
+    pem, _, _ = CERTIFICATE.pem.decode().partition("-----BEGIN PRIVATE KEY")
+    assert sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest() == CERTIFICATE.fingerprint
+
+
+def test_making_a_context_leaves_no_descriptor() -> None:
+    server_context(CERTIFICATE)
+    before = descriptors()
+    server_context(CERTIFICATE)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_requests_and_long_polls_go_through_it(loop: str) -> None:
+    with serving(certificate=CERTIFICATE, loop=loop) as service:
+        operator, worker = service.client(OPERATOR), service.client()
+        assert operator.status()["round_id"] == 1
+        worker.put(1, "scope", "key", b"v" * 1_000_000)
+        assert worker.get(1, "scope", "key") == b"v" * 1_000_000
+        assert worker.get(1, "scope", "absent", wait_s=0.05) is None
+        caught: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                worker.next_round(READY)
+            except RendezvousClosedError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        service.until_parked(1)
+        worker.close()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert len(caught) == 1, "close() ends a call that waits in another thread"
+        operator.close()
+
+
+def test_nothing_can_be_read_on_the_way() -> None:
+    with serving(certificate=CERTIFICATE) as service, eavesdropping(service) as (port, seen):
+        client = RendezvousClient(
+            f"https://127.0.0.1:{port}", credential(OPERATOR), patience_s=5, fingerprint=CERTIFICATE.fingerprint
+        )
+        assert client.status()["explain"] == "waiting"
+        client.close()
+    assert seen
+    for word in (b"HTTP", b"status", b"waiting", b"operator"):
+        assert word not in b"".join(seen)
+
+
+def test_to_another_certificate_nothing_is_said() -> None:
+    got: list[bytes] = []
+    with impostor(got) as port:
+        client = RendezvousClient(
+            f"https://127.0.0.1:{port}", credential(OPERATOR), patience_s=0.1, fingerprint=CERTIFICATE.fingerprint
+        )
+        with pytest.raises(RendezvousError, match="another certificate than this job's driver"):
+            client.status()
+        client.close()
+    assert got, "it was asked"
+    assert set(got) == {b""}, "not even a hello"
+
+
+def test_the_fingerprint_decides() -> None:
+    with serving(certificate=CERTIFICATE) as service, closing(connected(service)) as connection:
+        check_fingerprint(connection, CERTIFICATE.fingerprint)
+        check_fingerprint(connection, CERTIFICATE.fingerprint.upper())
+        for wrong in ("", CERTIFICATE.fingerprint[:-1], "0" * 64):
+            with pytest.raises(RendezvousProtocolError):
+                check_fingerprint(connection, wrong)
+
+
+def test_plain_http_is_not_answered() -> None:
+    with serving(certificate=CERTIFICATE) as service:
+        with closing(socket.create_connection(("127.0.0.1", service.port), 20)) as plain:
+            plain.sendall(hello("operator", NONCE))
+            answer = b""
+            try:
+                while piece := plain.recv(4096):
+                    answer += piece
+            except ConnectionResetError:
+                pass
+            assert b"HTTP/1.1" not in answer
+        client = service.client(OPERATOR)
+        assert client.status()["round_id"] == 1, "it cost nobody else anything"
+        client.close()
+
+
+def test_old_versions_of_tls_are_refused() -> None:
+    old = client_context()
+    old.minimum_version = ssl.TLSVersion.TLSv1_2
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        serving(certificate=CERTIFICATE) as service,
+        socket.create_connection(("127.0.0.1", service.port), 20) as plain,
+        pytest.raises(OSError),  # noqa: PT011 - an alert, or a reset
+    ):
+        old.wrap_socket(plain)
+
+
+def test_who_does_not_finish_its_handshake_is_cut() -> None:
+    with serving(certificate=CERTIFICATE, limits=ServerLimits(request_s=0.2)) as service:
+        with closing(socket.create_connection(("127.0.0.1", service.port), 20)) as silent:
+            assert silent.recv(1) == b""
+        client = service.client(OPERATOR)
+        assert client.status()["round_id"] == 1
+        client.close()
+
+
+def test_strangers_inside_are_cut_like_others() -> None:
+    limits = ServerLimits(idle_s=0.2)
+    with serving(certificate=CERTIFICATE, limits=limits) as service, closing(connected(service)) as connection:
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("url", "fingerprint"), [("https://a:1", ""), ("http://a:1", "0" * 64), ("https://a", "0" * 64)]
+)
+def test_an_address_and_a_fingerprint_go_together(url: str, fingerprint: str) -> None:
+    with pytest.raises(RendezvousProtocolError, match="cannot read"):
+        RendezvousClient(url, credential(), fingerprint=fingerprint)
+
+
+def test_a_join_key_is_its_token_s_alone() -> None:
+    keys = {join_key(token) for token in ("0123456789abcdef", "0123456789abcdeg", "\u00e4" * 16)}
+    assert len(keys) == 3
+    assert {len(key) for key in keys} == {32}
+    assert join_key("0123456789abcdef") in keys
+
+
+def connected(service: Service) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", service.port), 20)
+    return client_context().wrap_socket(plain)
+
+
+@contextmanager
+def impostor(got: list[bytes]) -> Iterator[int]:
+    """Somebody with a certificate of his own. Keeps what each connection says to him."""
+    context = server_context(Certificate.new())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                plain, _ = listener.accept()
+                if closing_down.is_set():
+                    plain.close()
+                    return
+                plain.settimeout(20)
+                try:
+                    with context.wrap_socket(plain, server_side=True) as connection:
+                        got.append(connection.recv(4096))
+                except OSError:
+                    got.append(b"")  # it hung up
+
+        closing_down = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port: int = listener.getsockname()[1]
+        try:
+            yield port
+        finally:
+            closing_down.set()
+            socket.create_connection(("127.0.0.1", port), 20).close()
+            thread.join(20)
+
+
+@contextmanager
+def eavesdropping(service: Service) -> Iterator[tuple[int, list[bytes]]]:
+    """Hands on one connection, and keeps what goes either way."""
+    seen: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hand_on(source: socket.socket, sink: socket.socket) -> None:
+            try:
+                while piece := source.recv(65536):
+                    seen.append(piece)
+                    sink.sendall(piece)
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+
+        def serve() -> None:
+            near, _ = listener.accept()
+            with near, socket.create_connection(("127.0.0.1", service.port), 20) as far:
+                back = threading.Thread(target=hand_on, args=(far, near))
+                back.start()
+                hand_on(near, far)
+                back.join(20)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1], seen
+        thread.join(20)

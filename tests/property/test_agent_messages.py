@@ -1,0 +1,304 @@
+"""Whatever an agent says to the driver, or a driver to an agent: a broken connection at most, no internal error."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import tempfile
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_fakes import OURS, FakeConsole, FakeProcess
+from fleet_fakes import AtOnce, FakeAgent, FakeFleet
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.discovery.source import FixedHosts
+from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.errors import LaunchError, RendezvousProtocolError
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.workers import HostWorkers
+from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.rendezvous import agent_messages as words
+from elastic_driver.rendezvous.agent_messages import Said, Start, Started, Welcome, said
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.entries import pack_entries
+from elastic_driver.rendezvous.frames import Message
+from elastic_driver.rendezvous.messages import (
+    JobOver,
+    LeaveRequest,
+    NextRoundRequest,
+    Notice,
+    PublishRequest,
+    Removed,
+    RunningReport,
+)
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.narrator import Narrator
+from elastic_driver.settings.settings import Settings
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.property
+
+A, B, OTHER = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
+TO_DRIVER = (
+    *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
+    *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
+    *(words.Warning, words.Leaves, words.Bye),
+)
+TO_AGENT = (
+    *(words.Start, words.Stop, words.Kill, words.KillAll, words.Labels, words.WarmUp, words.Round, words.Reply),
+    *(words.NoticeSet, words.Answer, words.Value, words.Values),
+)
+
+_KEYS = st.sampled_from([A.key, B.key, OTHER.key, "c[0]#0", "a[0]#7", "a[0]", "a[٣]#0", "a[" + "9" * 5000 + "]#0"])
+_TEXTS = (
+    _KEYS | st.sampled_from(["stdout", "leave", "status", "publish", "call", "outcome", "\ud800"]) | st.text(max_size=9)
+)
+_INTEGERS = st.integers(-2, 3) | st.sampled_from([-(10**30), 2**63, 10**400])
+_FLOATS = st.floats() | _INTEGERS
+
+
+@st.composite
+def _of_workers(draw: st.DrawFn) -> bytes:
+    """What workers say, mostly."""
+    worker = WorkerId.parse(draw(st.sampled_from([A.key, B.key, OTHER.key])))
+    number, other = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    said_by_worker = draw(
+        st.sampled_from(
+            [
+                NextRoundRequest(worker, number, other, ReadyCause.START, "\ud800", (Backend.NATIVE,), number),
+                NextRoundRequest(worker, number, other, list(ReadyCause)[-1], "", (), number, steps=10**30),
+                RunningReport(worker, number, other),
+                LeaveRequest(worker, "SIGTERM"),
+                PublishRequest(number, other),
+            ]
+        )
+    )
+    return typing.cast("bytes", said_by_worker.to_json())
+
+
+_BLOBS = (
+    _of_workers()
+    | st.binary(max_size=9)
+    | st.sampled_from([b"[]", b"{}", b"[" * 9000, b'["/x", 1, 2, null, true, "y"]', pack_entries([("a", b"b")])])
+    | st.sampled_from(
+        [JobOver("x"), Removed("y"), Notice(1, 1, NoticeKind.NONE, ""), Notice(2, 2, NoticeKind.JOB_OVER, "")]
+    ).map(lambda each: typing.cast("bytes", each.to_json()))
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | _FLOATS | _TEXTS,
+    lambda more: st.lists(more, max_size=3) | st.dictionaries(_TEXTS, more, max_size=3),
+    max_leaves=4,
+)
+
+
+def _value(hint: Any) -> st.SearchStrategy[Any]:
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return st.lists(_value(of[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(_TEXTS, _value(of[1]), max_size=3)
+    if of:
+        return st.one_of(*map(_value, of))
+    return {str: _TEXTS, int: _INTEGERS, float: _FLOATS, bool: st.booleans(), bytes: _BLOBS}.get(hint, st.none())
+
+
+@st.composite
+def _messages(draw: st.DrawFn, kinds: tuple[type[Said], ...]) -> Message:
+    """One of these kinds as it should be, or with a field that is none, or anything."""
+    kind = draw(st.sampled_from([*kinds, None]))
+    if kind is None:
+        return Message(draw(_TEXTS), draw(st.dictionaries(_TEXTS, _JSON, max_size=2)), draw(_BLOBS))
+    hints = typing.get_type_hints(kind)
+    names = [each.name for each in dataclasses.fields(kind) if each.name != "blob"]  # type: ignore[arg-type]
+    values = {name: draw(_value(hints[name])) for name in names}
+    if draw(st.sampled_from([False, False, True])):
+        values[draw(st.sampled_from([*names, "more"]))] = draw(_JSON)
+    return Message(kind.name, values, draw(_BLOBS))
+
+
+class _Console(FakeConsole):
+    """Says only what can be written."""
+
+    def _say(self, text: str) -> None:
+        text.encode()
+        super()._say(text)
+
+    line = detail = warning = error = status = _say
+
+
+class _Job:
+    """A driver with one fake agent, whose two workers run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = fleet = FakeFleet()
+        self.console = _Console()
+        self.log = EventLog(folder / "events.jsonl")
+        chronicle = Chronicle(self.log, Narrator(self.console))  # type: ignore[arg-type]
+        fleet.launcher._on_warm, fleet.launcher._warn = chronicle.warmed, chronicle.warning
+        terms = Terms("fake", 0.0, "/", -1, warm=False, preload=None, prefix_timestamp=False, agent_timeout_s=15.0)
+        ways = Ways("127.0.0.1", addresses=tuple, ssl=None, is_wide=False)
+        hosts = (Host("a", 2), Host("b", 1))
+        self.driver = ElasticDriver(
+            Settings(command=("true",), num_proc=2, min_num_proc=1, hosts=hosts, elastic=True),
+            discovery=FleetDiscovery(FixedHosts(hosts), fleet.fleet),
+            launcher=fleet.launcher,
+            chronicle=chronicle,
+            dialect=OURS,
+            job_id="fake",
+            clock=JobClock(asyncio.get_running_loop().time),
+            agents=AgentSide(
+                fleet.door,
+                Reception(fleet.door, terms, fleet.fleet),
+                fleet.fleet,
+                fleet.launcher,
+                ways,
+                fleet.tasks,
+                fingerprint="",
+                join_token="",
+            ),
+        )
+        self.running = asyncio.create_task(self.driver.run())
+
+    async def agent(self) -> FakeAgent:
+        while not self.fleet.remote.dials:
+            await asyncio.sleep(0.01)
+        agent = self.fleet.arrives("a")
+        while len(agent.of(Start)) < 2:
+            await asyncio.sleep(0.1)
+        agent.say(Started(A.key, 1), Started(B.key, 2))
+        return agent
+
+
+def _lies(messages: list[Message], *, trains: bool) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        loop.set_default_executor(AtOnce())
+        with tempfile.TemporaryDirectory() as folder:
+            job = _Job(Path(folder))
+            agent = await job.agent()
+            if trains:
+                for worker in (A, B):
+                    request = NextRoundRequest(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,), 0)
+                    agent.say(words.Ready(worker.key, request.to_json()))
+                await asyncio.sleep(0.1)
+                agent.say(*(words.Running(RunningReport(worker, 1, 0).to_json()) for worker in (A, B)))
+            for message in messages:
+                if not agent.link.connected and not agent.link.is_lost:
+                    agent.connect()
+                agent.say(message)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            job.driver._interrupted(15)
+            await job.running
+            job.log.close()
+            text = "\n".join(job.console.said)
+            assert "internal error" not in text, text
+            for line in (Path(folder) / "events.jsonl").read_text().splitlines():
+                json.loads(line)
+
+    run_virtually(main)
+
+
+@given(st.lists(_messages(TO_DRIVER), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_an_agent_that_lies_ends_no_job_by_an_error(messages: list[Message], trains: bool) -> None:
+    _lies(messages, trains=trains)
+
+
+@pytest.mark.parametrize("kind", TO_DRIVER, ids=lambda kind: kind.name)
+def test_each_message_of_an_agent(kind: type[Said]) -> None:
+    @given(st.lists(_messages((kind,)), min_size=3, max_size=12), st.booleans())
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def check(messages: list[Message], trains: bool) -> None:
+        _lies(messages, trains=trains)
+
+    check()
+
+
+class _Launcher:
+    """In place of a LocalLauncher: every second start fails."""
+
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+
+    async def start(self, worker: WorkerId, *_: Any, **__: Any) -> FakeProcess:
+        await asyncio.sleep(0)
+        if worker.slot % 2:
+            raise LaunchError("it cannot be started")
+        process = FakeProcess(worker, 1)
+        process.finished = process.exited  # type: ignore[attr-defined]
+        self.started.append(process)
+        return process
+
+    def kill(self) -> None:
+        for process in self.started:
+            process.kill()
+
+    def warm_up(self) -> None:
+        """Nothing."""
+
+
+@given(st.lists(_messages(TO_AGENT), min_size=1, max_size=20))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        failed: list[Any] = []
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        told: list[Said] = []
+        tasks = Tasks()
+        welcome = Welcome(
+            0,
+            "",
+            "a",
+            "fake",
+            0.0,
+            os.getcwd(),
+            -1,
+            warm=False,
+            preload=None,
+            prefix_timestamp=False,
+            agent_timeout_s=15.0,
+        )
+        workers = HostWorkers(
+            welcome,
+            "fake",
+            "unix:@x",
+            send=told.append,
+            on_gone=lambda worker: rounds.gone(worker),
+            tasks=tasks,
+            environ={},
+        )
+        workers._launcher = _Launcher()  # type: ignore[assignment]
+        rounds = HostRounds(told.append, workers, is_heard=lambda: True)
+        server = RendezvousServer(rounds, routes=ROUNDS_ROUTES, key=JobKey.new(), own=rounds.routes, upstream=rounds)  # type: ignore[arg-type]
+        rounds.serve(server)
+        for message in messages:
+            try:
+                value = said(message)
+                if isinstance(value, words.Round):
+                    rounds.begin_round(value.round_id)
+                else:
+                    workers.take(value) or rounds.take(value)
+            except RendezvousProtocolError:
+                pass
+            await asyncio.sleep(0.01)
+        await tasks.end()
+        rounds.close()
+        for each in told:
+            each.message().pack()
+        assert failed == []
+
+    run_virtually(main)

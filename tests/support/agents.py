@@ -1,0 +1,311 @@
+"""Agents as real processes, and the driver's end of their connections: what they say is kept, what they are told is
+the test's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import uvloop
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.reception import Reception, RefusedError, Terms
+from elastic_driver.rendezvous.agent_messages import (
+    Bootstrap,
+    Bye,
+    Close,
+    Output,
+    Said,
+    Start,
+    Started,
+)
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.server import RendezvousServer
+
+PATIENCE_S = 30.0
+JOIN_KEY = b"the key of whoever has the token"
+A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
+_T = TypeVar("_T", bound=Said)
+_R = TypeVar("_R")
+
+
+class FakeDriver:
+    """A driver that takes agents in and does nothing of itself. Used on one event loop.
+
+    Args:
+        cwd: of the workers.
+        agent_timeout_s: see Bootstrap.
+        terms: others than the usual.
+    """
+
+    def __init__(self, cwd: Path, *, agent_timeout_s: float = 15.0, **terms: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self.agent_timeout_s = agent_timeout_s
+        self.door = Door(loop.time, join_key=JOIN_KEY)
+        values = {
+            "job_id": os.urandom(8).hex(),
+            "poll_s": 0.0,
+            "cwd": str(cwd),
+            "umask": -1,
+            "warm": False,
+            "preload": None,
+            "prefix_timestamp": False,
+            "agent_timeout_s": agent_timeout_s,
+        } | terms
+        self.terms = Terms(**values)
+        self.reception = Reception(self.door, self.terms, self)
+        self.links: dict[str, AgentLink] = {}
+        self.said: list[Said] = []
+        self.lost: list[str] = []
+        self.refuses = ""
+        self.takes = 0  # connections on which an agent was welcomed
+        self._news = asyncio.Event()
+        self._server: RendezvousServer | None = None
+        self.port = 0
+
+    async def listen(self) -> None:
+        server = self._server = RendezvousServer(
+            None,  # type: ignore[arg-type]
+            routes={},
+            key=JobKey.new(),
+            keys=self.door.key_of,
+            on_agent=self.reception.take_over,
+        )
+        self.port = await server.start("127.0.0.1", self.port)
+
+    async def deafen(self) -> None:
+        """Listens no more, and cuts what there is."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.close()
+        for link in self.links.values():
+            self.cut(link)
+        self.reception.close()
+
+    def cut(self, link: AgentLink) -> None:
+        if link._connection is not None:
+            link._connection.abort("the test cuts it")
+
+    def pause(self, link: AgentLink) -> None:
+        """Reads nothing more of it, as a driver that is stopped."""
+        assert link._connection is not None
+        assert link._connection._transport is not None
+        link._connection._transport.pause_reading()
+
+    def resume(self, link: AgentLink) -> None:
+        assert link._connection is not None
+        assert link._connection._transport is not None
+        link._connection._transport.resume_reading()
+
+    def rubbish(self, link: AgentLink, data: bytes) -> None:
+        assert link._connection is not None
+        assert link._connection._transport is not None
+        link._connection._transport.write(data)
+
+    @property
+    def link(self) -> AgentLink:
+        return next(reversed(self.links.values()))
+
+    # --- Host and LinkOwner ----------------------------------------------------------------------------------------
+
+    def known(self, agent: str) -> AgentLink | None:
+        link = self.links.get(agent)
+        return None if link is None or link.is_lost else link
+
+    def arrives(self, facts: AgentFacts) -> AgentLink:
+        if self.refuses:
+            raise RefusedError(self.refuses)
+        link = AgentLink(facts, self, agent_timeout_s=self.agent_timeout_s)
+        self.links[link.agent] = link
+        return link
+
+    def settled(self, link: AgentLink) -> None:
+        self._news.set()
+
+    def turned_away(self, host: str, why: str) -> None:
+        """See Host."""
+
+    def take(self, link: AgentLink, message: Said) -> None:
+        self.said.append(message)
+        if isinstance(message, Bye):
+            link.close("its agent has ended")
+        self._news.set()
+
+    def link_lost(self, link: AgentLink, why: str) -> None:
+        self.lost.append(why)
+        self._news.set()
+
+    # --- for the tests ---------------------------------------------------------------------------------------------
+
+    def tell(self, message: Said) -> None:
+        self.link.send(message)
+
+    def start(
+        self, command: Sequence[str], worker: WorkerId = A, *, env: Mapping[str, str] = os.environ, label: str = "0"
+    ) -> None:
+        self.tell(Start(worker.key, list(command), dict(env), label, 0))
+
+    def python(self, source: str, *arguments: str, worker: WorkerId = A) -> None:
+        self.start([sys.executable, "-c", source, *arguments], worker)
+
+    async def until(self, condition: Callable[[], _R], what: str) -> _R:
+        """Blocks until it holds; looked at whenever something has come, and now and then."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (found := condition()):
+                    self._news.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await self._news.wait()
+                return found
+        except TimeoutError:
+            raise AssertionError(f"not seen: {what}; said: {self.said}; lost: {self.lost}") from None
+
+    def of(self, kind: type[_T], worker: WorkerId | None = None) -> list[_T]:
+        return [
+            one
+            for one in self.said
+            if isinstance(one, kind) and (worker is None or getattr(one, "worker", None) == worker.key)
+        ]
+
+    async def hears(self, kind: type[_T], worker: WorkerId | None = None, *, nth: int = 1) -> _T:
+        found = await self.until(lambda: self.of(kind, worker)[nth - 1 : nth], f"{nth} of {kind.name}")
+        return found[0]
+
+    async def runs(self, worker: WorkerId = A) -> psutil.Process:
+        """Blocks until the worker's process is there."""
+        return psutil.Process((await self.hears(Started, worker)).pid)
+
+    def output(self, worker: WorkerId = A, stream: str = "stdout") -> bytes:
+        return b"".join(one.blob for one in self.of(Output, worker) if one.stream == stream)
+
+    async def writes(self, text: str, worker: WorkerId = A, stream: str = "stdout") -> None:
+        await self.until(lambda: text.encode() in self.output(worker, stream), f"output {text!r}")
+
+    def bootstrap(self, host: str = "a", **more: Any) -> Bootstrap:
+        ticket = self.door.issue(host, PATIENCE_S)
+        values = {
+            "urls": (f"http://127.0.0.1:{self.port}",),
+            "identity": str(ticket.identity),
+            "key": ticket.key.hex(),
+            "host": host,
+            "agent_timeout_s": self.agent_timeout_s,
+        } | more
+        return Bootstrap(**values)
+
+    def joiner(self, host: str = "a", slots: int = 2, **more: Any) -> Bootstrap:
+        return self.bootstrap(host, identity="joiner", key=JOIN_KEY.hex(), slots=slots, **more)
+
+
+class Agent:
+    """An agent's process."""
+
+    def __init__(self, bootstrap: Bootstrap, runtime: Path) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "elastic_driver.launch.agent"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)},
+            start_new_session=True,
+        )
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(bootstrap.to_json() + b"\n")
+        self.popen.stdin.close()
+
+    async def ends(self) -> tuple[int, str]:
+        """Its exit code and what it has said."""
+
+        def wait() -> tuple[int, str]:
+            assert self.popen.stderr is not None
+            text = self.popen.stderr.read().decode()
+            self.popen.stderr.close()
+            return self.popen.wait(PATIENCE_S), text
+
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.to_thread(wait)
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        if self.popen.stderr is not None:
+            self.popen.stderr.close()
+
+
+class Scene:
+    """A driver, and agents that are gone at its end."""
+
+    def __init__(self, folder: Path, driver: FakeDriver) -> None:
+        self.folder = folder
+        self.driver = driver
+        self.agents: list[Agent] = []
+
+    def agent(self, bootstrap: Bootstrap | None = None) -> Agent:
+        self.agents.append(Agent(bootstrap or self.driver.bootstrap(), self.folder))
+        return self.agents[-1]
+
+    async def ready(self, bootstrap: Bootstrap | None = None) -> Agent:
+        """An agent that the driver has taken in."""
+        before = len(self.driver.links)
+        one = self.agent(bootstrap)
+        await self.driver.until(lambda: len(self.driver.links) > before or one.popen.poll() is not None, "an agent")
+        assert one.popen.poll() is None, await one.ends()
+        return one
+
+    async def ends_well(self, agent: Agent) -> None:
+        self.driver.tell(Close())
+        assert await agent.ends() == (0, "")
+        assert self.driver.of(Bye)
+
+
+@contextlib.asynccontextmanager
+async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
+    """A driver that listens; afterwards nothing is left of it, of agents and of workers."""
+    (folder / "work").mkdir(exist_ok=True)
+    kind = options.pop("driver", FakeDriver)
+    driver: FakeDriver = kind(options.pop("cwd", folder / "work"), **options)
+    await driver.listen()
+    one = Scene(folder, driver)
+    try:
+        yield one
+    finally:
+        await driver.deafen()
+        for link in driver.links.values():
+            link.close("the test is over")
+        for agent in one.agents:
+            agent.close()
+        await gone(marked(driver.terms.job_id))
+
+
+def marked(job_id: str) -> list[psutil.Process]:
+    """All processes that carry the job's mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if (
+                process.environ().get("ELASTIC_DRIVER_MARK", "").partition("-")[0] == job_id
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+    return found
+
+
+async def gone(processes: Sequence[psutil.Process]) -> None:
+    """Blocks until these are dead."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
+    assert [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def act(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

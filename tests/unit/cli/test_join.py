@@ -1,0 +1,124 @@
+"""elasticrun join: what becomes of its command line. Joining itself is tested with real agents."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.cli.join import read
+from elastic_driver.cli.main import main
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.agent_messages import Bootstrap
+from elastic_driver.rendezvous.credentials import join_key
+
+pytestmark = [pytest.mark.unit]
+
+TOKEN = "0123456789abcdef"
+KEY = join_key(TOKEN).hex()
+DIGITS = "ab" * 32
+WORDS = ("--driver", "http://10.0.0.1:1234", "--slots", "4")
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_what_the_agent_is_given(token: str) -> None:
+    bootstrap = read([*WORDS, "--join-token-file", token], {})
+    assert bootstrap == Bootstrap(("http://10.0.0.1:1234",), "joiner", KEY, "", slots=4)
+    assert KEY not in repr(bootstrap)
+    words = ["--driver", f"https://a:1#sha256:{DIGITS}", "--driver", f"https://[fd00::1]:1#sha256:{DIGITS.upper()}"]
+    words += ["--slots", "1", "--host", "[fd00::2]", "--agent-timeout", "3"]
+    assert read([*words, "--join-token-file", token], {}) == Bootstrap(
+        ("https://a:1", "https://[fd00::1]:1"),
+        "joiner",
+        KEY,
+        "fd00::2",
+        slots=1,
+        agent_timeout_s=3.0,
+        fingerprint=DIGITS,
+    )
+
+
+def test_the_secret_comes_from_a_file_standard_input_or_a_variable(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"ELASTIC_DRIVER_JOIN_TOKEN": f" {TOKEN}-of-the-variable ", "OTHER": "x"}
+    assert read([*WORDS, "--join-token-file", token], environ.copy()).key == KEY
+    assert read(WORDS, environ).key == join_key(f"{TOKEN}-of-the-variable").hex()
+    assert environ == {"OTHER": "x"}, "workers do not inherit it"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{TOKEN}-of-stdin\n".encode())))
+    assert read([*WORDS, "--join-token-file", "-"], {}).key == join_key(f"{TOKEN}-of-stdin").hex()
+
+
+def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureFixture[str]) -> None:
+    read([*WORDS, "--join-token-file", token], {})
+    assert capsys.readouterr().err == ""
+    Path(token).chmod(0o604)
+    read([*WORDS, "--join-token-file", token], {})
+    assert capsys.readouterr().err == (f"elasticrun: warning: the join token's file {token}: all users may read it\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("", "the following arguments are required: --driver, --slots"),
+        ("--driver http://a:1", "the following arguments are required: --slots"),
+        ("--driver a --slots 1", "argument --driver: cannot read 'a' as the driver's address"),
+        ("--driver https://a:1 --slots 1", "behind it has to stand #sha256:"),
+        (
+            f"--driver https://a:1#sha256:{DIGITS} --driver http://a:1 --slots 1",
+            "the addresses given by --driver are not of one driver",
+        ),
+        ("--driver http://a:1 --slots x", "argument --slots: 'x' is not an integer"),
+        ("--driver http://a:1 --slots 0", "--slots 0 is not within 1 to 4096"),
+        ("--driver http://a:1 --slots 5000", "--slots 5000 is not within 1 to 4096"),
+        ("--driver http://a:1 --slots 2 --host a/b", "cannot read 'a/b' as a host"),
+        ("--driver http://a:1 --slots 2 --host a:3", "--host 'a:3' has other slots than --slots 2"),
+        ("--driver http://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
+        ("--driver http://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
+        ("--driver http://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
+        ("--driver http://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token's file /no/such"),
+        ("--driver http://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters, and 16 are the least"),
+    ],
+)
+def test_bad_usage(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["join", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert complaint in err
+
+
+def test_a_secret_that_is_none_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(WORDS, {"ELASTIC_DRIVER_JOIN_TOKEN": "hunter2"})
+    assert "the variable ELASTIC_DRIVER_JOIN_TOKEN as a join token: it has 7 characters" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--timeout x", "argument --timeout: 'x' is not a number"),
+        ("--timeout 0", "--timeout 0 is not a number of seconds above 0"),
+        ("somebody", "unrecognized arguments: somebody"),
+    ],
+)
+def test_bad_usage_of_leave(words: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leave", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert complaint in err
+
+
+@pytest.mark.parametrize("name", ["join", "leave"])
+def test_each_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: elasticrun {name} ")

@@ -1,0 +1,76 @@
+"""What elasticrun status shows people of the driver's answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_driver.cli.status import page
+
+pytestmark = [pytest.mark.unit]
+
+
+def worker(host: str, slot: int, rank: int | None, **more: Any) -> dict[str, Any]:
+    known = {"worker": f"{host}[{slot}]#0", "host": host, "slot": slot, "rank": rank, "round_id": 2, "since_s": 61.0}
+    return {**known, "phase": "member", "running": True, "commits": 12, "pid": 4000 + slot, **more}
+
+
+ANSWER: dict[str, Any] = {
+    "job_id": "3f2a",
+    "command": ["python", "train.py", "a b"],
+    "explain": "round 2 runs with 2 workers",
+    "age_s": 7300.0,
+    "phase": "running",
+    "round_id": 2,
+    "commits": 12,
+    "resets": 1,
+    "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4}],
+    "blacklisted": ["b"],
+    "drained": ["b"],
+    "workers": [
+        worker("gone", 0, None, phase="booting", running=False, commits=0, pid=None, since_s=3.0),
+        worker("a", 1, 1, running=False),
+        worker("a", 0, 0),
+    ],
+}
+
+
+def test_a_page() -> None:
+    assert page("3f2a", ANSWER) == (
+        "job 3f2a, running, 2 h old: python train.py 'a b'\n"
+        "round 2 runs with 2 workers\n"
+        "round 2, from commit 12, 1 reset\n"
+        "\n"
+        "HOST  SLOTS  WORKERS\n"
+        "a         2        2\n"
+        "b         4        0  blacklisted, drained\n"
+        "gone      -        1  not listed\n"
+        "\n"
+        "RANK  WORKER   PHASE      FOR  FROM COMMIT   PID\n"
+        "   0  a[0]     training  61 s           12  4000\n"
+        "   1  a[1]     joining   61 s           12  4001\n"
+        "   -  gone[0]  booting    3 s            0     -"
+    )
+
+
+def test_a_job_without_hosts_yet() -> None:
+    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for host discovery to answer"}
+    assert page("3f2a", nothing).endswith("waiting for host discovery to answer\nround 2, from commit 12, 1 reset")
+
+
+def test_long_names_fit_into_eighty_columns() -> None:
+    name = "ip-10-0-0-1.a-region-of-the-world.compute.internal." + "x" * 60
+    long = {
+        **ANSWER,
+        "command": ["python", "train.py", *(f"--flag-{number}" for number in range(20))],
+        "hosts": [{"name": name, "slots": 8}],
+        "drained": [name],
+        "workers": [worker(name, 0, 0)],
+    }
+    assert max(map(len, page("3f2a", long, width=80).split("\n"))) <= 80
+    assert name in page("3f2a", long), "but whole where it is not for a terminal"
+
+
+def test_what_others_have_written_does_not_steer_the_terminal() -> None:
+    assert "\x1b" not in page("3f2a", {**ANSWER, "command": ["\x1b[2J"], "explain": "\x1b[2J"})

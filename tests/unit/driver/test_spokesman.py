@@ -1,0 +1,385 @@
+"""What workers say through their agents, and what they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.rendezvous.agent_messages import (
+    Answer,
+    Ask,
+    Heard,
+    NoticeSet,
+    OnDisc,
+    Put,
+    Ready,
+    Reply,
+    Round,
+    Running,
+    Said,
+    Started,
+    Value,
+    Values,
+    Want,
+)
+from elastic_driver.rendezvous.entries import unpack_entries
+from elastic_driver.rendezvous.messages import (
+    DiscReport,
+    LeaveRequest,
+    NextRoundReply,
+    NextRoundRequest,
+    Notice,
+    Removed,
+    RunningReport,
+)
+from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest
+from elastic_driver.rendezvous.server.connection import error_body
+from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.unit
+
+A, A1, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
+
+
+class Link:
+    """See AgentLink: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Said] = []
+
+    def send(self, message: Said) -> None:
+        self.sent.append(message)
+
+
+class Job:
+    """Plays the handler of rounds, two agents, and one route that is answered at once and one that is not."""
+
+    def __init__(self) -> None:
+        self.links = {"a": Link(), "b": Link()}
+        self.asked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
+        self.ran: list[RunningReport] = []
+        self.beats: list[tuple[WorkerId, int, bool, bool, bool]] = []
+        self.disc: list[DiscReport] = []
+        self.left: list[WorkerId] = []
+        self.requests: list[RouteRequest] = []
+        self.error: Exception | None = None
+        self.later: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.store = RoundStore()
+        self.tasks = Tasks()
+        routes = {
+            "publish": Route({b"POST": WORKER}, self._answer),
+            "outcome": Route({b"POST": WORKER}, self._answer_later),
+            "rounds": Route({b"GET": WORKER}),
+        }
+        self.spokesman = Spokesman(
+            self,  # type: ignore[arg-type]
+            self.store,
+            routes,
+            tasks=self.tasks,
+            links=lambda: tuple(self.links.values()),  # type: ignore[arg-type, return-value]
+            host_of=self.links.get,  # type: ignore[arg-type]
+        )
+
+    # --- Rounds ----------------------------------------------------------------------------------------------------
+
+    def next_round(self, request: NextRoundRequest) -> Awaitable[NextRoundReply]:
+        if self.error is not None:
+            raise self.error
+        self.asked[request.worker] = asyncio.get_running_loop().create_future()
+        return self.asked[request.worker]
+
+    def running(self, report: RunningReport) -> None:
+        if self.error is not None:
+            raise self.error
+        self.ran.append(report)
+
+    def heard(self, worker: WorkerId, progress: int, *, waiting: bool, leaving: bool, exiting: bool) -> None:
+        self.beats.append((worker, progress, waiting, leaving, exiting))
+
+    def on_disc(self, report: DiscReport) -> None:
+        self.disc.append(report)
+
+    def leave(self, request: LeaveRequest) -> None:
+        if self.error is not None:
+            raise self.error
+        self.left.append(request.worker)
+
+    def status(self) -> dict[str, object]:
+        return {"phase": "running"}
+
+    def _answer(self, request: RouteRequest) -> tuple[int, bytes]:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        return 200, b"yes"
+
+    def _answer_later(self, request: RouteRequest) -> Awaitable[tuple[int, bytes]]:
+        return self.later
+
+    # --- for the tests ---------------------------------------------------------------------------------------------
+
+    def say(self, message: Said, host: str = "a") -> bool:
+        return self.spokesman.take(self._link(host), message)
+
+    def _link(self, host: str) -> AgentLink:
+        return self.links[host]  # type: ignore[return-value]
+
+    def sent(self, host: str = "a") -> list[Said]:
+        """What the agent was told since this was asked last."""
+        sent, self.links[host].sent = self.links[host].sent, []
+        return sent
+
+
+def on(test: Callable[[Job], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        job = Job()
+        await test(job)
+        await job.tasks.end()
+
+    run_virtually(main)
+
+
+def ready(worker: WorkerId = A, after: int = 0) -> bytes:
+    return NextRoundRequest(worker, after, 0, ReadyCause.START, "", (Backend.NATIVE,), 5, 6).to_json()
+
+
+def test_who_is_ready_is_answered_when_its_round_is_there() -> None:
+    async def test(job: Job) -> None:
+        assert job.say(Ready(A.key, ready()))
+        assert job.sent() == []
+        job.asked[A].set_result(Removed("a reason"))
+        await asyncio.sleep(0)
+        assert job.sent() == [Reply(A.key, 200, Removed("a reason").to_json())]
+
+    on(test)
+
+
+def test_an_older_request_of_a_worker_is_not_answered() -> None:
+    async def test(job: Job) -> None:
+        job.say(Ready(A.key, ready()))
+        job.asked[A].cancel()
+        await asyncio.sleep(0)
+        assert job.sent() == []
+
+    on(test)
+
+
+def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
+    async def test(job: Job) -> None:
+        job.error = RendezvousProtocolError("no such round")
+        job.say(Ready(A.key, ready()))
+        assert job.sent() == [Reply(A.key, 400, b"no such round")]
+        job.say(Running(RunningReport(A, 9, 0).to_json()))
+        assert job.ran == []
+
+    on(test)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(B.key, ready(B)),
+        Ready(A.key, ready(A1)),
+        Running(RunningReport(B, 1, 0).to_json()),
+        Heard({B.key: [1, 0]}, [], []),
+        OnDisc(B.key, b"[]"),
+        Ask(1, B.key, "status", [], b""),
+        Ready("nobody", ready()),
+        Ready(A.key, b"rubbish"),
+        Running(b"rubbish"),
+        OnDisc(A.key, b"rubbish"),
+        Heard({A.key: [1]}, [], []),
+        Heard({A.key: [1, 2, 3]}, [], []),
+    ],
+    ids=lambda message: message.name,
+)
+def test_an_agent_speaks_for_its_own_workers_only_and_no_rubbish(message: Said) -> None:
+    async def test(job: Job) -> None:
+        with pytest.raises(RendezvousProtocolError):
+            job.say(message)
+        assert (job.asked, job.ran, job.beats, job.disc, job.sent()) == ({}, [], [], [], [])
+
+    on(test)
+
+
+def test_what_an_agent_says_of_its_workers_reaches_the_rounds() -> None:
+    async def test(job: Job) -> None:
+        job.say(Running(RunningReport(A, 1, 2).to_json()))
+        assert [(one.worker, one.round_id) for one in job.ran] == [(A, 1)]
+        job.say(Heard({A.key: [7, 1], A1.key: [8, 0]}, [A.key], [A1.key]))
+        assert job.beats == [(A, 7, True, True, False), (A1, 8, False, True, True)]
+
+    on(test)
+
+
+def test_questions_have_the_answers_that_the_server_would_give() -> None:
+    async def test(job: Job) -> None:
+        job.say(Ask(1, A.key, "leave", [], LeaveRequest(A, "SIGTERM").to_json()))
+        job.say(Ask(2, A.key, "leave", [], LeaveRequest(A1, "SIGTERM").to_json()))
+        job.say(Ask(3, A.key, "leave", [], b"rubbish"))
+        job.say(Ask(4, A.key, "status", [], b""))
+        job.say(Ask(5, A.key, "publish", ["1", "2"], b"body"))
+        job.say(Ask(6, A.key, "nothing", [], b""))
+        job.say(Ask(7, A.key, "rounds", [], b""))
+        answers = {each.number: each for each in job.sent() if isinstance(each, Answer)}
+        assert [answers[number].status for number in range(1, 8)] == [204, 400, 400, 200, 200, 404, 404]
+        assert json.loads(answers[4].blob) == {"phase": "running"}
+        assert answers[5].blob == b"yes"
+        assert job.left == [A]
+        (request,) = job.requests
+        assert (request.identity.worker, request.method, request.path, request.body) == (
+            A,
+            b"POST",
+            ("1", "2"),
+            b"body",
+        )
+
+    on(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StaleRoundError(1, 2), 409), (RendezvousClosedError("gone"), 410), (RendezvousProtocolError("rubbish"), 400)],
+    ids=["stale", "closed", "rubbish"],
+)
+def test_refusals_have_the_servers_statuses(error: Exception, status: int) -> None:
+    async def test(job: Job) -> None:
+        job.error = error
+        job.say(Ask(1, A.key, "publish", [], b""))
+        assert job.sent() == [Answer(1, status, error_body(error))]
+
+    on(test)
+
+
+def test_an_error_of_our_own_is_not_hidden() -> None:
+    async def test(job: Job) -> None:
+        job.error = ValueError("a bug")
+        with pytest.raises(ValueError, match="a bug"):
+            job.say(Ask(1, A.key, "publish", [], b""))
+
+    on(test)
+
+
+def test_an_answer_may_take_its_time_and_be_a_refusal() -> None:
+    async def test(job: Job) -> None:
+        for outcome in ((200, b"late"), RendezvousProtocolError("rubbish")):
+            job.later = asyncio.get_running_loop().create_future()
+            job.say(Ask(1, A.key, "outcome", [], b""))
+            await asyncio.sleep(0.1)
+            assert job.sent() == []
+            if isinstance(outcome, tuple):
+                job.later.set_result(outcome)
+            else:
+                job.later.set_exception(outcome)
+            await asyncio.sleep(0.1)
+            assert job.sent() == [Answer(1, *(outcome if isinstance(outcome, tuple) else (400, error_body("rubbish"))))]
+
+    on(test)
+
+
+def test_rounds_and_notices_go_to_all_agents_also_those_that_come_later() -> None:
+    async def test(job: Job) -> None:
+        notice = Notice(3, 1, NoticeKind.HOSTS_UPDATED, "")
+        job.spokesman.came(job._link("a"))
+        assert job.sent() == []
+        job.store.begin_round(1)
+        job.spokesman.begin_round(1)
+        job.spokesman.notify(notice)
+        assert job.sent("a") == job.sent("b") == [Round(1), NoticeSet(notice.to_json())]
+        job.spokesman.came(job._link("b"))
+        assert job.sent("b") == [Round(1), NoticeSet(notice.to_json())]
+
+    on(test)
+
+
+def test_who_wants_a_key_has_it_at_once_or_when_it_is_there() -> None:
+    async def test(job: Job) -> None:
+        job.store.begin_round(1)
+        job.say(Want(1, "s", "k", 0))
+        job.say(Want(1, "s", "k", 0))
+        assert job.sent() == []
+        job.say(Put(1, "s", "k", b"v"), "b")
+        assert job.sent() == [Value(1, "s", "k", b"v")]
+        job.say(Want(1, "s", "k", 0), "b")
+        assert job.sent("b") == [Value(1, "s", "k", b"v")]
+
+    on(test)
+
+
+def test_who_wants_many_keys_has_them_when_all_are_there() -> None:
+    async def test(job: Job) -> None:
+        job.store.begin_round(1)
+        job.say(Put(1, "s", "0", b"x"))
+        job.say(Want(1, "s", "", 2))
+        job.say(Want(1, "s", "", 3))
+        assert job.sent() == []
+        job.say(Put(1, "s", "1", b"y"), "b")
+        (values,) = job.sent()
+        assert isinstance(values, Values)
+        assert unpack_entries(values.blob) == [("0", b"x"), ("1", b"y")]
+        job.say(Want(1, "s", "", 2), "b")
+        assert job.sent("b") == [values]
+
+    on(test)
+
+
+def test_two_counts_that_one_host_wants_are_both_answered() -> None:
+    """Two exchanges of one scope, of which one waits for more: the second answer must not be forgotten."""
+
+    async def test(job: Job) -> None:
+        job.store.begin_round(1)
+        job.say(Want(1, "s", "", 1))
+        job.say(Want(1, "s", "", 2))
+        job.say(Put(1, "s", "0", b"x"), "b")
+        assert len(job.sent()) == 1
+        job.say(Put(1, "s", "1", b"y"), "b")
+        assert len(job.sent()) == 1
+
+    on(test)
+
+
+def test_of_another_round_nothing_is_taken_and_nobody_waits() -> None:
+    async def test(job: Job) -> None:
+        job.store.begin_round(1)
+        job.say(Want(1, "s", "k", 0))
+        job.say(Want(1, "s", "", 1))
+        job.store.begin_round(2)
+        job.spokesman.begin_round(2)
+        job.sent()
+        job.say(Put(1, "s", "k", b"old"))
+        job.say(Want(1, "s", "k", 0))
+        job.say(Put(2, "s", "k", b"new"), "b")
+        assert job.sent() == []
+        assert job.store.get(2, "s", "k") == b"new"
+
+    on(test)
+
+
+def test_an_agent_that_is_lost_waits_for_nothing() -> None:
+    async def test(job: Job) -> None:
+        job.store.begin_round(1)
+        job.say(Want(1, "s", "k", 0))
+        job.say(Want(1, "s", "", 1))
+        job.spokesman.lost(job._link("a"))
+        job.say(Put(1, "s", "k", b"v"), "b")
+        assert job.sent() == []
+
+    on(test)
+
+
+def test_what_is_said_of_processes_is_not_its_business() -> None:
+    async def test(job: Job) -> None:
+        assert not job.say(Started(A.key, 1))
+
+    on(test)

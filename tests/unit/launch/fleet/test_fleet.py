@@ -1,0 +1,459 @@
+"""Which hosts have an agent, and what is done so that those wanted have one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fleet_fakes import AGENT_TIMEOUT_S, FakeFleet, on_fleet, rest
+
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.reception import RefusedError
+from elastic_driver.rendezvous.agent_messages import Bye, Close, Exited, Finished, KillAll, Leaves, Started
+
+pytestmark = pytest.mark.unit
+
+A = WorkerId("a", 0, 0)
+
+
+async def _starts(fleet: FakeFleet, worker: WorkerId) -> asyncio.Task[object]:
+    task: asyncio.Task[object] = asyncio.create_task(
+        fleet.launcher.start(worker, ["true"], {}, label="0", rank_at_launch=0)
+    )
+    await rest()
+    return task
+
+
+def test_a_wanted_host_is_dialled_and_is_up_when_its_agent_has_come() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "here"])
+        await rest()
+        assert (fleet.remote.hosts(), fleet.local.hosts()) == (["a"], ["here"])
+        assert not fleet.fleet.is_up("a")
+        before = fleet.fleet.changes
+        agent, local = fleet.arrives("a"), fleet.arrives("here")
+        assert [fleet.fleet.is_up(name) for name in ("a", "here", "b")] == [True, True, False]
+        assert (agent.link.facts.local, local.link.facts.local) == (False, True)
+        assert fleet.listener.came == ["a", "here"]
+        assert fleet.fleet.changes > before
+
+    on_fleet(main)
+
+
+def test_agents_here_and_elsewhere_are_given_what_they_need() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "here"])
+        await rest()
+        (_, remote), (_, local) = fleet.remote.dials[0], fleet.local.dials[0]
+        assert (remote.urls, remote.fingerprint, remote.owner) == (("http://a:1",), "f", "")
+        assert (local.urls, local.fingerprint, local.owner) == (("http://loopback:1",), "", "owner")
+        assert (remote.host, remote.job, remote.agent_timeout_s) == ("a", "job", AGENT_TIMEOUT_S)
+
+    on_fleet(main)
+
+
+def test_all_names_of_this_machine_have_one_agent() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["one", "two"])
+        await rest()
+        assert fleet.local.hosts() == ["one"]
+        agent = fleet.arrives("one")
+        assert fleet.fleet.link_of("two") is agent.link is fleet.fleet.link_of("one")
+
+    on_fleet(main, local_names=("one", "two"))
+
+
+def test_an_agent_that_is_lost_is_told_of_and_its_host_is_dialled_again() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.hang_up()
+        await asyncio.sleep(0.9)
+        assert fleet.fleet.is_up("a")
+        await asyncio.sleep(0.2)
+        assert not fleet.fleet.is_up("a")
+        assert [host for host, _ in fleet.listener.lost] == ["a"]
+        assert fleet.remote.hosts() == ["a", "a"]
+        assert fleet.remote.dialled[0].closed
+        fleet.arrives("a")
+        assert fleet.fleet.is_up("a")
+
+    on_fleet(main)
+
+
+def test_an_agent_that_dials_in_again_goes_on() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.hang_up()
+        await asyncio.sleep(0.5)
+        agent.connect()
+        await asyncio.sleep(1)
+        assert fleet.fleet.is_up("a")
+        assert fleet.listener.lost == []
+        assert fleet.fleet.known(agent.link.agent) is agent.link
+
+    on_fleet(main)
+
+
+def test_a_lost_agent_is_not_known_any_more() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.link.lose("a test")
+        assert fleet.fleet.known(agent.link.agent) is None
+
+    on_fleet(main)
+
+
+def test_the_end_waits_for_the_agents_of_hosts_that_have_been_lost_before() -> None:
+    """That there was a moment without any agent says nothing of those that have come since."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await rest()
+        agent.link.lose("a test")
+        await rest()
+        agent = fleet.arrives("a")
+        closing = asyncio.create_task(fleet.close())
+        await rest()
+        assert agent.of(Close)
+        assert not closing.done()
+        assert not agent.transport.is_closed
+        agent.say(Bye())
+        await closing
+
+    on_fleet(main)
+
+
+def test_the_end_waits_no_longer_than_for_a_lease() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await asyncio.wait_for(fleet.close(), 2 * AGENT_TIMEOUT_S + 5)
+        assert agent.transport.is_closed
+        assert fleet.remote.dialled[0].closed
+
+    on_fleet(main)
+
+
+def test_at_the_end_commands_that_start_agents_are_ended_too() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        await fleet.close()
+        assert [dialled.closed for dialled in fleet.remote.dialled] == [1, 1]
+
+    on_fleet(main)
+
+
+def test_commands_of_hosts_that_were_just_taken_off_the_list_end_with_the_job() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.has("a", "b")
+        start = await _starts(fleet, A)
+        await fleet.fleet.want([])  # b ends now, a when its worker has
+        closing = asyncio.create_task(fleet.close())
+        await asyncio.wait((closing,))
+        assert [dialled.closed > 0 for dialled in fleet.remote.dialled] == [True, True]
+        start.cancel()
+        await asyncio.wait((start,))
+
+    on_fleet(main)
+
+
+def test_an_agent_that_comes_at_the_end_is_refused() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        await fleet.close()
+        with pytest.raises(RefusedError, match="the job is over"):
+            fleet.arrives("j", ticket=False)
+
+    on_fleet(main)
+
+
+def test_a_host_joins_leaves_and_joins_again() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        for _ in range(2):
+            agent = fleet.arrives("j", ticket=False)
+            assert fleet.fleet.joined() == (Host("j", 2),)
+            agent.say(Leaves("a test"))
+            assert fleet.fleet.joined() == ()
+            await agent.leaves()
+            assert agent.transport.is_closed
+        assert fleet.listener.leaves == [("j", "a test")] * 2
+        assert fleet.listener.lost == []
+        assert fleet.remote.dials == []
+
+    on_fleet(main)
+
+
+def test_a_host_that_leaves_is_told_to_close_when_its_last_worker_has_ended() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        agent = fleet.arrives("a", ticket=False)
+        start = await _starts(fleet, A)
+        agent.say(Started(A.key, 5))
+        await start
+        agent.say(Leaves("a test"))
+        await rest()
+        assert not agent.of(Close)
+        assert fleet.fleet.joined() == (Host("a", 2),)
+        agent.say(Exited(A.key, 0, []), Finished(A.key))
+        assert fleet.fleet.joined() == ()
+        await agent.leaves()
+
+    on_fleet(main)
+
+
+def test_a_listed_host_that_has_left_is_dialled_again_once_it_was_not_listed() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.say(Leaves("a test"))
+        await agent.leaves()
+        await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a"]
+        await fleet.fleet.want([])
+        await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a", "a"]
+
+    on_fleet(main)
+
+
+def test_this_machine_that_has_left_stays_away_while_another_of_its_names_is_listed() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("one")
+        await fleet.fleet.want(["two"])
+        agent.say(Leaves("a test"))
+        await agent.leaves()
+        await fleet.fleet.want(["two"])
+        await rest()
+        assert fleet.local.hosts() == ["one"]
+
+    on_fleet(main, local_names=("one", "two"))
+
+
+def test_a_name_that_is_taken_can_not_be_joined_under() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.has("a")
+        fleet.arrives("j", ticket=False)
+        for name in ("a", "j"):
+            with pytest.raises(RefusedError, match=f"the job has a host {name} already"):
+                fleet.arrives(name, ticket=False)
+
+    on_fleet(main)
+
+
+def test_who_joins_while_the_host_of_its_name_is_silent_waits_for_the_verdict() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        older = fleet.arrives("j", ticket=False)
+        older.hang_up()
+        newer = fleet.arrives("j", ticket=False)
+        assert fleet.fleet.link_of("j") is older.link
+        await asyncio.sleep(1.1)
+        assert fleet.fleet.link_of("j") is newer.link
+        assert fleet.fleet.joined() == (Host("j", 2),)
+        assert fleet.listener.came == ["j", "j"]
+
+    on_fleet(main)
+
+
+def test_of_two_who_wait_for_one_name_the_later_is_refused() -> None:
+    """Else it would belong to the job, and no host would be its."""
+
+    async def main(fleet: FakeFleet) -> None:
+        fleet.arrives("j", ticket=False).hang_up()
+        newer = fleet.arrives("j", ticket=False)
+        with pytest.raises(RefusedError, match="the job has a host j already"):
+            fleet.arrives("j", ticket=False)
+        newer.hang_up()
+        newest = fleet.arrives("j", ticket=False)
+        await asyncio.sleep(1.1)
+        assert fleet.fleet.link_of("j") is newest.link
+        assert list(fleet.fleet.links()) == [newest.link]
+
+    on_fleet(main)
+
+
+def test_an_agent_that_has_not_heard_its_welcome_comes_once_more() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        first = fleet.arrives("j", ticket=False)
+        first.hang_up()
+        again = fleet.arrives("j", ticket=False, agent=first.link.agent)
+        await asyncio.sleep(5)
+        assert fleet.fleet.link_of("j") is again.link
+        assert fleet.fleet.known(again.link.agent) is again.link
+        assert list(fleet.fleet.links()) == [again.link]
+
+    on_fleet(main)
+
+
+def test_nobody_takes_another_agents_number() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        with pytest.raises(RefusedError, match="an agent of this number already"):
+            fleet.arrives("j", ticket=False, agent=agent.link.agent)
+        agent.say(Leaves("a test"))
+        agent.hang_up()
+        with pytest.raises(RefusedError, match="an agent of this number already"):
+            fleet.arrives("j", ticket=False, agent=agent.link.agent)
+        assert fleet.fleet.known(agent.link.agent) is agent.link
+
+    on_fleet(main)
+
+
+def test_a_host_that_is_dialled_and_joins_by_itself_has_one_agent() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        joined = fleet.arrives("a", ticket=False)
+        with pytest.raises(RefusedError, match="the job has a host a already"):
+            fleet.arrives("a")
+        await asyncio.sleep(100)
+        assert fleet.fleet.link_of("a") is joined.link
+        assert fleet.remote.hosts() == ["a"]
+
+    on_fleet(main)
+
+
+def test_a_host_that_joins_between_two_tries_is_not_dialled_any_more() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        fleet.remote.error = None
+        await fleet.fleet.want(["a"])
+        await rest()
+        fleet.remote.dialled[0].failed.set_result(DialFailure("refused"))
+        await rest()
+        joined = fleet.arrives("a", ticket=False)
+        assert fleet.fleet.remark() == ""
+        await asyncio.sleep(100)
+        assert fleet.remote.hosts() == ["a"]
+        assert fleet.fleet.link_of("a") is joined.link
+        joined.link.lose("a test")
+        await rest()
+        assert fleet.remote.hosts() == ["a", "a"]
+
+    on_fleet(main)
+
+
+def test_a_host_that_has_joined_stays_when_a_list_that_has_it_no_longer_does() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        joined = fleet.arrives("a", ticket=False)
+        await fleet.fleet.want(["a"])
+        await fleet.fleet.want([])
+        await rest()
+        assert not joined.of(Close)
+        assert fleet.fleet.joined() == (Host("a", 2),)
+
+    on_fleet(main)
+
+
+def test_a_host_that_is_not_wanted_any_more_ends_and_may_come_back() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        await fleet.fleet.want([])
+        assert not fleet.fleet.is_up("a")
+        await fleet.fleet.want(["a"])  # listed again while its agent ends
+        await agent.leaves()
+        await rest()
+        assert fleet.listener.lost == []
+        assert fleet.remote.dialled[0].closed
+        assert fleet.remote.hosts() == ["a", "a"]
+        fleet.arrives("a")
+        assert fleet.fleet.is_up("a")
+
+    on_fleet(main)
+
+
+def test_the_command_of_a_host_that_nobody_wants_is_ended() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        await fleet.fleet.want([])
+        await rest()
+        assert fleet.remote.dialled[0].closed
+
+    on_fleet(main)
+
+
+def test_why_a_host_is_not_ready_is_told_once() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        fleet.remote.error = None
+        await fleet.fleet.want(["a"])
+        for _ in range(3):
+            await rest()
+            fleet.remote.dialled[-1].failed.set_result(DialFailure("refused"))
+            await asyncio.sleep(11)
+        assert fleet.listener.unready == [("a", DialFailure("refused"))]
+        assert fleet.fleet.remark() == "host a is not ready: refused (tried 3 times)"
+
+    on_fleet(main)
+
+
+def test_that_no_host_can_be_used_is_told_when_no_try_can_help() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        fleet.remote.dialled[0].failed.set_result(DialFailure("denied", permanent=True))
+        await rest()
+        assert fleet.listener.useless == []
+        fleet.remote.dialled[1].failed.set_result(DialFailure("no Python", permanent=True))
+        await rest()
+        assert fleet.listener.useless == ["a: denied; b: no Python"]
+
+    on_fleet(main)
+
+
+def test_of_a_host_that_is_not_wanted_any_more_nothing_is_told() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a"])
+        await rest()
+        fleet.fleet.unready("b", DialFailure("denied", permanent=True))
+        await fleet.fleet.want([])
+        fleet.fleet.unready("a", DialFailure("denied", permanent=True))
+        assert (fleet.listener.unready, fleet.listener.useless) == ([], [])
+
+    on_fleet(main)
+
+
+def test_settling_waits_for_an_agent_or_a_failure() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b"])
+        settling = asyncio.create_task(fleet.fleet.settle(5))
+        await rest()
+        fleet.arrives("a")
+        await rest()
+        assert not settling.done()
+        fleet.remote.dialled[1].failed.set_result(DialFailure("refused"))
+        await rest()
+        assert settling.done()
+
+    on_fleet(main)
+
+
+def test_agents_that_come_and_go_for_weeks_leave_nothing_behind() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        for number in range(1500):
+            await fleet.fleet.want([f"host{number}"])
+            agent = fleet.arrives(f"joined{number}", ticket=False)
+            agent.say(Leaves("a test"))
+            await agent.leaves()
+        await fleet.fleet.want([])
+        await rest()
+        kept = {
+            name: len(value)
+            for one in (fleet.fleet, fleet.launcher, fleet.door)
+            for name, value in vars(one).items()
+            if isinstance(value, dict | set | list | tuple) and value
+        }
+        assert kept.pop("_given_up") == 1000
+        assert kept == {}
+
+    on_fleet(main)
+
+
+def test_the_second_interrupt_kills_on_all_hosts() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        agents = await fleet.has("a", "b")
+        fleet.launcher.kill()
+        await rest()
+        assert [len(agent.of(KillAll)) for agent in agents] == [1, 1]
+
+    on_fleet(main)

@@ -1,0 +1,208 @@
+"""When an agent counts as lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, facts
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.worker import RemoteWorker
+from elastic_driver.rendezvous.agent_messages import Exited, Finished, Said, Spared, WarmUp, Warning
+
+pytestmark = pytest.mark.unit
+
+A, B = WorkerId("a", 0, 0), WorkerId("a", 1, 0)
+
+
+class Owner:
+    """Takes what an agent says."""
+
+    def __init__(self) -> None:
+        self.said: list[Said] = []
+        self.lost: list[str] = []
+        self.worker: dict[str, RemoteWorker] = {}
+        self.link = AgentLink(facts("a"), self, agent_timeout_s=AGENT_TIMEOUT_S)
+        self.agent = FakeAgent(self.link)
+        self.beating: asyncio.Task[None] | None = None
+
+    def take(self, link: AgentLink, message: Said) -> None:
+        self.said.append(message)
+        match message:
+            case Exited(key):
+                self.worker[key].has_exited(message)
+            case Finished(key):
+                self.worker[key].has_finished()
+            case Spared(key):
+                self.worker[key].spared()
+
+    def link_lost(self, link: AgentLink, why: str) -> None:
+        self.lost.append(why)
+        for worker in self.worker.values():
+            worker.lost(why)
+
+    def runs(self, worker: WorkerId) -> RemoteWorker:
+        self.worker[worker.key] = RemoteWorker(worker, 1, "0", self.link)
+        return self.worker[worker.key]
+
+    def lives(self) -> None:
+        """From now on it is heard."""
+
+        async def beat() -> None:
+            while True:
+                self.agent.beat()
+                await asyncio.sleep(0.5)
+
+        self.beating = asyncio.create_task(beat())
+
+    def is_stopped(self) -> None:
+        """It says nothing any more; its kernel acknowledges."""
+        assert self.beating is not None
+        self.beating.cancel()
+
+
+def test_a_second_order_is_watched_like_the_first() -> None:
+    """A worker was killed in time; soon after its agent is stopped, and is told to kill another."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        first, second = owner.runs(A), owner.runs(B)
+        first.kill()
+        await asyncio.sleep(0.1)
+        owner.agent.say(Exited(A.key, -9, []), Finished(A.key))
+        await asyncio.sleep(1)
+        owner.is_stopped()
+        await asyncio.sleep(4)
+        second.kill()
+        await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
+        assert owner.lost == ["its agent does not kill worker a[1]: it was stopped, or its machine stands still"]
+        assert str(second.exited.result()).startswith("lost with host a")
+
+    run_virtually(main)
+
+
+def test_an_order_is_watched_until_it_is_carried_out() -> None:
+    """A process that the kernel holds is no fault of its agent's; that agent may be stopped later."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        owner.runs(A).kill()
+        await asyncio.sleep(3 * AGENT_TIMEOUT_S)
+        assert owner.lost == []
+        owner.is_stopped()
+        await asyncio.sleep(2 * AGENT_TIMEOUT_S)
+        assert len(owner.lost) == 1
+
+    run_virtually(main)
+
+
+def test_a_stopped_agent_is_lost_when_its_worker_is_to_be_stopped() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        stopping = asyncio.create_task(owner.runs(A).stop(30.0))
+        await asyncio.sleep(30.0 + AGENT_TIMEOUT_S)
+        assert owner.lost == []
+        await asyncio.sleep(1.5)
+        assert len(owner.lost) == 1
+        assert (await stopping).returncode == -9
+
+    run_virtually(main)
+
+
+def test_who_is_spared_was_not_overdue() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        killing = asyncio.create_task(owner.runs(A).kill_hung(stacks_s=0.0, exits=True))
+        await asyncio.sleep(0.1)
+        owner.agent.say(Spared(A.key))
+        assert await killing is False
+        await asyncio.sleep(2 * AGENT_TIMEOUT_S)
+        assert owner.lost == []
+
+    run_virtually(main)
+
+
+def test_a_driver_that_was_stopped_reads_before_it_judges() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        worker = owner.runs(A)
+        worker.kill()
+        await asyncio.sleep(0.1)
+        loop.stand_still(100)
+        await asyncio.sleep(0.01)
+        # What the agent has said meanwhile is read now.
+        owner.agent.say(Exited(A.key, -9, []))
+        await asyncio.sleep(2 * AGENT_TIMEOUT_S)
+        assert owner.lost == []
+        assert worker.exited.result().returncode == -9
+
+    run_virtually(main)
+
+
+def test_a_driver_that_was_stopped_lets_an_agent_come_back() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.agent.hang_up()
+        await asyncio.sleep(0.3)
+        loop.stand_still(100)
+        await asyncio.sleep(0.01)
+        assert owner.lost == []
+        owner.agent.connect()
+        await asyncio.sleep(5)
+        assert owner.lost == []
+        owner.agent.hang_up()
+        await asyncio.sleep(1.1)
+        assert len(owner.lost) == 1
+
+    run_virtually(main)
+
+
+def test_what_was_sent_meanwhile_comes_once_when_an_agent_is_back() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.link.send(WarmUp())
+        await asyncio.sleep(0.1)
+        assert owner.agent.heard() == [WarmUp()]
+        owner.agent.hang_up()
+        owner.link.send(WarmUp())
+        owner.agent.connect()
+        await asyncio.sleep(0.1)
+        assert owner.agent.heard() == [WarmUp()] * 2
+        owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_a_wrong_number_breaks_the_connection_and_no_more() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.agent.say(Warning("one"))
+        owner.agent._last = 7
+        owner.agent.say(Warning("eight"))
+        assert owner.agent.transport.is_closed
+        assert owner.said == [Warning("one")]
+        owner.agent._seen = 99
+        with pytest.raises(RendezvousProtocolError, match="cannot have seen"):
+            owner.agent.connect()
+        owner.agent.connection.abort("as the reception does")
+        await asyncio.sleep(1.1)
+        assert len(owner.lost) == 1
+
+    run_virtually(main)
+
+
+def test_texts_that_no_log_can_be_written_with_are_made_sound() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.agent.say(Warning("half \ud83d, whole \U0001f600"))
+        assert owner.said == [Warning("half ?, whole \U0001f600")]
+        owner.link.close("the test is over")
+
+    run_virtually(main)

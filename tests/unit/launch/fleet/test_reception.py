@@ -1,0 +1,266 @@
+"""The first words on each connection of an agent, and who may come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fleet_fakes import FakeFleet, FakeTransport, hello, on_fleet
+
+from elastic_driver.hosts import Host
+from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.rendezvous.agent_messages import Close, Hello, Refused, Said, Warning, Welcome, said
+from elastic_driver.rendezvous.agreement import Agreement
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.frames import FrameReader, FrameWriter
+from elastic_driver.rendezvous.proof import Session
+
+pytestmark = pytest.mark.unit
+
+TERMS = Terms("job", 1.5, "/work", 18, warm=True, preload=("torch",), prefix_timestamp=True, agent_timeout_s=7.0)
+JOINER = Identity(Role.JOINER)
+
+
+class _Transport(FakeTransport):
+    """Keeps what is written as it is: keys change on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += bytes(data)
+
+
+class Dial:
+    """An agent's end of one connection, on which both ends have proven themselves as the server has them do."""
+
+    def __init__(self, reception: Reception, identity: Identity, key: bytes) -> None:
+        self.session = Session(key, str(identity), "1" * 32, "2" * 32)
+        self.connection: Any = reception.take_over(identity, self.session)
+        self.writer = FrameWriter(self.session.frames(up=True))
+        self.transport = _Transport()
+        self.connection.connection_made(self.transport)
+
+    def says(self, word: Said, *, first: int = 0) -> Said | None:
+        """The answer to a word without a number."""
+        self.connection.data_received(self.writer.frame(first, 0, [word.message().pack()]))
+        frame = next(FrameReader(self.session.frames(up=False)).feed(self.transport.data), None)
+        return None if frame is None or first else said(frame.messages[0])
+
+
+class Place:
+    """A reception before a fleet."""
+
+    def __init__(self, fleet: FakeFleet) -> None:
+        self.fleet, self.door = fleet, fleet.door
+        self.reception = Reception(self.door, TERMS, fleet.fleet)
+
+    def dial(self, identity: Identity = JOINER) -> Dial:
+        key = self.door.key_of(identity)
+        assert key is not None, "a stranger"
+        return Dial(self.reception, identity, key)
+
+
+def _hello(**more: Any) -> tuple[Agreement, Hello]:
+    agreement = Agreement()
+    return agreement, hello(**({"public": agreement.public, "slots": 2, "host": "j"} | more))
+
+
+def _refusal(answer: Said | None) -> str:
+    assert isinstance(answer, Refused)
+    return answer.why
+
+
+def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        agreement, first = _hello()
+        dial = place.dial()
+        welcome = dial.says(first)
+        assert isinstance(welcome, Welcome)
+        assert (welcome.host, welcome.seen, welcome.cwd, welcome.preload) == ("j", 0, "/work", ["torch"])
+        assert welcome.agent_timeout_s == 7.0
+        assert fleet.fleet.joined() == (Host("j", 2),)
+        # From here on with what was agreed on.
+        agreed = agreement.with_(welcome.public)
+        dial.writer.rekey(dial.session.frames(up=True, secret=agreed.secret))
+        dial.says(Warning("one"), first=1)
+        assert fleet.warnings == ["host j: one"]
+        identity = Identity(Role.AGENT, number=first.agent)
+        assert place.door.key_of(identity) == agreed.again
+        again = place.dial(identity)
+        back = again.says(hello(agent=first.agent, resumes=True))
+        assert isinstance(back, Welcome)
+        assert (back.seen, back.public) == (1, "")
+        assert dial.transport.is_closed
+        assert fleet.listener.came == ["j"]
+
+    on_fleet(main)
+
+
+def test_a_ticket_is_good_for_one_agent() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        ticket = place.door.issue("a", 60)
+        first, second = place.dial(ticket.identity), place.dial(ticket.identity)
+        assert isinstance(first.says(_hello(host="another")[1]), Welcome)
+        assert fleet.fleet.is_up("a")
+        assert _refusal(second.says(_hello()[1])).startswith("this ticket is good for nothing any more")
+        assert second.transport.is_closed
+        assert place.door.key_of(ticket.identity) is None
+
+    on_fleet(main)
+
+
+def test_who_was_given_up_is_told_so() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()[1]
+        place.dial().says(first)
+        link = fleet.fleet.known(first.agent)
+        assert link is not None
+        link.lose("a test")
+        again = place.dial(Identity(Role.AGENT, number=first.agent))
+        assert "given this agent up" in _refusal(again.says(hello(agent=first.agent, resumes=True)))
+
+    on_fleet(main)
+
+
+def test_nobody_resumes_as_somebody_else() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        one, two = _hello()[1], _hello(host="k")[1]
+        place.dial().says(one)
+        place.dial().says(two)
+        for identity in (JOINER, Identity(Role.AGENT, number=two.agent)):
+            answer = place.dial(identity).says(hello(agent=one.agent, resumes=True))
+            assert "given this agent up" in _refusal(answer)
+        # Nor begins anew with a key that is for coming back.
+        anew = place.dial(Identity(Role.AGENT, number=two.agent)).says(_hello(host="x")[1])
+        assert "good for nothing" in _refusal(anew)
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"version": "0.0.1"}, "install the same version on both"),
+        ({"protocol": 99}, "protocol 99"),
+        ({"slots": 0}, "has no slots"),
+        ({"host": "a b"}, "is no name for a host"),
+        ({"host": "", "machine": "\ud800"}, "'?' is no name for a host"),
+    ],
+    ids=["version", "protocol", "slots", "name", "machine"],
+)
+def test_who_does_not_fit_is_told_why(more: dict[str, Any], why: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        dial = place.dial()
+        assert why in _refusal(dial.says(_hello(**more)[1]))
+        assert dial.transport.is_closed
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("more", [{"agent": ""}, {"agent": "../x"}, {"public": "xyz"}, {"public": "00" * 32}])
+def test_a_hello_that_can_not_be_costs_the_connection(more: dict[str, Any]) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        dial = place.dial()
+        assert dial.says(_hello(**more)[1]) is None
+        assert dial.transport.is_closed
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)
+
+
+def test_another_first_word_costs_the_connection() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        for word, first in ((Warning("x"), 0), (Close(), 0), (_hello()[1], 1)):
+            dial = place.dial()
+            assert dial.says(word, first=first) is None
+            assert dial.transport.is_closed
+
+    on_fleet(main)
+
+
+def test_who_says_nothing_is_cut_and_so_is_who_says_too_much() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        silent, loud = place.dial(), place.dial()
+        loud.connection.data_received((1 << 30).to_bytes(4, "big"))
+        assert loud.transport.is_closed
+        assert not silent.transport.is_closed
+        await asyncio.sleep(11)
+        assert silent.transport.is_closed
+
+    on_fleet(main)
+
+
+def test_those_that_have_not_said_hello_end_with_the_job() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        silent, greeted = place.dial(), place.dial()
+        greeted.says(_hello()[1])
+        place.reception.close()
+        assert silent.transport.is_closed
+        assert not greeted.transport.is_closed
+
+    on_fleet(main)
+
+
+def test_a_resuming_agent_that_has_seen_what_was_never_said_is_cut_and_lost() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        first = _hello()[1]
+        place.dial().says(first)
+        dial = place.dial(Identity(Role.AGENT, number=first.agent))
+        dial.says(hello(agent=first.agent, resumes=True, seen=99))
+        assert dial.transport.is_closed
+        await asyncio.sleep(1.1)
+        assert [host for host, _ in fleet.listener.lost] == ["j"]
+
+    on_fleet(main)
+
+
+def test_a_ticket_from_another_place_is_refused_and_stays_good() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        place = Place(fleet)
+        ticket = place.door.issue("a", 60, frozenset({"10.9.9.9"}))
+        assert "or not from " in _refusal(place.dial(ticket.identity).says(_hello()[1]))
+        assert place.door.take(ticket.identity, "10.9.9.9") == ticket
+
+    on_fleet(main)
+
+
+def test_tickets_run_out_and_are_forgotten() -> None:
+    now = [0.0]
+    door = Door(lambda: now[0], join_key=None)
+    tickets = [door.issue("a", 10) for _ in range(3)]
+    assert door.key_of(tickets[0].identity) == tickets[0].key
+    assert tickets[0].key.hex() not in repr(tickets[0])
+    assert repr(tickets[0].key) not in repr(tickets[0])
+    door.withdraw(tickets[2])
+    now[0] = 11.0
+    assert [door.key_of(ticket.identity) for ticket in tickets] == [None] * 3
+    assert door.take(tickets[0].identity) is None
+    door.issue("a", 10)
+    assert len(door._tickets) == 1
+    assert door.key_of(JOINER) is None
+    assert door.key_of(Identity(Role.OPERATOR)) is None
+
+
+def test_of_those_given_up_the_last_thousand_are_remembered() -> None:
+    door = Door(lambda: 0.0)
+    for number in range(1500):
+        door.admit(f"{number:x}", bytes([number % 250]) * 32)
+        door.give_up(f"{number:x}")
+    door.give_up("nobody")
+    assert door.key_of(Identity(Role.AGENT, number="0")) is None
+    assert door.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None

@@ -1,0 +1,389 @@
+"""What an agent answers its host's workers, over a channel that only keeps what is said, on the test's own time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+from virtual_loop import VirtualLoop, run_virtually
+
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.launch.agent.host_rounds import HostRounds
+from elastic_driver.rendezvous.agent_messages import (
+    Answer,
+    Ask,
+    Heard,
+    NoticeSet,
+    OnDisc,
+    Put,
+    Ready,
+    Reply,
+    Running,
+    Said,
+    Value,
+    Values,
+    Want,
+    WarmUp,
+)
+from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.entries import pack_entries
+from elastic_driver.rendezvous.messages import (
+    DiscReport,
+    JobOver,
+    NextRoundRequest,
+    Notice,
+    RoundAssignment,
+    RunningReport,
+    WatchRequest,
+)
+from elastic_driver.rendezvous.routes import RouteRequest
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
+
+pytestmark = pytest.mark.unit
+
+A, B, DEAD = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("a", 2, 0)
+PLACE = RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=0, backend=Backend.NATIVE)
+
+
+class Host:
+    """An agent's rounds. Plays the processes and the server's store, too."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.said: list[Said] = []
+        self.threads: list[tuple[WorkerId, int, int]] = []
+        self.living = {A, B}
+        self.taken: list[tuple[int, str, list[tuple[str, bytes]]]] = []
+        self.began: list[int] = []
+        self.is_heard = True
+        self.rounds = HostRounds(self.said.append, self, is_heard=lambda: self.is_heard)
+        self.rounds.serve(self)
+
+    def runs(self, worker: WorkerId) -> bool:
+        return worker in self.living
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        self.threads.append((worker, pid, thread))
+
+    def begin_round(self, round_id: int) -> None:
+        self.began.append(round_id)
+
+    def take(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
+        self.taken.append((round_id, scope, list(entries)))
+
+    def ask(self, worker: WorkerId = A, after: int = 0, cause: ReadyCause = ReadyCause.START) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self.rounds.next_round(ready(worker, after, cause)))
+
+    def watch(self, worker: WorkerId = A, version: int = 0, round_id: int = 1, **more: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self.rounds.watch(WatchRequest(worker, round_id, version, **more)))
+
+    def notice(self, version: int, kind: NoticeKind = NoticeKind.NONE, round_id: int = 1) -> Notice:
+        notice = Notice(version, round_id, kind, "")
+        assert self.rounds.take(NoticeSet(notice.to_json()))
+        return notice
+
+    def train(self, *workers: WorkerId) -> None:
+        """Round 1 runs with these."""
+        self.rounds.begin_round(1)
+        for worker in workers:
+            self.rounds.take(Reply(worker.key, 200, PLACE.to_json()))
+        self.notice(1)
+
+    def of(self, kind: type[Said]) -> list[Any]:
+        return [one for one in self.said if isinstance(one, kind)]
+
+
+def ready(worker: WorkerId, after: int = 0, cause: ReadyCause = ReadyCause.START) -> NextRoundRequest:
+    return NextRoundRequest(worker, after, 0, cause, "", (Backend.NATIVE,), 5, 6)
+
+
+def on(test: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        host = Host(loop)
+        await test(host)
+        host.rounds.close()
+
+    run_virtually(main)
+
+
+# --- rounds --------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_told_its_place() -> None:
+    async def test(host: Host) -> None:
+        answer = host.ask()
+        assert host.said == [Ready(A.key, ready(A).to_json())]
+        assert host.threads == [(A, 5, 6)]
+        host.rounds.begin_round(1)
+        host.rounds.take(Reply(A.key, 200, PLACE.to_json()))
+        assert await answer == PLACE
+        assert host.began == [1]
+
+    on(test)
+
+
+def test_what_it_says_again_is_only_a_heartbeat() -> None:
+    async def test(host: Host) -> None:
+        first = host.ask()
+        first.cancel()  # its poll time is over
+        second = host.ask()
+        assert len(host.of(Ready)) == 1
+        await asyncio.sleep(0.6)
+        assert host.of(Heard) == [Heard({A.key: [0, 1]}, [], [])]
+        third = host.ask(cause=ReadyCause.INTERNAL_ERROR)
+        assert [one.blob for one in host.of(Ready)] == [
+            ready(A).to_json(),
+            ready(A, cause=ReadyCause.INTERNAL_ERROR).to_json(),
+        ]
+        host.rounds.take(Reply(A.key, 200, JobOver("done").to_json()))
+        assert await third == JobOver("done")
+        assert second.cancelled()
+
+    on(test)
+
+
+def test_a_place_whose_answer_was_lost_is_told_again() -> None:
+    async def test(host: Host) -> None:
+        host.ask().cancel()
+        host.train(A)  # while nobody waits
+        assert await host.ask() == PLACE
+        assert await host.ask() == PLACE
+        assert len(host.of(Ready)) == 1
+        waiting = host.ask(after=1)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it has been in that round, and wants the next"
+        assert len(host.of(Ready)) == 2
+
+    on(test)
+
+
+def test_a_place_of_a_round_that_has_passed_is_not_told_again() -> None:
+    async def test(host: Host) -> None:
+        host.ask().cancel()
+        host.train(A)
+        host.rounds.begin_round(2)
+        waiting = host.ask()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert len(host.of(Ready)) == 2
+
+    on(test)
+
+
+def test_a_worker_that_is_refused_hears_why() -> None:
+    async def test(host: Host) -> None:
+        answer = host.ask()
+        host.rounds.take(Reply(A.key, 400, b"cannot take this report"))
+        with pytest.raises(RendezvousProtocolError, match="cannot take this report"):
+            await answer
+        host.ask()
+        assert len(host.of(Ready)) == 2, "what was answered may be asked again"
+
+    on(test)
+
+
+def test_the_dead_ask_nothing_and_wait_for_nothing() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        waiting, watching = host.ask(after=1), host.watch(B, 1)
+        await asyncio.sleep(0)
+        for worker in (A, B):
+            host.living.discard(worker)
+            host.rounds.gone(worker)
+        assert (waiting.cancelled(), watching.cancelled()) == (True, True)
+        with pytest.raises(RendezvousClosedError, match="none of this host's living workers"):
+            host.rounds.next_round(ready(DEAD))
+        with pytest.raises(RendezvousClosedError):
+            host.rounds.watch(WatchRequest(DEAD, 1, 0))
+        host.rounds.take(Reply(A.key, 200, PLACE.to_json()))
+        await asyncio.sleep(1)
+        assert host.of(Heard) == []
+
+    on(test)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xff", b'{"kind": "round"}'])
+def test_what_a_driver_says_that_cannot_be_read(body: bytes) -> None:
+    async def test(host: Host) -> None:
+        for message in (Reply(A.key, 200, body), NoticeSet(body), Reply("nobody", 200, PLACE.to_json())):
+            with pytest.raises(RendezvousProtocolError):
+                host.rounds.take(message)
+        assert not host.rounds.take(WarmUp())
+
+    on(test)
+
+
+# --- notices -------------------------------------------------------------------------------------------------------
+
+
+def test_a_notice_reaches_who_watches_and_who_has_not_seen_it() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        watching = host.watch(A, 1)
+        await asyncio.sleep(0)
+        assert not watching.done()
+        notice = host.notice(2, NoticeKind.HOSTS_UPDATED)
+        assert await watching == notice
+        assert await host.watch(B, 1) == notice
+        again = host.watch(B, 2)
+        newer = host.watch(B, 2)
+        assert again.cancelled()
+        assert not newer.done()
+
+    on(test)
+
+
+def test_a_round_that_has_passed_is_not_watched() -> None:
+    async def test(host: Host) -> None:
+        host.train(A)
+        with pytest.raises(StaleRoundError) as caught:
+            host.rounds.watch(WatchRequest(A, 2, 0))
+        assert (caught.value.round_id, caught.value.current_round_id) == (2, 1)
+        host.rounds.begin_round(2)
+        with pytest.raises(StaleRoundError):
+            host.rounds.watch(WatchRequest(A, 1, 0))
+        early = host.watch(A, 0, 2)
+        await asyncio.sleep(0)
+        assert not early.done(), "its notice is on its way"
+        assert await_now(early, host.notice(5, round_id=2))
+
+    on(test)
+
+
+def await_now(future: asyncio.Future[Any], value: object) -> bool:
+    return future.done() and future.result() == value
+
+
+def test_a_round_that_is_told_twice_changes_nothing() -> None:
+    async def test(host: Host) -> None:
+        host.train(A)
+        host.rounds.begin_round(1)
+        assert host.began == [1]
+        assert await host.ask() == PLACE
+
+    on(test)
+
+
+# --- heartbeats ----------------------------------------------------------------------------------------------------
+
+
+def test_who_was_heard_is_told_in_one_message() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        host.watch(A, 1, progress=3, waiting=True)
+        host.watch(B, 1, progress=4)
+        host.watch(B, 1, progress=5)
+        await asyncio.sleep(0.6)
+        assert host.of(Heard) == [Heard({A.key: [3, 1], B.key: [5, 0]}, [], [])]
+        await asyncio.sleep(5)
+        assert len(host.of(Heard)) == 1, "only of those heard since"
+
+    on(test)
+
+
+def test_short_limits_are_kept_with_shorter_pauses() -> None:
+    async def test(host: Host) -> None:
+        host.rounds.poll_s = 0.1
+        host.train(A)
+        host.watch(A, 1)
+        await asyncio.sleep(0.06)
+        assert len(host.of(Heard)) == 1
+
+    on(test)
+
+
+def test_a_driver_that_takes_nothing_is_told_the_latest_when_it_does() -> None:
+    async def test(host: Host) -> None:
+        host.train(A)
+        host.is_heard = False
+        for progress in range(20):
+            host.watch(A, 1, progress=progress)
+            await asyncio.sleep(0.5)
+        assert host.of(Heard) == []
+        host.is_heard = True
+        await asyncio.sleep(0.6)
+        assert host.of(Heard) == [Heard({A.key: [19, 0]}, [], [])]
+
+    on(test)
+
+
+def test_a_goodbye_is_told_at_once() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        assert (await host.watch(A, 1, leaving=True)).version == 1
+        assert (await host.watch(B, 1, exiting=True)).version == 1
+        assert host.of(Heard) == [Heard({A.key: [0, 0]}, [A.key], []), Heard({B.key: [0, 0]}, [], [B.key])]
+
+    on(test)
+
+
+def test_what_is_on_disc_is_told_when_it_has_changed() -> None:
+    async def test(host: Host) -> None:
+        host.train(A)
+        for written in (1, 1, 2, 3):
+            host.watch(A, 1, disc=DiscReport("id", "/d on a", written, 9, "", drivers=True))
+        await asyncio.sleep(0.6)
+        host.watch(A, 1, disc=DiscReport("id", "/d on a", 3, 9, "", drivers=True))
+        await asyncio.sleep(0.6)
+        assert [(one.worker, json.loads(one.blob)) for one in host.of(OnDisc)] == [
+            (A.key, ["id", "/d on a", 3, 9, "", True])
+        ]
+
+    on(test)
+
+
+# --- keys, and what the driver answers -------------------------------------------------------------------------------
+
+
+def test_keys_go_up_and_are_wanted_once() -> None:
+    async def test(host: Host) -> None:
+        host.train(A, B)
+        host.rounds.put(1, "s", "k", b"v")
+        for _ in range(3):
+            host.rounds.want(1, "s", "k", 0)
+            host.rounds.want(1, "s", "", 4)
+        assert host.said[-3:] == [Put(1, "s", "k", b"v"), Want(1, "s", "k", 0), Want(1, "s", "", 4)]
+        host.rounds.begin_round(2)
+        host.rounds.want(2, "s", "k", 0)
+        assert host.said[-1] == Want(2, "s", "k", 0)
+        host.rounds.take(Value(2, "s", "k", b"v"))
+        host.rounds.take(Values(2, "t", pack_entries([("0", b"x"), ("1", b"y")])))
+        assert host.taken == [(2, "s", [("k", b"v")]), (2, "t", [("0", b"x"), ("1", b"y")])]
+
+    on(test)
+
+
+def test_a_report_is_passed_on() -> None:
+    async def test(host: Host) -> None:
+        report = RunningReport(A, 1, 3)
+        host.rounds.running(report)
+        assert host.said == [Running(report.to_json())]
+
+    on(test)
+
+
+def test_what_only_the_driver_knows_it_is_asked() -> None:
+    async def test(host: Host) -> None:
+        request = RouteRequest(Identity(Role.WORKER, A), b"POST", ("x",), {}, b"body")
+        answers = []
+        for name in ("leave", "status", "outcome"):
+            ask = host.rounds.routes[name].answer
+            assert ask is not None
+            answers.append(asyncio.ensure_future(ask(request)))  # type: ignore[arg-type]
+        assert host.said == [
+            Ask(number, A.key, name, ["x"], b"body") for number, name in enumerate(("leave", "status", "outcome"), 1)
+        ]
+        host.rounds.take(Answer(2, 200, b"{}"))
+        host.rounds.take(Answer(1, 777, b""))
+        host.rounds.take(Answer(9, 200, b"to nobody"))
+        assert await answers[1] == (200, b"{}")
+        assert await answers[0] == (500, b"")
+        answers[2].cancel()
+        await asyncio.sleep(0)
+        host.rounds.take(Answer(3, 200, b"too late"))
+
+    on(test)
