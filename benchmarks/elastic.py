@@ -1,14 +1,17 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
-    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun]
+    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun] [--hosts netns]
 
-Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys.
+Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
+three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
+nothing when it joins: its agent is started over ssh, and its first workers import everything (join says so).
 
 - start: all hosts are there.
 - kill: SIGKILL to the last rank; its host goes, the other half lives on.
 - kill-standby: the same with ``--standby`` for half of the workers: the job keeps its size.
 - freeze: SIGSTOP to the last rank, with a heartbeat timeout of 2 s. Its stall is what comes on top of that.
 - grow, shrink: the second host comes (when its workers can be forked), goes.
+- grow-slot: the second host comes to have a slot more: its agent is there, and its workers can be forked.
 - grow-cold: as grow, without warmed processes (``--no-preload``).
 
 Per scenario the median and the range over the runs of
@@ -24,6 +27,7 @@ The yardstick in the same run is torchrun on the same loop with a checkpoint eac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import signal
@@ -33,13 +37,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic_jobs import ElasticJob, Figures, Job, TorchrunJob, normal_step, survivors_figures
+from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, survivors_figures
 
 HEARTBEAT_S = 2.0
 # Steps before a change, and after it.
 BEFORE, AFTER = 20, 15
 
-Scenario = Callable[[Path, int], Figures]
+Scenario = Callable[[Path, int, Namespaces | None], Figures]
 
 
 def survivors(job: Job, size: int) -> set[int]:
@@ -47,16 +51,16 @@ def survivors(job: Job, size: int) -> set[int]:
     return {line["pid"] for line in job.steps() if line["size"] == size}
 
 
-def start(folder: Path, workers: int) -> Figures:
-    with ElasticJob(folder, workers // 2, 2) as job:
+def start(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    with ElasticJob(folder, workers // 2, 2, nodes=nodes) as job:
         job.wait_for_steps(workers)
         first = max(min(line["time"] for line in job.steps() if line["rank"] == rank) for rank in range(workers))
         return Figures(join_s=first - job.began)
 
 
-def kill(folder: Path, workers: int) -> Figures:
+def kill(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
     half = workers // 2
-    with ElasticJob(folder, half, 2) as job:
+    with ElasticJob(folder, half, 2, nodes=nodes) as job:
         job.wait_for_steps(workers, steps=BEFORE)
         victim = job.pid_of(workers - 1)
         at = time.time()
@@ -65,9 +69,9 @@ def kill(folder: Path, workers: int) -> Figures:
         return survivors_figures(job, at, survivors(job, half))
 
 
-def kill_standby(folder: Path, workers: int) -> Figures:
+def kill_standby(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
     half = workers // 2
-    with ElasticJob(folder, half, 3, "--max-np", str(workers), "--standby", str(half)) as job:
+    with ElasticJob(folder, half, 3, "--max-np", str(workers), "--standby", str(half), nodes=nodes) as job:
         job.wait_for("standbys", lambda: job.said().count(" stands by ") == half)
         job.wait_for_steps(workers, steps=BEFORE, since=time.time())
         before, victim = survivors(job, workers), job.pid_of(workers - 1)
@@ -87,9 +91,9 @@ def kill_standby(folder: Path, workers: int) -> Figures:
         return survivors_figures(job, at, alive)
 
 
-def freeze(folder: Path, workers: int) -> Figures:
+def freeze(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
     half = workers // 2
-    with ElasticJob(folder, half, 2, "--heartbeat-timeout", str(HEARTBEAT_S)) as job:
+    with ElasticJob(folder, half, 2, "--heartbeat-timeout", str(HEARTBEAT_S), nodes=nodes) as job:
         job.wait_for_steps(workers, steps=BEFORE)
         victim = job.pid_of(workers - 1)
         at = time.time()
@@ -100,9 +104,9 @@ def freeze(folder: Path, workers: int) -> Figures:
         return figures
 
 
-def grow(folder: Path, workers: int, *flags: str) -> Figures:
+def grow(folder: Path, workers: int, nodes: Namespaces | None, *flags: str) -> Figures:
     half = workers // 2
-    with ElasticJob(folder, half, 1, *flags) as job:
+    with ElasticJob(folder, half, 1, *flags, nodes=nodes) as job:
         job.wait_for_steps(half, steps=BEFORE)
         if "--no-preload" not in flags:
             job.wait_for("a warmed process", lambda: '"warmed"' in (folder / "events.jsonl").read_text())
@@ -112,13 +116,26 @@ def grow(folder: Path, workers: int, *flags: str) -> Figures:
         return survivors_figures(job, at, survivors(job, half), join_size=workers)
 
 
-def grow_cold(folder: Path, workers: int) -> Figures:
-    return grow(folder, workers, "--no-preload")
+def grow_cold(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    return grow(folder, workers, nodes, "--no-preload")
 
 
-def shrink(folder: Path, workers: int) -> Figures:
+def grow_slot(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
     half = workers // 2
-    with ElasticJob(folder, half, 2) as job:
+    with ElasticJob(folder, half, 1, nodes=nodes) as job:
+        job.set_hosts(2, last=half - 1)
+        job.wait_for_steps(workers - 1, steps=BEFORE)
+        hosts = 1 if nodes is None else 2
+        job.wait_for("warmed processes", lambda: (folder / "events.jsonl").read_text().count('"warmed"') >= hosts)
+        at = time.time()
+        job.set_hosts(2)
+        job.wait_for_steps(workers, steps=AFTER, since=at)
+        return survivors_figures(job, at, survivors(job, workers - 1), join_size=workers)
+
+
+def shrink(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    half = workers // 2
+    with ElasticJob(folder, half, 2, nodes=nodes) as job:
         job.wait_for_steps(workers, steps=BEFORE)
         at = time.time()
         job.set_hosts(1)
@@ -126,14 +143,14 @@ def shrink(folder: Path, workers: int) -> Figures:
         return survivors_figures(job, at, survivors(job, half), join_size=half)
 
 
-def torchrun_start(folder: Path, workers: int) -> Figures:
-    with TorchrunJob(folder, workers) as job:
+def torchrun_start(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    with TorchrunJob(folder, workers, nodes=nodes) as job:
         job.wait_for_steps(workers)
         return Figures(join_s=max(line["time"] for line in job.steps()[:workers]) - job.began)
 
 
-def torchrun_kill(folder: Path, workers: int) -> Figures:
-    with TorchrunJob(folder, workers) as job:
+def torchrun_kill(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
+    with TorchrunJob(folder, workers, nodes=nodes) as job:
         job.wait_for_steps(workers, steps=BEFORE)
         old = {line["pid"] for line in job.steps()}
         step = normal_step(job.steps(), old, time.time())
@@ -152,6 +169,7 @@ SCENARIOS: dict[str, tuple[Scenario, Scenario | None]] = {
     "freeze": (freeze, None),
     "grow": (grow, None),
     "grow-cold": (grow_cold, None),
+    "grow-slot": (grow_slot, None),
     "shrink": (shrink, None),
 }
 
@@ -163,9 +181,9 @@ def spread(values: list[float | int | None], form: str) -> str:
     return f"{statistics.median(present):{form}} ({min(present):{form}}..{max(present):{form}})"
 
 
-def measured(scenario: Scenario, workers: int) -> Figures:
+def measured(scenario: Scenario, workers: int, nodes: Namespaces | None) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
-        return scenario(Path(folder), workers)
+        return scenario(Path(folder), workers, nodes)
 
 
 def main() -> None:
@@ -173,8 +191,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="runs of each scenario (default 5)")
     parser.add_argument("--workers", default="4", help="comma list of even numbers (default 4)")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="comma list (default all)")
+    parser.add_argument("--hosts", choices=("one", "netns"), default="one", help="one machine, or network namespaces")
     parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out")
     options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(Namespaces(3, sshd=True)) if options.hosts == "netns" else None
+        run_all(options, nodes)
+
+
+def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
     for workers in (int(text) for text in options.workers.split(",")):
         print(f"{workers} workers:", flush=True)
         print(
@@ -186,9 +211,9 @@ def main() -> None:
             figures: list[Figures] = []
             peers: list[Figures] = []
             for _ in range(options.runs):
-                figures.append(measured(ours, workers))
+                figures.append(measured(ours, workers, nodes))
                 if peer is not None and not options.no_torchrun:
-                    peers.append(measured(peer, workers))
+                    peers.append(measured(peer, workers, nodes))
             for label, group in ((name, figures), (f"  torchrun {name}", peers)):
                 if group:
                     print(

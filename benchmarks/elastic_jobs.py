@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from namespaces import Namespaces
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PATIENCE_S = 120.0
@@ -36,13 +40,13 @@ class Figures:
 class Job:
     """A running command and the step lines its workers write. Use as a context manager."""
 
-    def __init__(self, command: list[str], folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str], *, at: list[str] | None = None) -> None:
         self.steps_file = folder / "steps.jsonl"
         self.steps_file.touch()
         self.output = (folder / "output.txt").open("wb")
         self.began = time.time()
         self.process = subprocess.Popen(
-            command,
+            [*(at or []), *command],
             env={**os.environ, **env, "STEP_LOG": str(self.steps_file), "PYTHONPATH": str(ROOT)},
             stdout=self.output,
             stderr=subprocess.STDOUT,
@@ -99,9 +103,18 @@ class Job:
 
 
 class ElasticJob(Job):
-    """elasticrun on the loop of elastic_loop.py, on hosts of ``slots`` slots each."""
+    """elasticrun on the loop of elastic_loop.py, on hosts of ``slots`` slots each.
 
-    def __init__(self, folder: Path, slots: int, hosts: int, *flags: str) -> None:
+    Args:
+        folder: for its files.
+        slots: of each host.
+        hosts: how many of them there are at the start.
+        flags: more of the command line's.
+        nodes: the hosts, of which the first has the driver; None for names of this machine.
+    """
+
+    def __init__(self, folder: Path, slots: int, hosts: int, *flags: str, nodes: Namespaces | None = None) -> None:
+        self.names = HOSTS if nodes is None else tuple(node.name for node in nodes)
         self.hosts_file = folder / "hosts.txt"
         self.events_file = folder / "events.jsonl"
         self.slots = slots
@@ -111,28 +124,50 @@ class ElasticJob(Job):
         script.chmod(0o755)
         command = [sys.executable, "-m", "elastic_driver", "-np", str(slots), "--min-np", str(slots)]
         command += ["--host-discovery-script", str(script), "--event-log", str(self.events_file), *flags]
-        super().__init__([*command, sys.executable, str(HERE / "elastic_loop.py")], folder, {})
+        command += [sys.executable, str(HERE / "elastic_loop.py")]
+        if nodes is None:
+            super().__init__(command, folder, {})
+        else:
+            super().__init__(command, folder, nodes[0].environment(), at=nodes[0].prefix)
 
     def found_at(self, since: float) -> float:
         """When discovery's answer changed first after this time, unix seconds."""
         lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
         return min(line["time"] for line in lines if line["event"] == "hosts_discovered" and line["time"] > since)
 
-    def set_hosts(self, count: int) -> None:
-        """Lists the first ``count`` hosts."""
+    def set_hosts(self, count: int, *, last: int | None = None) -> None:
+        """Lists the first ``count`` hosts, the last of them with ``last`` slots where that is given."""
+        counts = [self.slots] * (count - 1) + [self.slots if last is None else last]
         new = self.hosts_file.with_suffix(".new")
-        new.write_text("".join(f"{name}:{self.slots}\n" for name in HOSTS[:count]))
+        new.write_text("".join(f"{name}:{slots}\n" for name, slots in zip(self.names[:count], counts, strict=True)))
         new.replace(self.hosts_file)
 
 
 class TorchrunJob(Job):
-    """torchrun on the loop of torchrun_loop.py, with this many processes."""
+    """torchrun on the loop of torchrun_loop.py, with this many processes; on two hosts, where there are nodes."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    def __init__(self, folder: Path, workers: int, *, nodes: Namespaces | None = None) -> None:
+        self._others: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9"]
         # Without this a job does not come back from a failure at all: the restarted workers meet the old keys.
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        super().__init__([*command, "--max-restarts=9", str(HERE / "torchrun_loop.py")], folder, env)
+        loop = str(HERE / "torchrun_loop.py")
+        if nodes is None:
+            super().__init__([*command, "--standalone", f"--nproc-per-node={workers}", loop], folder, env)
+            return
+        command += ["--nnodes=2", f"--nproc-per-node={workers // 2}", "--rdzv-backend=c10d", "--rdzv-id=bench"]
+        command += [f"--rdzv-endpoint={nodes[0].name}:29400", loop]
+        env |= nodes[0].environment()
+        super().__init__(command, folder, env, at=nodes[0].prefix)
+        env = {**os.environ, **env, "STEP_LOG": str(self.steps_file), "PYTHONPATH": str(ROOT)}
+        self._others.append(nodes[1].popen(command, env=env, stdout=self.output, stderr=subprocess.STDOUT))
+
+    def __exit__(self, *unused: object) -> None:
+        for other in self._others:
+            other.terminate()
+        super().__exit__()
+        for other in self._others:
+            other.wait()
 
 
 def normal_step(lines: list[dict[str, Any]], pids: set[int], before: float) -> float:

@@ -1,11 +1,12 @@
-"""A job of simulated workers: the real driver, with its server and core, in one process; all its workers in another.
+"""A job of simulated agents: the real driver, with server, fleet and core, in one process; all hosts in another.
 
-The driver's launcher "starts" a worker by telling the other process, which connects, speaks the wire protocol as a
-worker with the native engine does, and has no training. No process is started but the driver's.
+The driver's dialler "starts" an agent by telling the other process, where it dials in and speaks the real protocol,
+with the real link of an agent and its real book of rounds. Only its workers are simulated: they ask what a worker with
+the native engine asks, and have no training. No process is started but the driver's.
 
-    driver's process                                this process, one asyncio loop
-    ElasticDriver ── SimulatedLauncher ──pipe──►  Simulation: a Worker for each that is started
-          └── RendezvousServer ◄────── HTTP ─────────┘  two connections each, like the real client's
+    driver's process                                  this process, one asyncio loop
+    ElasticDriver ── Fleet ── SimulatedDialler ──pipe──►  Simulation: a SimulatedAgent for each that is dialled,
+                       └── Reception ◄──── frames ──────┘  with a Worker for each that it is told to start
 """
 
 from __future__ import annotations
@@ -19,37 +20,67 @@ import os
 import pstats
 import resource
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import uvloop
 
+from elastic_driver.core.events import ReportResumed
 from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.errors import RendezvousClosedError, StaleRoundError
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.launch.launcher import ExitStatus
-from elastic_driver.rendezvous.credentials import ENV_KEY, Identity, Role
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS
+from elastic_driver.launch.agent.host_rounds import HostRounds
+from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
+from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.fleet.discovery import FleetDiscovery
+from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.launcher import Stream
+from elastic_driver.rendezvous.agent_messages import (
+    Bootstrap,
+    Bye,
+    Close,
+    Exited,
+    Finished,
+    Kill,
+    KillAll,
+    Labels,
+    Round,
+    Said,
+    Start,
+    Started,
+    Stop,
+    WarmUp,
+    Welcome,
+    worker_named,
+)
+from elastic_driver.rendezvous.channel import FrameConnection
 from elastic_driver.rendezvous.messages import (
-    API,
     NextRoundRequest,
     Notice,
     RoundAssignment,
     RunningReport,
     WatchRequest,
-    parse_next_round_reply,
 )
-from elastic_driver.rendezvous.proof import HELLO, NONCE_BYTES, PROOF, REPLY_HEADER, Session, digest_of, is_same
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.settings.machines import remote_environment
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 SLOTS_PER_HOST = 8
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 _ADDRESS = b"\x09127.0.0.1\xff\xff\x03" + b"s" * 16  # about what a rank 0 publishes
 
 
@@ -84,82 +115,37 @@ class _Lines(asyncio.Protocol):
 # --- the driver's process ------------------------------------------------------------------------------------------
 
 
-class SimulatedProcess:
-    """See WorkerProcess."""
+class _Dialled:
+    """See Dialled: it ends with its connection."""
 
-    def __init__(self, worker: WorkerId, pid: int, label: str, ends: Callable[[WorkerId], None]) -> None:
-        self.worker, self.pid, self.label = worker, pid, label
-        self.exited: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
-        self.dying: asyncio.Future[ExitStatus | str] = asyncio.get_running_loop().create_future()
-        self.last_lines: Sequence[str] = ()
-        self._ends = ends
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[DialFailure] = asyncio.get_running_loop().create_future()
 
-    def end(self, returncode: int) -> None:
-        if not self.exited.done():
-            self._ends(self.worker)
-            self.dying.cancel()
-            self.exited.set_result(ExitStatus(returncode))
-
-    def watch_threads(self, pid: int, thread: int) -> None:
-        """It has none, and is dead at once."""
-
-    @property
-    def runs_script(self) -> bool:
-        return False
-
-    async def print_stacks(self, limit_s: float) -> None:
-        """It has none."""
-
-    async def wait(self) -> ExitStatus:
-        return await self.exited
-
-    async def stop(self, grace_s: float) -> ExitStatus:
-        self.end(-15)
-        return await self.exited
-
-    def kill(self) -> None:
-        self.end(-9)
+    async def close(self) -> None:
+        """There is nothing to end."""
 
 
-class SimulatedLauncher:
-    """See Launcher. Is told of deaths through the pipe, and tells of starts and ends."""
+class SimulatedDialler:
+    """See Dialler: the other process dials in."""
 
-    descriptors_each = 0
+    shows_bootstrap = False
 
     def __init__(self) -> None:
         self.pipe: _Lines
-        self._living: dict[WorkerId, SimulatedProcess] = {}
-        self._started = 0
 
-    def check_hosts(self, hosts: Sequence[Host]) -> None:
-        """They need not be machines."""
+    async def dial(self, host: str, bootstrap: Bootstrap) -> _Dialled:
+        self.pipe.send("dial", bootstrap.to_word())
+        return _Dialled()
 
-    def cores(self, hostname: str) -> int:
-        return 1
 
-    async def start(
-        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
-    ) -> SimulatedProcess:
-        self._started += 1
-        process = SimulatedProcess(worker, self._started, label, self._ended)
-        self._living[worker] = process
-        self.pipe.send("start", worker.key, env[ENV_RENDEZVOUS], env[ENV_KEY])
-        return process
+class _NoOutput:
+    """See OutputSink: nobody writes any."""
 
-    def _ended(self, worker: WorkerId) -> None:
-        del self._living[worker]
-        self.pipe.send("end", worker.key)
+    def begin(self, worker: WorkerId, pid: int, rank: int) -> None: ...
 
-    def end(self, worker: WorkerId, returncode: int) -> None:
-        if worker in self._living:
-            self._living[worker].end(returncode)
+    def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None: ...
 
-    def kill(self) -> None:
-        for process in tuple(self._living.values()):
-            process.kill()
-
-    async def close(self) -> None:
-        self.kill()
+    def end(self, worker: WorkerId) -> None: ...
 
 
 class ToldHosts:
@@ -173,33 +159,92 @@ class ToldHosts:
         await self.go.wait()
         return self._hosts
 
+    async def wait_change(self, limit_s: float) -> None:
+        await asyncio.sleep(limit_s)
+
     def remark(self) -> str:
         return ""
+
+
+def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
+    """As a job has it (driver/job.py), but for how agents are started: none is of this machine."""
+    clock, tasks = JobClock(), Tasks()
+    door = Door(clock)
+    ways = Ways("127.0.0.1", addresses=lambda: (), ssl=None, is_wide=False)
+    fleet = Fleet(
+        door=door,
+        reach=Reach(
+            lambda host: ways.to(""),
+            agent_timeout_s=settings.agent_timeout_s,
+            fingerprint="",
+            job="simulated",
+            owner=name_of_this_process(),
+        ),
+        local=dialler,
+        remote=dialler,
+        is_local=lambda name: False,
+        address=lambda facts, route: route,
+        tasks=tasks,
+    )
+
+    def warn(text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)
+
+    launcher = AgentLauncher(
+        fleet, _NoOutput(), on_warm=lambda pid, took_s: None, warn=warn, abroad=lambda env: remote_environment(env)
+    )
+    terms = Terms(
+        job_id="simulated",
+        agent_timeout_s=settings.agent_timeout_s,
+        poll_s=0.0,
+        cwd=os.getcwd(),
+        umask=0o22,
+        warm=False,
+        preload=None,
+        prefix_timestamp=False,
+    )
+    return AgentSide(door, Reception(door, terms, fleet), fleet, launcher, ways, tasks, "", "")
+
+
+class _Telling(Chronicle):
+    """Tells the other process, too, what has happened."""
+
+    pipe: _Lines
+
+    def host_ready(self, host: str, address: str, joined: int) -> None:
+        super().host_ready(host, address, joined)
+        self.pipe.send("agent")
+
+    def round_resumed(self, command: ReportResumed) -> None:
+        super().round_resumed(command)
+        self.pipe.send("resumed", command.round_id)
 
 
 def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> None:
     """The driver's process."""
 
     async def main() -> None:
-        launcher, discovery = SimulatedLauncher(), ToldHosts(settings.hosts or ())
+        dialler = SimulatedDialler()
+        told = ToldHosts(settings.hosts or ())
 
         def take(words: list[Any]) -> None:
-            if words[0] == "go":
-                discovery.go.set()
-            else:
-                launcher.end(WorkerId.parse(words[1]), words[2])
+            told.go.set()
 
-        _, launcher.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
-        launcher.pipe.send("ready")
+        _, dialler.pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(take), sock=pipe)
         with Console(log_level=settings.log_level) as console, EventLog(None) as log:
+            agents = _agents_of(settings, dialler)
+            chronicle = _Telling(log, Narrator(console))
+            chronicle.pipe = dialler.pipe
             driver = ElasticDriver(
                 settings,
-                discovery=discovery,
-                launcher=launcher,
-                chronicle=Chronicle(log, Narrator(console)),
+                discovery=FleetDiscovery(told, agents.fleet),
+                launcher=agents.launcher,
+                chronicle=chronicle,
                 dialect=OurDialect(os.environ, exported={}),
                 job_id="simulated",
+                agents=agents,
             )
+            dialler.pipe.send("ready")
             await driver.run()
 
     profile = cProfile.Profile() if profile_to is not None else None
@@ -213,129 +258,154 @@ def _drive(pipe: socket.socket, settings: Settings, profile_to: str | None) -> N
             pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(45)
 
 
-# --- the workers ---------------------------------------------------------------------------------------------------
+# --- the agents ----------------------------------------------------------------------------------------------------
 
 
-class _Asker(asyncio.Protocol):
-    """A keep-alive connection of a worker, on which one request is under way at a time."""
+class SimulatedAgent:
+    """One host: a real link to the driver, real answers for its workers, and no processes."""
 
-    def __init__(self, job: Simulation, name: str, key: bytes) -> None:
-        self._job = job
-        self._name, self._key = name, key
-        self._nonce = ""
-        self._session: Session | None = None
-        self._number = 0
-        self._transport: Any = None
-        self._buffer = b""
-        self._request = ("", "", b"")  # under way
-        self._answer: Callable[[int, bytes], None] | None = None
+    def __init__(self, job: Simulation, bootstrap: Bootstrap) -> None:
+        self.job = job
+        self.link = DriverLink(bootstrap, self)
+        self.rounds = HostRounds(self.link.send, self, is_heard=lambda: True)
+        self.rounds.serve(_Store(self))
+        self.workers: dict[WorkerId, Worker] = {}
+        self._keys: dict[tuple[str, str], bytes] = {}
+        self._waiting: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._round = 0
+        self._started = 0
+        self._keeping = asyncio.create_task(self._keep())
 
-    @property
-    def busy(self) -> bool:
-        return self._answer is not None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._session, self._number, self._buffer = None, 0, b""
-        self._nonce = os.urandom(NONCE_BYTES).hex()
-        self._send(f"GET {API}/hello", f"{HELLO} {self._name} {self._nonce}")
-
-    def ask(self, method: str, path: str, body: bytes, answer: Callable[[int, bytes], None]) -> None:
-        assert self._answer is None
-        self._answer = answer
-        self._request = (method, path, body)
-        if self._session is not None:
-            self._send_request(self._session)
-
-    def _send_request(self, session: Session) -> None:
-        method, path, body = self._request
-        self._number += 1
-        digest = digest_of(body)
-        proof = session.of_request(self._number, method.encode(), f"{API}/{path}".encode(), digest)
-        authorization = f"{PROOF} {proof.decode()} {digest.decode()}".rstrip()
-        length = f"Content-Length: {len(body)}\r\n" if method != "GET" else ""
-        self._send(f"{method} {API}/{path}", authorization, length, body)
-
-    def _send(self, first: str, authorization: str, length: str = "", body: bytes = b"") -> None:
-        head = f"{first} HTTP/1.1\r\nHost: {self._job.host}\r\nAccept-Encoding: identity\r\n{length}"
-        message = f"{head}Authorization: {authorization}\r\n\r\n".encode() + body
-        self._job.sent_bytes += len(message)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(message)
-
-    def data_received(self, data: bytes) -> None:
-        self._job.received_bytes += len(data)
-        self._buffer += data
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        if not end:
-            return
-        length = int(head[head.rindex(b"Content-Length: ") + 16 :].split(b"\r", 1)[0])
-        if len(rest) < length:
-            return
-        status, body, self._buffer = int(head[9:12]), rest[:length], rest[length:]
-        if self._session is None:
-            greeting = json.loads(body)
-            self._session = Session(self._key, self._name, self._nonce, greeting["nonce"])
-            assert is_same(greeting["proof"].encode(), self._session.greeting)
-            if self._answer is not None:
-                self._send_request(self._session)
-            return
-        given = head.partition(REPLY_HEADER.encode() + b": ")[2][:32]
-        assert is_same(given, self._session.of_reply(self._number, status, body))
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer(status, body)
+    async def _keep(self) -> None:
+        try:
+            await self.link.keep()
+        except (RefusedError, DriverLostError) as error:
+            self.job.lost(str(error))
 
     def close(self) -> None:
-        self._answer = None
-        if self._transport is not None:
-            self._transport.abort()
+        """Ends its connection."""
+        self._keeping.cancel()
+        self.link.close()
+        self.rounds.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if self._answer is not None:  # like the real client, it asks again
-            self._job.broken += 1
-            self._job.connect(self)
+    # LinkOwner
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """It is taken in."""
+
+    def seen(self) -> None:
+        """The driver has taken something."""
+
+    def take(self, message: Said) -> None:
+        """Does what the driver says."""
+        match message:
+            case Start(key):
+                worker = worker_named(key)
+                self._started += 1
+                self.link.send(Started(key, self._started))
+                self.workers[worker] = self.job.workers[worker] = Worker(self, worker)
+            case Stop(key):
+                self.end(worker_named(key), -15)
+            case Kill(key):
+                self.end(worker_named(key), -9)
+            case KillAll() | Close():
+                for worker in tuple(self.workers):
+                    self.end(worker, -9)
+                if isinstance(message, Close):
+                    self.link.send(Bye())
+            case Round(round_id):
+                self.rounds.begin_round(round_id)
+            case Labels() | WarmUp():
+                pass
+            case _:
+                assert self.rounds.take(message), message
+
+    def end(self, worker: WorkerId, returncode: int) -> None:
+        """A worker's process is dead."""
+        ended = self.workers.pop(worker, None)
+        if ended is not None:
+            del self.job.workers[worker]
+            ended.ended = True
+            self.rounds.gone(worker)
+            self.link.send(Exited(worker.key, returncode, []))
+            self.link.send(Finished(worker.key))
+
+    # Processes
+
+    def runs(self, worker: WorkerId) -> bool:
+        """Whether it lives."""
+        return worker in self.workers
+
+    def watch_threads(self, worker: WorkerId, pid: int, thread: int) -> None:
+        """It has none."""
+
+    # Store: what the agent's server does with keys
+
+    def begin_round(self, round_id: int) -> None:
+        """Fences the past."""
+        self._round = round_id
+        self._keys.clear()
+        self._waiting.clear()
+
+    def take_keys(self, round_id: int, scope: str, entries: Iterable[tuple[str, bytes]]) -> None:
+        """Takes keys that workers of other hosts have set."""
+        if round_id == self._round:
+            for key, value in entries:
+                self._keys[scope, key] = value
+                for waiting in self._waiting.pop((scope, key), ()):
+                    waiting()
+
+    def put(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """A worker here sets a key."""
+        self.rounds.put(round_id, scope, key, value)
+        self.take_keys(round_id, scope, [(key, value)])
+
+    def want(self, round_id: int, scope: str, key: str, answer: Callable[[], None]) -> None:
+        """A worker here waits for a key, in vain when its round is over."""
+        if round_id != self._round:
+            return
+        if (scope, key) in self._keys:
+            answer()
+        else:
+            self._waiting.setdefault((scope, key), []).append(answer)
+            self.rounds.want(round_id, scope, key, 0)
+
+
+class _Store:
+    """The keys of an agent, as its rounds see them."""
+
+    def __init__(self, agent: SimulatedAgent) -> None:
+        self.begin_round = agent.begin_round
+        self.take = agent.take_keys
 
 
 class Worker:
-    """A simulated worker: what worker/rounds/runtime.py, watch.py and native_engine.py send, and nothing else."""
+    """A simulated worker: what worker/rounds/runtime.py, watch.py and native_engine.py ask, and nothing else."""
 
-    def __init__(self, job: Simulation, worker: WorkerId, key: bytes) -> None:
-        self.job, self.worker = job, worker
-        self._name, self._key = str(Identity(Role.WORKER, worker)), key
+    def __init__(self, agent: SimulatedAgent, worker: WorkerId) -> None:
+        self.agent, self.job, self.worker = agent, agent.job, worker
         self.assignment: RoundAssignment | None = None
         self.ended = False
         self._round = 0  # the last that was joined
-        self._main = self._connect()
-        self._watch: _Asker | None = None
-        self._ask_round(ReadyCause.START)
-
-    def _connect(self) -> _Asker:
-        return self.job.connect(_Asker(self.job, self._name, self._key))
+        asyncio.get_running_loop().call_soon(self._ask_round, ReadyCause.START)
 
     def _ask_round(self, cause: ReadyCause) -> None:
+        if self.ended:
+            return
         self.assignment = None
-        if self._main.busy:  # with a request of the round that broke
-            self._main.close()
-            self._main = self._connect()
         request = NextRoundRequest(
             self.worker, self._round, self.job.commits, cause, "", (Backend.NATIVE, Backend.TORCH), os.getpid()
         )
-        self._say_ready(request.to_json())
 
-    def _say_ready(self, body: bytes) -> None:
-        def answer(status: int, reply: bytes) -> None:
-            if status == 204:
-                self._say_ready(body)
+        def answered(future: asyncio.Future[Any]) -> None:
+            if self.ended or future.cancelled():
                 return
-            match parse_next_round_reply(reply):
-                case RoundAssignment() as assignment:
-                    self._join(assignment)
-                case _:
-                    self.end()
+            if future.exception() is not None:
+                self.job.lost(f"worker {self.worker}: {future.exception()!r}")
+            elif isinstance(future.result(), RoundAssignment):
+                self._join(future.result())
 
-        self._main.ask("POST", "next-round?wait_s=15.000", body, answer)
+        asyncio.ensure_future(self.agent.rounds.next_round(request)).add_done_callback(answered)
 
     def _join(self, assignment: RoundAssignment) -> None:
         self.assignment = assignment
@@ -345,30 +415,27 @@ class Worker:
             self.connect()
 
     def connect(self) -> None:
-        """What the native engine does with the server: rank 0 publishes where it listens, the others wait for that."""
+        """What the native engine does: rank 0 publishes where it listens, the others wait for that."""
         assert self.assignment is not None
-        path = f"rounds/{self._round}/kv/engine/0"
         if self.assignment.slot.rank == 0:
-            self._main.ask("PUT", path, _ADDRESS, self._connected)
+            self.agent.put(self._round, "engine", "0", _ADDRESS)
+            self._connected(self._round)
         else:
-            self._main.ask("GET", f"{path}?wait_s=30.000", b"", self._connected)
+            of_round = self._round
+            self.agent.want(of_round, "engine", "0", lambda: self._connected(of_round))
 
-    def _connected(self, status: int, reply: bytes) -> None:
-        if status not in (200, 204):  # the round is over; the watch says so
-            return
-        report = RunningReport(self.worker, self._round, self.job.commits)
-        self._main.ask("POST", "running", report.to_json(), lambda status, _: self.job.trains(self, status))
+    def _connected(self, of_round: int) -> None:
+        if not self.ended and self._round == of_round and self.assignment is not None:
+            self.agent.rounds.running(RunningReport(self.worker, of_round, self.job.commits))
+            self.job.trains(self.assignment)
 
     def _ask_notice(self, version: int) -> None:
         of_round = self._round
 
-        def answer(status: int, reply: bytes) -> None:
-            if self._round != of_round or self.assignment is None or status == 409:
+        def answered(future: asyncio.Future[Notice]) -> None:
+            if self.ended or future.cancelled() or self._round != of_round or self.assignment is None:
                 return
-            if status == 204:
-                self._ask_notice(version)
-                return
-            notice = Notice.from_json(reply)
+            notice = future.result()
             match notice.kind:
                 case NoticeKind.ABORT:
                     self._ask_round(ReadyCause.INTERNAL_ERROR)
@@ -376,48 +443,36 @@ class Worker:
                     self._ask_round(ReadyCause.HOSTS_UPDATED)
                 case NoticeKind.NONE:
                     self._ask_notice(notice.version)
-                case NoticeKind.JOB_OVER:
-                    self.end()
 
-        if self._watch is not None and self._watch.busy:  # parked in the round before
-            self._watch.close()
-            self._watch = None
-        if self._watch is None:
-            self._watch = self._connect()
-        body = WatchRequest(self.worker, of_round, version, 0, waiting=True).to_json()
-        self._watch.ask("POST", "watch?wait_s=15.000", body, answer)
-
-    def end(self) -> None:
-        self.ended = True
-        for asker in (self._main, self._watch):
-            if asker is not None:
-                asker.close()
+        request = WatchRequest(self.worker, of_round, version, 0, waiting=True)
+        with contextlib.suppress(StaleRoundError, RendezvousClosedError):
+            asyncio.ensure_future(self.agent.rounds.watch(request)).add_done_callback(answered)
 
 
 class Simulation:
-    """The workers of a job, and what they have seen. In one asyncio loop.
+    """The hosts of a job, and what they have seen. In one asyncio loop.
 
     Attributes:
+        agents: all that were dialled.
         workers: the living ones.
-        received_bytes, sent_bytes: of all connections to the server, so far.
-        broken: connections that were cut while a request was under way; it was sent again.
+        received_bytes: of all connections to the driver, so far.
         on_assigned: asked when a worker has got its place; False keeps it from going on.
         commits: what workers say of their state.
         driver_pid: the driver's process.
     """
 
     def __init__(self) -> None:
+        self.agents: list[SimulatedAgent] = []
         self.workers: dict[WorkerId, Worker] = {}
-        self.received_bytes = self.sent_bytes = self.broken = 0
+        self.received_bytes = 0
         self.on_assigned: Callable[[Worker], bool] | None = None
         self.commits = 1
-        self.host = ""
-        self._port = 0
-        self._round, self._size, self._training = 0, 0, 0
+        self._came = 0
+        self._round, self._size, self._training, self._resumed = 0, 0, 0, 0
         self._changed = asyncio.Event()
         self._failure = ""
+        self._ending = False
         self._pipe: _Lines
-        self._connecting: set[asyncio.Task[Any]] = set()
         self._driver_ready = asyncio.Event()
         self.driver_pid = 0
 
@@ -426,76 +481,83 @@ class Simulation:
         async with asyncio.timeout(PATIENCE_S):
             await self._driver_ready.wait()
 
-    def connect(self, asker: _Asker) -> _Asker:
-        name, _, port = self.host.partition(":")
-        task = asyncio.get_running_loop().create_task(self._connect(asker, name, int(port)))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-        return asker
-
-    async def _connect(self, asker: _Asker, host: str, port: int) -> None:
-        try:
-            await asyncio.get_running_loop().create_connection(lambda: asker, host, port)
-        except OSError as error:
-            self.lost(f"cannot connect: {error}")
-
     def take(self, words: list[Any]) -> None:
         """The driver's process says something."""
-        if words[0] == "ready":
-            self._driver_ready.set()
-            return
-        worker = WorkerId.parse(words[1])
-        if words[0] == "start":
-            if not self.host:
-                self.host = words[2].removeprefix("http://")
-            self.workers[worker] = Worker(self, worker, bytes.fromhex(words[3]))
-        else:
-            ended = self.workers.pop(worker, None)
-            if ended is not None:
-                ended.end()
+        match words:
+            case ["ready"]:
+                self._driver_ready.set()
+            case ["dial", word]:
+                self.agents.append(SimulatedAgent(self, Bootstrap.from_word(word)))
+            case ["agent"]:
+                self._came += 1
+                self._changed.set()
+            case ["resumed", round_id]:
+                self._resumed = round_id
+                self._changed.set()
 
-    def trains(self, worker: Worker, status: int) -> None:
+    def trains(self, assignment: RoundAssignment) -> None:
         """A worker has said that it trains."""
-        if status != 204:
-            self.lost(f"a report was answered with {status}")
-        assignment = worker.assignment
-        if assignment is None:
-            return
         if assignment.round_id > self._round:
             self._round, self._size, self._training = assignment.round_id, assignment.slot.size, 0
         if assignment.round_id == self._round:
             self._training += 1
-            if self._training == self._size:
-                self._changed.set()
 
     def lost(self, why: str) -> None:
         """Something went wrong."""
-        self._failure = self._failure or why
-        self._changed.set()
+        if not self._ending:
+            self._failure = self._failure or why
+            self._changed.set()
 
     def go(self) -> None:
-        """Has discovery give its answer: the workers are started."""
+        """Has discovery give its answer: the agents are dialled, and workers are started."""
         self._pipe.send("go")
 
     def kill(self, worker: WorkerId) -> None:
         """A worker's process dies."""
-        self.workers[worker].end()
-        self._pipe.send("exit", worker.key, -9)
+        self.workers[worker].agent.end(worker, -9)
+
+    async def until_agents(self, count: int) -> None:
+        """Waits until the driver has taken that many agents in."""
+        await self._until(lambda: self._came >= count)
 
     async def until_all_train(self, round_id: int) -> int:
-        """Waits until all members of a round have said that they train. Returns how many there are."""
+        """Waits until the driver knows that all members of a round train. Returns how many there are."""
+        await self._until(lambda: self._resumed >= round_id)
+        assert (self._round, self._training) == (self._resumed, self._size)
+        return self._size
+
+    async def _until(self, fulfilled: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self._round < round_id or self._training < self._size:
+            while not fulfilled():
                 self._changed.clear()
                 await self._changed.wait()
                 if self._failure:
                     raise RuntimeError(self._failure)
-        return self._size
 
-    async def end(self) -> None:
-        for worker in self.workers.values():
-            worker.end()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+    def ends(self) -> None:
+        """From now on nothing that breaks is news."""
+        self._ending = True
+
+    def close(self) -> None:
+        """Ends all agents."""
+        for agent in self.agents:
+            agent.close()
+
+
+@contextlib.contextmanager
+def _counting(job: Simulation) -> Iterator[None]:
+    """Counts what comes on all connections of frames in this process."""
+    received = FrameConnection.data_received
+
+    def count(connection: FrameConnection, data: bytes) -> None:
+        job.received_bytes += len(data)
+        received(connection, data)
+
+    FrameConnection.data_received = count  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FrameConnection.data_received = received  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
@@ -503,7 +565,7 @@ async def simulation(
     size: int, *, slots_per_host: int = SLOTS_PER_HOST, profile_to: str | None = None, **limits: Any
 ) -> AsyncIterator[Simulation]:
     """A job of that many workers, whose driver waits for :meth:`Simulation.go`."""
-    needed = 2 * size + 256
+    needed = size // slots_per_host + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
         if hard < needed:
@@ -522,13 +584,15 @@ async def simulation(
     try:
         job.driver_pid = process.pid or 0
         _, job._pipe = await asyncio.get_running_loop().create_connection(lambda: _Lines(job.take), sock=ours)
-        yield job
+        with _counting(job):
+            yield job
     finally:
-        await job.end()
+        job.ends()
         process.terminate()
         deadline = time.monotonic() + 30
         while process.exitcode is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+        job.close()
         if process.exitcode is None:
             process.kill()
         process.join()

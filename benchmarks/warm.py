@@ -25,7 +25,7 @@ import psutil
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.rendezvous.credentials import ENV_KEY, JobKey
-from elastic_driver.rendezvous.environment import ENV_ADDRESS, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 
 _SCRIPT = """\
 import torch
@@ -35,8 +35,14 @@ hvd.init()
 
 
 class _Sink:
-    def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+        """See OutputSink."""
+
+    def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         sys.stderr.buffer.write(data)
+
+    def end(self, worker: WorkerId) -> None:
+        """See OutputSink."""
 
 
 class _Rendezvous:
@@ -70,7 +76,6 @@ async def measure(starts: int, preload: list[str] | None) -> None:
         ENV_RENDEZVOUS: f"http://127.0.0.1:{port}",
         ENV_KEY: JobKey.new().of_ranks().hex(),
         ENV_WORKER: "localhost[0]#0",
-        ENV_ADDRESS: "127.0.0.1",
         ENV_ROUND: "0",
     }
     medians = []
@@ -80,10 +85,8 @@ async def measure(starts: int, preload: list[str] | None) -> None:
         for warm in (False, True):
             launcher = LocalLauncher(
                 _Sink(),
-                output_dir=None,
                 prefix_timestamp=False,
-                job_id=uuid.uuid4().hex,
-                width=1,
+                mark=uuid.uuid4().hex,
                 warm=warm,
                 preload=preload,
                 warn=lambda text: print(text, file=sys.stderr),

@@ -1,0 +1,143 @@
+"""How soon the driver knows of a death on another host.
+
+    python benchmarks/deaths.py [--deaths 200]
+
+Two network namespaces on a bridge, an agent on the second over ssh. The driver's side (server, fleet, launcher) has
+workers started there that sleep; they are killed one after another, and for each: from kill(2) until its launcher says
+that the worker is dying or dead, milliseconds. The yardstick is a bare TCP connection over the same links, held by a
+process that is killed in the same way: from kill(2) until the other end has read the end of the stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from namespaces import Namespaces
+
+from elastic_driver.driver.agents import Ways
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.fleet.door import Door
+from elastic_driver.launch.fleet.fleet import Fleet, Reach
+from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.interfaces import host_addresses, listening_addresses
+from elastic_driver.system.job_clock import JobClock
+from elastic_driver.system.tasks import Tasks
+
+ROOT = Path(__file__).resolve().parents[1]
+_SETTLED_S = 0.02
+_HOLDER = "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); time.sleep(600)"
+
+
+class _Nobody:
+    """Takes what the fleet tells, and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *words: False
+
+    def failed(self, error: BaseException) -> None:
+        raise error
+
+
+async def of_workers(host: str, deaths: int) -> list[float]:
+    """Milliseconds from each kill to the driver's knowledge."""
+    tasks, door = Tasks(), Door(JobClock())
+    ways = Ways("127.0.0.1", addresses=lambda: listening_addresses(host_addresses(), words=()), ssl=None, is_wide=False)
+    fleet = Fleet(
+        door=door,
+        reach=Reach(ways.to, agent_timeout_s=15.0, fingerprint="", job="", owner=""),
+        local=SshDialler(),
+        remote=SshDialler(),
+        is_local=lambda name: False,
+        address=lambda facts, route: route,
+        tasks=tasks,
+    )
+    nobody: Any = _Nobody()
+    launcher = AgentLauncher(fleet, nobody, on_warm=nobody.warmed, warn=print)
+    reception = Reception(door, Terms("deaths", 0.0, "/", 0o22, False, None, False, 15.0), fleet)
+    fleet.serve(nobody, launcher, nobody)
+    server = RendezvousServer(nobody, routes={}, key=JobKey.new(), keys=door.key_of, on_agent=reception.take_over)
+    await ways.begin(server, await server.start("127.0.0.1", 0))
+    took: list[float] = []
+    try:
+        await fleet.want([host])
+        await fleet.settle(30)
+        for number in range(deaths):
+            worker = WorkerId(host, 0, number)
+            process = await launcher.start(worker, ["sleep", "600"], dict(os.environ), label="0", rank_at_launch=0)
+            await asyncio.sleep(_SETTLED_S)
+            at = time.perf_counter()
+            os.kill(process.pid, signal.SIGKILL)
+            await asyncio.wait((process.dying, process.exited), return_when=asyncio.FIRST_COMPLETED)
+            took.append((time.perf_counter() - at) * 1e3)
+            await process.wait()
+    finally:
+        await launcher.close()
+        await tasks.end()
+        await server.close()
+    return took
+
+
+async def of_connections(nodes: Sequence[str], address: str, deaths: int) -> list[float]:
+    """The same for bare connections; ``nodes`` are the words before a command there."""
+    accepted: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
+    server = await asyncio.start_server(lambda reader, writer: accepted.put_nowait(reader), address, 0)
+    port = server.sockets[0].getsockname()[1]
+    took: list[float] = []
+    for _ in range(deaths):
+        holder = subprocess.Popen([*nodes, sys.executable, "-c", _HOLDER, address, str(port)])
+        reader = await accepted.get()
+        await asyncio.sleep(_SETTLED_S)
+        at = time.perf_counter()
+        holder.kill()
+        await reader.read()
+        took.append((time.perf_counter() - at) * 1e3)
+        holder.wait()
+    server.close()
+    return took
+
+
+def show(name: str, took: list[float]) -> None:
+    ordered = sorted(took)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    print(f"{name:22} {statistics.median(took):9.2f} {p99:9.2f} {ordered[-1]:9.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deaths", type=int, default=200, help="of each (default 200)")
+    parser.add_argument("--driver", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.driver:
+        host, address, *nodes = options.driver
+        print(f"{'milliseconds':22} {'median':>9} {'p99':>9} {'most':>9}", flush=True)
+        show("a worker, to the driver", uvloop.run(of_workers(host, options.deaths)))
+        show("a bare connection", uvloop.run(of_connections(nodes, address, options.deaths)))
+        return
+    with Namespaces(2, sshd=True) as nodes:
+        first, second = nodes
+        command = [sys.executable, __file__, "--deaths", str(options.deaths)]
+        # Of the prefix's words one begins with a dash.
+        command += ["--driver", second.name, first.ipv4, "ip", "netns", "exec", second.namespace]
+        first.popen(command, env=first.environment() | {"PYTHONPATH": str(ROOT)}).wait()
+
+
+if __name__ == "__main__":
+    main()
