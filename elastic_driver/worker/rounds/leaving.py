@@ -13,10 +13,12 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_AGAIN_S = 0.1
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -54,9 +56,12 @@ def install(ask: Callable[[str], bool]) -> None:
                 _log.exception("cannot ask the driver whether this worker may leave; it ends")
                 may_stay = False
             if not may_stay:
-                # Only the main thread can take the handler away.
+                # Only the main thread can take the handler away. A signal that comes when it has looked for signals and
+                # is about to sleep wakes it no more: so another, until the process has ended.
                 refused.add(number)
-                signal.pthread_kill(main, number)
+                while signal.getsignal(number) is on_signal:
+                    signal.pthread_kill(main, number)
+                    time.sleep(_AGAIN_S)
 
     # A daemon, because nothing ends it: a process that ends waits for no answer. The signals wake it. Started now,
     # since a handler may interrupt the start of another thread.

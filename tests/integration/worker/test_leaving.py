@@ -104,3 +104,31 @@ def test_a_question_that_fails_ends_it(worker: Worker) -> None:
     worker.answer("e")
     assert worker.process.wait() == -signal.SIGTERM
     assert "cannot ask the driver" in worker.process.communicate()[1]
+
+
+# The signal that is to wake the main thread comes when it has looked for signals and is about to sleep.
+LOST = """
+import signal, sys, time
+from elastic_driver.worker.rounds import leaving
+
+sent = []
+
+def lose_the_first(thread, number, kill=signal.pthread_kill):
+    sent.append(number)
+    if len(sent) > 1:
+        kill(thread, number)
+
+signal.pthread_kill = lose_the_first
+leaving.install(lambda name: False)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_lost_signal_keeps_nobody() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOST], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
