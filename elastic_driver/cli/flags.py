@@ -232,6 +232,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a host that has not been heard of for this long is lost, and ends its workers (default {default})",
     )
+    setting(
+        "host_timeout_s",
+        metavar="S",
+        help="a host that has not been heard for this long is gone on without, and so is one that another host's "
+        "workers cannot reach (default {default})",
+    )
     setting("tls", action="store_const", const=True, help="encrypt connections to the driver")
     setting(
         "port_range",

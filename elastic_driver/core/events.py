@@ -64,6 +64,7 @@ class WorkerReady:
         steps: operations that it has finished since its last commit.
         where: the line of code that raised the error; "" when that is not known.
         raised: whether its own code raised it, and not its collective.
+        unreachable: ranks of that round that it could not reach, or that acknowledged nothing.
     """
 
     worker: WorkerId
@@ -75,6 +76,7 @@ class WorkerReady:
     steps: int = 0
     where: str = ""
     raised: bool = False
+    unreachable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_PORTS
+from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
@@ -110,6 +110,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             exported={
                 **settings.passed_env,
                 ENV_HEARTBEAT: f"{heard_s:g}",
+                ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
                 **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
                 **durable_env(settings),
                 **settings.worker_env,

@@ -134,6 +134,7 @@ class Rounds:
             request.steps,
             request.where,
             request.raised,
+            request.unreachable,
         )
         self._check(event)
         older = self._parked.get(worker)

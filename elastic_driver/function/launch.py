@@ -88,6 +88,7 @@ def run(
     durable_keep: int | None = None,
     rendezvous_port: int | None = None,
     agent_timeout: float | None = None,
+    host_timeout: float | None = None,
     accept_agents: bool | None = None,
     join_token_file: str | os.PathLike[str] | None = None,
     rsh_agent: str | Sequence[str] | None = None,
@@ -127,8 +128,9 @@ def run(
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
-        ssh_port, ssh_identity_file, network_interface, agent_timeout, accept_agents, join_token_file, rsh_agent,
-            launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls: as the flags.
+        ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
+            rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls: as
+            the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -174,6 +176,7 @@ def run(
         "durable_keep": durable_keep,
         "rendezvous_port": rendezvous_port,
         "agent_timeout_s": agent_timeout,
+        "host_timeout_s": host_timeout,
         "accept_agents": accept_agents,
         "join_token_file": join_token_file,
         "rsh_agent": rsh_agent,

@@ -52,6 +52,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "accept": ("accept_agents", bool),
         "join_token_file": ("join_token_file", str),
         "timeout_seconds": ("agent_timeout_s", float),
+        "host_timeout_seconds": ("host_timeout_s", float),
         "tls": ("tls", bool),
     },
     "launcher": {

@@ -19,6 +19,7 @@ from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.machines import (
     BOOTSTRAPS,
     LEAST_AGENT_TIMEOUT_S,
+    LEAST_HOST_TIMEOUT_S,
     STDIN,
     check_interface,
     check_port_range,
@@ -86,6 +87,7 @@ class Settings:
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
         preload: those modules; None to choose them by the script.
         agent_timeout_s: how long an agent may go unacknowledged until it ends its workers, and its host is lost.
+        host_timeout_s: how long a host, or a peer of a worker, may go unheard until the others go on without it.
         accept_agents: whether hosts may join by themselves.
         join_token_file: file with the secret that they prove themselves with; None to have one made.
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
@@ -146,6 +148,7 @@ class Settings:
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
     agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout"))
+    host_timeout_s: float = field(default=5.0, metadata=_given_by("--host-timeout"))
     accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
     rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
@@ -291,6 +294,7 @@ class Settings:
     def _check_machines(self) -> None:
         check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)
         check_agent_timeout(self.agent_timeout_s)
+        check_host_timeout(self.host_timeout_s)
         if self.join_token_file is not None and not self.accept_agents:
             raise SettingsError("--join-token-file is without effect: give --accept-agents too")
         for name in ("rsh_agent", "launcher_command", "remote_python", "ssh_identity_file"):
@@ -343,6 +347,16 @@ def check_agent_timeout(seconds: float) -> None:
         raise SettingsError(
             f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
             "a second"
+        )
+
+
+def check_host_timeout(seconds: float) -> None:
+    """Raises SettingsError unless this can be --host-timeout."""
+    check_seconds(FLAGS["host_timeout_s"], seconds)
+    if seconds < LEAST_HOST_TIMEOUT_S:
+        raise SettingsError(
+            f"--host-timeout {seconds:g} is below {LEAST_HOST_TIMEOUT_S:g} s: machines acknowledge each other once a "
+            "second"
         )
 
 
