@@ -102,7 +102,9 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
     op, factors = instruction.op, instruction.factors
     # Halves are widened: factors and sums of many ranks lose less, and not every Gloo reduces them.
     work = source.float() if source.dtype in _HALVES else source if instruction.may_overwrite else source.clone()
-    work = _scale(work.reshape(-1), factors[0])
+    # A flat tensor goes as it is. Who holds another view of its memory seems to keep gradients (torch/optimizer), and a
+    # thread of the group's, or of the lane's, may do so for a moment longer than the operation lasts.
+    work = _scale(work if work.dim() == 1 else work.reshape(-1), factors[0])
     if work.numel():
         if op is ReduceOp.ADASUM:
             parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
@@ -111,7 +113,8 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
             peers.allreduce(work, op)
     if op is ReduceOp.AVERAGE and peers.size > 1:
         work.div_(peers.size, rounding_mode=None if work.dtype.is_floating_point else "trunc")
-    return _scale(work, factors[1]).to(source.dtype).reshape(source.shape)
+    work = _scale(work, factors[1]).to(source.dtype)
+    return work if source.dim() == 1 else work.reshape(source.shape)
 
 
 def _adasum(vectors: list[torch.Tensor]) -> torch.Tensor:
