@@ -95,15 +95,15 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
     discovery = t.state.discovery
     if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
         t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
-    ordered = order_hosts(discovery.order, hosts)
-    listed = [host.name for host in ordered]
-    living = [record.worker.hostname for record in t.state.workers]
-    # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in discovery.order if name in listed or name in living]
+    listed = dict.fromkeys(host.name for host in hosts)
+    living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
+    # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
+    known = () if t.state.phase is JobPhase.WAITING else discovery.order
+    order = order_hosts(known, hosts, staying=living)
     t.state = replace(
         t.state,
         discovery=replace(
-            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+            discovery, hosts=tuple(host for host in order if host.name in listed), order=order, outage=None
         ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
