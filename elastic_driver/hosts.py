@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_driver.errors import SettingsError
 
@@ -20,7 +20,7 @@ MAX_SLOTS_PER_HOST = 4096
 _INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
 _MAX_DIGITS = 18
 # Room for what Kubernetes calls its nodes' labels, as topology.kubernetes.io/zone=eu-1a.
-_LABEL = re.compile(r"(?P<key>[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?)(=(?P<value>[A-Za-z0-9._:/@+-]+))?")
+_LABEL = re.compile(r"(?P<key>[A-Za-z]([A-Za-z0-9._/-]*[A-Za-z0-9])?)(=(?P<value>[A-Za-z0-9._:/@+-]+))?")
 MAX_LABELS = 32
 _MAX_LABEL_PART = 63
 # What other launchers' host lists say there, which is not to become a label by mistake.
@@ -121,10 +121,12 @@ def parse_labels(words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         match = _LABEL.fullmatch(word)
         shown = repr(word if len(word) <= 2 * _MAX_LABEL_PART else word[: 2 * _MAX_LABEL_PART] + "…")
+        if match is None and word.isdecimal():
+            raise SettingsError(f"cannot read {shown} as a label: slots are written as host:slots")
         if match is None:
             raise SettingsError(
-                f"cannot read {shown} as a label: expected key=value or a word, of letters, digits and ._/- "
-                "(in a value :@+ too)"
+                f"cannot read {shown} as a label: expected key=value or a word, of letters, digits and ._/-, "
+                "with a letter first (in a value :@+ too)"
             )
         key, value = match["key"], match["value"]
         if max(len(key), len(value or "")) > _MAX_LABEL_PART:
@@ -156,11 +158,12 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
         SettingsError: the text is not of these forms, or slots is not an integer from 1 to 4096.
     """
     place, *words = text.split() or [""]
-    host = _parse_place(place, default_slots)
     try:
-        return Host(host.name, host.slots, parse_labels(words)) if words else host
+        labels = parse_labels(words)
     except SettingsError as error:
-        raise SettingsError(f"host {host.name!r}: {error}") from None
+        raise SettingsError(f"host {place!r}: {error}") from None
+    host = _parse_place(place, default_slots)
+    return replace(host, labels=labels) if labels else host
 
 
 def _parse_place(text: str, default_slots: int | None) -> Host:
