@@ -275,7 +275,7 @@ class Settings:
 
     def _check_hosts(self) -> None:
         for name in self.protect:
-            if not is_host_name(name):
+            if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has one
                 raise SettingsError(f"--protect {name!r} is not the name of a host")
         if self.discovery_script is not None:
             if self.hosts is not None or self.discovery_socket is not None:
