@@ -45,9 +45,8 @@ def test_a_world_of_a_multiple_with_rank_0_on_a_protected_host(tmp_path: Path) -
         job.set_hosts(TWO + THREE + "127.0.0.3:1\n")
         again = job.wait_for_steps(4, after=at)
         assert ranks(again) == ["localhost[0]#0", "localhost[1]#0", "127.0.0.2[0]#0", "127.0.0.3[0]#0"]
-        assert {line["pid"] for line in again if line["rank"] == 2} == {
-            line["pid"] for line in grown if line["rank"] == 3
-        }
+        stood_by = {line["pid"] for line in grown if line["rank"] == 3}
+        assert {line["pid"] for line in again if line["rank"] == 2} == stood_by
         assert [event["size"] for event in job.events("round_formed")] == [2, 4, 2, 4]
         check_agreement(job.steps())
 
