@@ -222,7 +222,7 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         commits=max(t.state.commits, event.commits),
         registry=t.state.registry.record(event.worker, WorkerState.READY),
     )
-    if not was_member and in_target(record, standby_places(t.state)):
+    if not was_member and t.state.round is not None and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         reset = t.in_reset()

@@ -100,7 +100,7 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
     places = _offered_places(state, but)
     limit = policy.max_num_proc
     fits = limit is None or len(places) <= limit
-    if fits and policy.multiple == 1:
+    if fits and _is_whole(policy, [hostname for hostname, _ in places]):
         return dict.fromkeys(places), {}
     alive: dict[tuple[str, int], int] = {}
     leaving: set[tuple[str, int]] = set()
@@ -157,7 +157,10 @@ def left_over(state: State) -> tuple[Mapping[str, int], Mapping[str, int]]:
     policy = state.policy
     if policy.multiple == 1:
         return {}, {}
-    offered = Counter(hostname for hostname, _ in _offered_places(state, frozenset()))
+    places = _offered_places(state, frozenset())
+    if _is_whole(policy, [hostname for hostname, _ in places]):
+        return {}, {}
+    offered = Counter(hostname for hostname, _ in places)
     of_hosts = {
         hostname: over for hostname, number in offered.items() if (over := number % policy.ranks_per_host_multiple)
     }
@@ -173,6 +176,16 @@ def why_left_over(state: State, hostname: str) -> str:
     if hostname in of_hosts:
         return f"--ranks-per-host-multiple {state.policy.ranks_per_host_multiple}"
     return f"--np-multiple {state.policy.num_proc_multiple}" if hostname in of_world else ""
+
+
+def _is_whole(policy: Policy, hosts: Sequence[str]) -> bool:
+    """Whether places or workers of these hosts, one each, are multiples as they are."""
+    if policy.multiple == 1:
+        return True
+    if len(hosts) % policy.multiple:
+        return False
+    size = policy.ranks_per_host_multiple
+    return size == 1 or not any(number % size for number in Counter(hosts).values())
 
 
 def _whole_groups(policy: Policy, hosts: Sequence[str], urgency: Sequence[Any], limit: int | None) -> list[int]:
@@ -239,7 +252,7 @@ def that_fit(state: State, records: Sequence[WorkerRecord]) -> tuple[WorkerRecor
     """Those of some workers that could make up a round: they have a place, and a multiple leaves none of them over."""
     targets = target_places(state)
     placed = tuple(record for record in records if in_target(record, targets))
-    if state.policy.multiple == 1:
+    if _is_whole(state.policy, [record.worker.hostname for record in placed]):
         return placed
     position = {place: index for index, place in enumerate(targets)}
     return _as_many_as_fit(state.policy, sorted(placed, key=lambda r: position[r.worker.hostname, r.worker.slot]), None)
