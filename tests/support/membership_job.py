@@ -245,6 +245,9 @@ class Job:
                 named = event.after_round if isinstance(event, WorkerReady) else event.round_id
                 alive = event.worker in self.alive
                 last = self.last_round.get(event.worker, 0) if alive else self.round_id
+                record = record_of(self.state, event.worker)
+                if record is not None and self.policy.on_change is OnChange.RESTART:
+                    last = record.round_id  # these are in their round from its launch on, and not when it has begun
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
