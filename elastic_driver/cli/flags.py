@@ -116,10 +116,17 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="keep N more workers booted and waiting in slots beyond --max-np (default then: -np), to take the place "
         "of a lost one at once (default {default})",
     )
+    add("num_proc_multiple", metavar="K", help="the number of workers is always a multiple of K (default {default})")
+    add(
+        "ranks_per_host_multiple",
+        metavar="K",
+        help="the number of workers on each host is always a multiple of K (default {default})",
+    )
     add(
         "discovery_script",
         metavar="COMMAND",
-        help="prints a line 'host' or 'host:slots' for each host there is; run each second",
+        help="prints a line 'host' or 'host:slots' for each host there is, and perhaps its labels behind it (rack=a "
+        "spot); run each second",
     )
     add("slots_per_host", metavar="N", help="slots of hosts that the script lists without any")
     add("slots_per_host", "--slots", metavar="N", help="same as --slots-per-host")
@@ -189,6 +196,13 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
     hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
     add, setting = group.add_argument, _Settings(group).add
+    setting(
+        "protect",
+        action="append",
+        metavar="HOST,...",
+        help="of workers that are equally far, one on these hosts is rank 0 (also: the label protected); may be "
+        "repeated",
+    )
     setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="of the hosts' ssh servers (default: as ssh has it)")
     setting("ssh_identity_file", "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     setting("ssh_connect_timeout_s", metavar="S", help="seconds ssh may take to connect (default {default})")

@@ -9,6 +9,7 @@ from elastic_driver.core.placement import (
     next_members,
     next_places,
     target_places,
+    that_fit,
 )
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
 from elastic_driver.words import NoticeKind, OnChange
@@ -28,19 +29,20 @@ def joiners_wait_until(state: State) -> float | None:
     joiners = any(record.phase is WorkerPhase.READY and not record.round_id for record in state.workers)
     if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         return None
-    targets = target_places(state)
-    ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
-    joined = [record.since for record in ready if not record.round_id]
+    targets, runs = target_places(state), state.phase is JobPhase.RUNNING
+    # Who could be in a round by now: members stay, and a multiple may leave a joiner over until another has come.
+    fit = that_fit(state, in_phase(state, WorkerPhase.READY, *((WorkerPhase.MEMBER,) if runs else ())))
+    joined = [record.since for record in fit if record.phase is WorkerPhase.READY and not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
     free = dict.fromkeys(place for place in targets if place not in alive)
     booting = [record for record in in_phase(state, WorkerPhase.BOOTING) if in_target(record, targets)]
     booting += [record for record in in_phase(state, WorkerPhase.LEAVING) if in_target(record, free)]
     if not joined or not booting:
         return None
-    if state.phase is JobPhase.RUNNING:
+    if runs:
         waiting = state.notice_kind is NoticeKind.NONE and not finishing(state)
     else:
-        waiting = state.registry.complete and len(ready) >= state.policy.min_num_proc
+        waiting = state.registry.complete and len(fit) >= state.policy.min_num_proc
     return min(joined) + JOINERS_WINDOW_S if waiting else None
 
 

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 from elastic_driver.core.deadlines import gone_by, joiners_wait_until, pause_until
 from elastic_driver.core.placement import (
+    free_slots,
     in_target,
     is_drained,
     launch_places,
+    left_over,
+    next_members,
     standby_places,
     standing_by,
     target_places,
+    wanted_places,
+    why_left_over,
 )
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
 from elastic_driver.hosts import Host, WorkerId
@@ -59,7 +64,7 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             left = _left(None if reset is None else reset.deadline, now)
             return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
-            ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            ready = next_members(state)
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
                 times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
                 return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
@@ -67,7 +72,7 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             return (
-                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
+                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {_ready(state, len(ready))}, "
                 f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{slots_left}"
             )
         case JobPhase.RUNNING:
@@ -129,18 +134,10 @@ def _count(number: int, what: str) -> str:
 
 def _slots(state: State, now: float) -> str:
     """The slots that can be used, and of all others that are listed why they cannot."""
-    free = [Host(host.name, slots) for host in state.hosts if (slots := _free_slots(state, host))]
+    free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
     return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ')}"
-
-
-def _free_slots(state: State, host: Host) -> int:
-    if state.blacklist.is_blacklisted(host.name):
-        return 0
-    return (
-        host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
-    )
 
 
 def _kept_out(state: State, now: float, *, before: str) -> str:
@@ -163,7 +160,8 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
     if places:
         text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
-    return text
+    unused = unused_slots(state)
+    return text + (unused and before + unused)
 
 
 def room_for_standbys(state: State, now: float) -> str:
@@ -174,6 +172,35 @@ def room_for_standbys(state: State, now: float) -> str:
         f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
         f"{_count(ranked, 'worker')} (--max-np), {_slots(state, now)}"
     )
+
+
+def unused_slots(state: State) -> str:
+    """The slots that a multiple leaves over, and which; "" for none."""
+    policy = state.policy
+    flags = (f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}", f"--np-multiple {policy.num_proc_multiple}")
+    parts = []
+    for flag, by_host in zip(flags, left_over(state), strict=True):
+        number = sum(by_host.values())
+        of = f" of host {next(iter(by_host))}" if len(by_host) == 1 else ""
+        which = f" ({_listed([f'{name}: {count}' for name, count in by_host.items()])})" if len(by_host) > 1 else ""
+        if number:
+            parts.append(f"{_count(number, 'slot')}{of} {'is' if number == 1 else 'are'} not used: {flag}{which}")
+    return "; ".join(parts)
+
+
+def _ready(state: State, members: int) -> str:
+    """How many are ready; and how many of these a multiple lets be in a round, if it is others."""
+    places = target_places(state) if state.policy.multiple == 1 else wanted_places(state)
+    number = sum(in_target(record, places) for record in in_phase(state, WorkerPhase.READY))
+    if state.policy.multiple == 1 or members >= number:
+        return str(number)
+    policy = state.policy
+    flags = []
+    if policy.num_proc_multiple > 1:
+        flags.append(f"--np-multiple {policy.num_proc_multiple}")
+    if policy.ranks_per_host_multiple > 1:
+        flags.append(f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}")
+    return f"{number}, of whom {members} make up a round ({', '.join(flags)})"
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:
@@ -189,6 +216,8 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"slot {slot} of host {hostname} is drained"
     if state.blacklist.is_blacklisted(hostname):
         return f"host {hostname} is blacklisted"
+    if flag := why_left_over(state, hostname):
+        return f"slot {slot} of host {hostname} is not used: {flag}"
     return f"the job has its {_count(state.policy.max_num_proc or len(state.members), 'worker')} (--max-np)"
 
 

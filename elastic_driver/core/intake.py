@@ -95,15 +95,15 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
     discovery = t.state.discovery
     if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
         t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
-    ordered = order_hosts(discovery.order, hosts)
-    listed = [host.name for host in ordered]
-    living = [record.worker.hostname for record in t.state.workers]
-    # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in discovery.order if name in listed or name in living]
+    listed = dict.fromkeys(host.name for host in hosts)
+    living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
+    # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
+    known = () if t.state.phase is JobPhase.WAITING else discovery.order
+    order = order_hosts(known, hosts, staying=living)
     t.state = replace(
         t.state,
         discovery=replace(
-            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+            discovery, hosts=tuple(host for host in order if host.name in listed), order=order, outage=None
         ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
@@ -222,7 +222,7 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         commits=max(t.state.commits, event.commits),
         registry=t.state.registry.record(event.worker, WorkerState.READY),
     )
-    if not was_member and in_target(record, standby_places(t.state)):
+    if not was_member and t.state.round is not None and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         reset = t.in_reset()

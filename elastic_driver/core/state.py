@@ -6,8 +6,10 @@ what a reset collects is gone with the reset. So the phase of the job is not sto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import lcm
 
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
@@ -57,6 +59,9 @@ class Policy:
         cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
         durable: whether commits are on disc, so that the job outlives all who have its state in memory.
         num_standby: booted workers to keep beyond these, in slots that no member needs.
+        num_proc_multiple: a round's members are a multiple of this.
+        ranks_per_host_multiple: those on each host are a multiple of this.
+        protect: names of hosts that are the better place for rank 0; so are those with the label.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
         on_change: what a change means for the workers, which is their dialect's.
@@ -73,9 +78,17 @@ class Policy:
     cooldown_range_s: tuple[float, float] | None = None
     durable: bool = False
     num_standby: int = 0
+    num_proc_multiple: int = 1
+    ranks_per_host_multiple: int = 1
+    protect: tuple[str, ...] = ()
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
     on_change: OnChange = OnChange.IN_PLACE
+
+    @property
+    def multiple(self) -> int:
+        """What the number of a round's members is a multiple of, of which each host has a multiple too."""
+        return lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
 
 
 class JobPhase(StrEnum):
@@ -168,13 +181,13 @@ class Discovery:
 
     Attributes:
         hosts: the last answer, in rank order; None before the first.
-        order: names of all hosts that are listed or have living workers, in rank order.
+        order: all hosts that are listed or have living workers, as they were listed last, in rank order.
         outage: None while it answers.
         told_at: when its failing was last told of; None for never.
     """
 
     hosts: tuple[Host, ...] | None = None
-    order: tuple[str, ...] = ()
+    order: tuple[Host, ...] = ()
     outage: Outage | None = None
     told_at: Moment | None = None
 
@@ -300,6 +313,7 @@ class State:
         tally: the unplanned resets so far.
         setbacks: how far the training has come, and how often in a row it has come no further.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
+        unused: what was told last of slots that are not used because of a multiple; "" for nothing.
         ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
         launch: of restarted workers, the current round until it has begun; None when it has.
     """
@@ -320,6 +334,7 @@ class State:
     tally: ResetTally = field(default_factory=ResetTally)
     setbacks: Setbacks = field(default_factory=Setbacks)
     standby_room: int | None = None
+    unused: str = ""
     ever_ready: bool = False
     launch: Launch | None = None
 
@@ -424,6 +439,12 @@ def causes(state: State) -> list[str]:
     return [*state.reset.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
 
 
-def most_advanced(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
-    return min(stateful, key=lambda record: (-record.commits, record.rank))
+def protected_hosts(state: State) -> frozenset[str]:
+    """Where rank 0 is better than elsewhere."""
+    return frozenset((*state.policy.protect, *(host.name for host in state.discovery.order if host.protected)))
+
+
+def most_advanced(state: State, stateful: Sequence[WorkerRecord]) -> WorkerRecord:
+    """Whose state the next round goes on from: the most commits, then on a protected host, then the lowest rank."""
+    protected = protected_hosts(state)
+    return min(stateful, key=lambda one: (-one.commits, one.worker.hostname not in protected, one.rank))

@@ -108,6 +108,9 @@ def policy_of(settings: Settings) -> Policy:
         cooldown_range_s=settings.cooldown_range_s,
         durable=settings.durable_dir is not None,
         num_standby=settings.num_standby,
+        num_proc_multiple=settings.num_proc_multiple,
+        ranks_per_host_multiple=settings.ranks_per_host_multiple,
+        protect=settings.protect,
     )
 
 

@@ -81,6 +81,9 @@ def run(
     drain_timeout: float | None = None,
     grace_time: float | None = None,
     standby: int | None = None,
+    np_multiple: int | None = None,
+    ranks_per_host_multiple: int | None = None,
+    protect: str | Sequence[str] | None = None,
     preload: Sequence[str] | None = None,
     durable_dir: str | os.PathLike[str] | None = None,
     durable_every: int | None = None,
@@ -119,8 +122,9 @@ def run(
         reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
             elasticrun.
         host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
-            drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
-            rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
+            drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple, protect, durable_dir,
+            durable_every, durable_interval, durable_keep, rendezvous_port, config_file, event_log,
+            prefix_output_with_timestamp: as the flags.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
             see HostDiscovery. It is asked here, in a thread of this process.
         verbose: tells what the driver does. Without it only warnings and errors are told.
@@ -169,6 +173,9 @@ def run(
         "drain_timeout_s": drain_timeout,
         "grace_s": grace_time,
         "num_standby": standby,
+        "num_proc_multiple": np_multiple,
+        "ranks_per_host_multiple": ranks_per_host_multiple,
+        "protect": protect,
         "preload": preload,
         "durable_dir": durable_dir,
         "durable_every": durable_every,

@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -33,6 +33,7 @@ class Bootstrap:
         key: with what, in hexadecimal digits; empty for a joiner, which makes it from its token.
         host: its host's name in the job; "" to have it made of the machine's name.
         slots: of a host that joins by itself; 0 for one that discovery names.
+        labels: of a host that joins by itself.
         agent_timeout_s: how long it may go unacknowledged until it ends its workers, seconds.
         fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" without ``https``.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
@@ -45,6 +46,7 @@ class Bootstrap:
     key: str = field(repr=False)
     host: str
     slots: int = 0
+    labels: tuple[str, ...] = ()
     agent_timeout_s: float = 15.0
     fingerprint: str = ""
     owner: str = ""
@@ -64,7 +66,8 @@ class Bootstrap:
         try:
             values = json.loads(data)
             read = {each.name: values[each.name] for each in fields(cls)}
-            read["urls"] = tuple(str(url) for url in read["urls"])
+            for name in ("urls", "labels"):
+                read[name] = tuple(str(each) for each in read[name])
             return cls(**read)
         except (ValueError, TypeError, KeyError) as error:
             raise RendezvousProtocolError(f"cannot read what this agent was given: {error!r}") from None
@@ -84,10 +87,15 @@ _WHOLE = 1 << 53
 
 
 class Said:
-    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes."""
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes.
+
+    A field with a default travels only where it is another: so what has come to a message since can be left out by
+    those who do not know it, and the first words that two versions exchange can be read by both.
+    """
 
     name: ClassVar[str]
     _kinds: ClassVar[dict[str, Any]]
+    _left_out: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, *, name: str = "", **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -98,6 +106,9 @@ class Said:
     def message(self) -> Message:
         """As it travels."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        for name, default in _defaults(type(self)).items():
+            if values[name] == default:
+                del values[name]
         return Message(self.name, values, values.pop("blob", b""))
 
 
@@ -116,8 +127,10 @@ def said(message: Message, *, sound: bool = False) -> Said:
     if kind is None:
         raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
     values: dict[str, Any] = {}
-    hints = _hints(kind)
+    hints, defaults = _hints(kind), _defaults(kind)
     for name, hint in hints.items():
+        if name in defaults and name not in message.fields:
+            continue
         if name == "blob":
             values[name] = message.blob
             continue
@@ -153,6 +166,14 @@ def _hints(kind: type[Said]) -> dict[str, Any]:
         hints = {each.name: every[each.name] for each in fields(kind)}  # type: ignore[arg-type]
         kind._kinds = hints
     return hints
+
+
+def _defaults(kind: type[Said]) -> dict[str, Any]:
+    defaults: dict[str, Any] | None = kind.__dict__.get("_left_out")
+    if defaults is None:
+        every = fields(kind)  # type: ignore[arg-type]
+        defaults = kind._left_out = {each.name: each.default for each in every if each.default is not MISSING}
+    return defaults
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -205,6 +226,8 @@ class Hello(Said, name="hello"):
         owner: the agent's process, as :mod:`elastic_driver.system.process_name` names it.
         address: of the agent's end of the connection.
         addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
+        labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
+            them.
     """
 
     agent: str
@@ -223,6 +246,7 @@ class Hello(Said, name="hello"):
     owner: str
     address: str
     addresses: list[str]
+    labels: str = ""
 
 
 @dataclass(frozen=True)

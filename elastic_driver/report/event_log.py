@@ -79,7 +79,9 @@ class EventLog:
             case JobStarted(url, job_id):
                 self.write("job_started", rendezvous=url, job_id=job_id)
             case HostsChanged(hosts):
-                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts})
+                labels = {host.name: list(host.labels) for host in hosts if host.labels}
+                more = {"labels": labels} if labels else {}
+                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts}, **more)
             case HostReady(host, address, joined):
                 self.write("host_ready", host=host, address=address, joined=joined)
             case HostUnready(host, reason, permanent):

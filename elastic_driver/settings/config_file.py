@@ -47,6 +47,11 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "thread_affinity": ("thread_affinity", int),
         "gloo_timeout_seconds": ("gloo_timeout_s", int),
     },
+    "placement": {
+        "np_multiple": ("num_proc_multiple", int),
+        "ranks_per_host_multiple": ("ranks_per_host_multiple", int),
+        "protect": ("protect", str),
+    },
     "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
     "agents": {
         "accept": ("accept_agents", bool),

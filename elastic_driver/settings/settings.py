@@ -10,11 +10,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import lcm
 from pathlib import Path
 
 from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.machines import (
     BOOTSTRAPS,
@@ -52,6 +53,9 @@ class Settings:
         min_num_proc: fewest workers of a round (--min-np).
         max_num_proc: most workers of a round; None for no bound (--max-np).
         num_standby: booted workers to keep beyond max_num_proc, in slots that no member needs (--standby).
+        num_proc_multiple: the workers of a round are a multiple of this (--np-multiple).
+        ranks_per_host_multiple: those on each host are a multiple of this.
+        protect: names of hosts on which rank 0 is better placed than elsewhere.
         slots_per_host: slots of hosts that name none.
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
@@ -111,6 +115,9 @@ class Settings:
     min_num_proc: int = field(metadata=_given_by("--min-np"))
     max_num_proc: int | None = field(default=None, metadata=_given_by("--max-np"))
     num_standby: int = field(default=0, metadata=_given_by("--standby"))
+    num_proc_multiple: int = field(default=1, metadata=_given_by("--np-multiple"))
+    ranks_per_host_multiple: int = field(default=1, metadata=_given_by("--ranks-per-host-multiple"))
+    protect: tuple[str, ...] = field(default=(), metadata=_given_by("--protect"))
     slots_per_host: int | None = field(
         default=None, metadata=_given_by("--slots-per-host", "OMPI_MCA_orte_set_default_slots")
     )
@@ -165,6 +172,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_multiples()
         self._check_hosts()
         self._check_durable()
         self._check_machines()
@@ -246,7 +254,29 @@ class Settings:
         if self.reset_limit is not None:
             _at_least("--reset-limit", self.reset_limit, 0)
 
+    def _check_multiples(self) -> None:
+        given = [name for name in ("num_proc_multiple", "ranks_per_host_multiple") if getattr(self, name) != 1]
+        for name in given:
+            _at_least(FLAGS[name], getattr(self, name), 1)
+        if self.ranks_per_host_multiple > MAX_SLOTS_PER_HOST:
+            raise SettingsError(
+                f"--ranks-per-host-multiple {self.ranks_per_host_multiple} is above {MAX_SLOTS_PER_HOST}, the most "
+                "slots a host may have"
+            )
+        multiple = lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
+        flags = ", ".join(f"{FLAGS[name]} {getattr(self, name)}" for name in given)
+        for name in ("num_proc", "min_num_proc", "max_num_proc"):
+            value = getattr(self, name)
+            if value is None or value % multiple == 0:
+                continue
+            below, above = value - value % multiple, value - value % multiple + multiple
+            would_do = f"{below} or {above}" if below else str(above)
+            raise SettingsError(f"{FLAGS[name]} {value} is no multiple of {multiple} ({flags}): {would_do} would do")
+
     def _check_hosts(self) -> None:
+        for name in self.protect:
+            if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has one
+                raise SettingsError(f"--protect {name!r} is not the name of a host")
         if self.discovery_script is not None:
             if self.hosts is not None or self.discovery_socket is not None:
                 other = "fixed hosts (-H, --hostfile)" if self.hosts is not None else "a discovery object"
@@ -272,6 +302,13 @@ class Settings:
             raise SettingsError(
                 f"-np {self.num_proc} is above the {slots} slots of the hosts given "
                 f"({', '.join(str(host) for host in self.hosts)})"
+            )
+        size = self.ranks_per_host_multiple
+        whole = sum(host.slots - host.slots % size for host in self.hosts)
+        if whole < self.num_proc:
+            raise SettingsError(
+                f"-np {self.num_proc} is above the {whole} slots that --ranks-per-host-multiple {size} leaves of the "
+                f"hosts given ({', '.join(str(host) for host in self.hosts)})"
             )
         if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
             raise SettingsError(

@@ -8,6 +8,7 @@ promises hold: workers that do as they are told bring the job to rest or to its 
 from __future__ import annotations
 
 import os
+from math import lcm
 
 import pytest
 from hypothesis import settings
@@ -44,20 +45,28 @@ HOSTNAMES = ("a", "b", "c")
 
 draws = st.integers(0, 1024).map(lambda number: number / 1024)
 
+labels = st.sampled_from(((), (), ("rack=1",), ("rack=2",), ("rack=1", "spot"), ("protected",)))
+
 host_lists = st.lists(
-    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
+    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels), max_size=3, unique_by=lambda host: host.name
 ).map(tuple)
 
 
 @st.composite
 def limits(draw: st.DrawFn) -> dict[str, object]:
     """Limits that settings would accept."""
-    least = draw(st.integers(1, 3))
-    wanted = draw(st.integers(least, 4))
+    of_world, of_hosts = draw(st.sampled_from(((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 2))))
+    multiple = lcm(of_world, of_hosts)
+    least = draw(st.integers(1, max(1, 3 // multiple)))
+    wanted = draw(st.integers(least, max(1, 4 // multiple)))
+    most = draw(st.one_of(st.none(), st.integers(wanted, max(wanted, 5 // multiple))))
     return {
-        "num_proc": wanted,
-        "min_num_proc": least,
-        "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 5))),
+        "num_proc": wanted * multiple,
+        "min_num_proc": least * multiple,
+        "max_num_proc": None if most is None else most * multiple,
+        "num_proc_multiple": of_world,
+        "ranks_per_host_multiple": of_hosts,
+        "protect": draw(st.sampled_from(((), (), ("b",), ("c", "z")))),
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
         "drain_timeout_s": 10.0,

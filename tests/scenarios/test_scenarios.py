@@ -5,7 +5,7 @@ A line that is not indented is input:
     # a comment
     job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart
                                     or no-rounds for workers of these kinds
-    TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
+    TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME started WHO                of workers that do not ask for their rounds: their processes run
@@ -87,6 +87,8 @@ LIMITS = {
     "--elastic-timeout": "elastic_timeout_s",
     "--start-timeout": "start_timeout_s",
     "--drain-timeout": "drain_timeout_s",
+    "--np-multiple": "num_proc_multiple",
+    "--ranks-per-host-multiple": "ranks_per_host_multiple",
     "--reset-limit": "reset_limit",
     "--reset-window": "reset_window_s",
 }
@@ -100,6 +102,8 @@ def make_job(flags: list[str]) -> Job:
         flag = rest.pop(0)
         if flag == "--durable-dir":
             limits["durable"] = bool(rest.pop(0))
+        elif flag == "--protect":
+            limits["protect"] = tuple(rest.pop(0).split(","))
         elif flag == "--on-change":
             limits["on_change"] = OnChange(rest.pop(0))
         elif flag == "--blacklist-cooldown-range":

@@ -158,8 +158,9 @@ class Job:
         return commands
 
     def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
-        """Discovery lists these hosts ("a:2")."""
-        return self.feed(HostsDiscovered(tuple(parse_host(text, default_slots=1) for text in texts)), at=at)
+        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels)."""
+        hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        return self.feed(HostsDiscovered(hosts), at=at)
 
     def ready(
         self,
@@ -244,6 +245,9 @@ class Job:
                 named = event.after_round if isinstance(event, WorkerReady) else event.round_id
                 alive = event.worker in self.alive
                 last = self.last_round.get(event.worker, 0) if alive else self.round_id
+                record = record_of(self.state, event.worker)
+                if record is not None and self.policy.on_change is OnChange.RESTART:
+                    last = record.round_id  # these are in their round from its launch on, and not when it has begun
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
@@ -421,9 +425,10 @@ class Job:
         assert set(workers) <= self.waiting, "a member that has not asked for the round"
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
         assert [one.slot for one in command.placed] == naive_slots(workers)
-        limit = self.policy.max_num_proc
+        self._audit_places(workers)
+        limit, group = self.policy.max_num_proc, self.policy.multiple
         assert self.policy.min_num_proc <= len(workers)
-        assert limit is None or len(workers) <= limit or (limit == 1 and len(workers) == 2)
+        assert limit is None or len(workers) <= limit or (limit == group and len(workers) == 2 * group)
         if self.round_id:
             holders = [worker for worker in workers if worker in self.holders]
             assert holders or self.policy.durable, "the state is lost, and the job goes on in silence"
@@ -431,9 +436,11 @@ class Job:
             most = max((self.commits[worker] for worker in holders), default=0)
             assert most == command.commits, "a root that is behind"
             assert not holders or self.commits[workers[0]] == most, "a root that is behind"
+            self._audit_protected(workers[0], [worker for worker in holders if self.commits[worker] == most])
             assert command.sync or set(workers) == set(holders), "a newcomer without sync"
         else:
             assert command.commits == 0
+            self._audit_protected(workers[0], workers)
         assert command.sync or not self.broken, "no sync after a failure"
         self.round_id, self.members, self.round_commits = command.round_id, workers, command.commits
         self.broken = False
@@ -446,12 +453,32 @@ class Job:
         if not command.commits:
             self.holders.update(workers)
 
+    def _audit_places(self, workers: Sequence[WorkerId]) -> None:
+        """The multiples, and hosts of one rack next to each other."""
+        assert len(workers) % self.policy.num_proc_multiple == 0, "no multiple of --np-multiple"
+        for name in {worker.hostname for worker in workers}:
+            ranks = sum(worker.hostname == name for worker in workers)
+            assert ranks % self.policy.ranks_per_host_multiple == 0, "no multiple of --ranks-per-host-multiple"
+        if self.policy.on_change is OnChange.IN_PLACE:  # others were placed when they were started
+            racks = {host.name: host.rack or f"of {host.name} alone" for host in self.state.discovery.order}
+            by_rank = [racks[worker.hostname] for worker in workers]
+            blocks = [rack for index, rack in enumerate(by_rank) if index == 0 or by_rank[index - 1] != rack]
+            assert len(set(blocks)) == len(blocks), "a rack that is torn apart"
+
+    def _audit_protected(self, root: WorkerId, equals: Sequence[WorkerId]) -> None:
+        """Of those who could lead the round, one on a protected host does."""
+        labelled = [host.name for host in self.state.discovery.order if "protected" in host.labels]
+        protected = {*labelled, *self.policy.protect}
+        if any(worker.hostname in protected for worker in equals):
+            assert root.hostname in protected, "rank 0 is on a host that is not protected"
+
     def _audit_restart(self, command: PublishRound, workers: tuple[WorkerId, ...]) -> None:
         assert command.round_id > self.round_id, "rounds grow"
         assert all(worker in self.waiting or self.exits.get(worker) == 0 for worker in workers), "one that does not run"
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
         assert [one.slot for one in command.placed] == naive_slots(workers)
         assert [self.planned[worker] for worker in workers] == naive_slots(workers), "other ranks than at the start"
+        self._audit_places(workers)
         limit = self.policy.max_num_proc
         assert self.policy.min_num_proc <= len(workers)
         assert limit is None or len(workers) <= limit

@@ -196,7 +196,7 @@ class ThreadJob:
         while not self._over.is_set():
             event: HostsDiscovered | DiscoveryFailed
             try:
-                event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots().items()))
+                event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots()))
             except DiscoveryError as error:
                 event = DiscoveryFailed(str(error))
             except BaseException as error:  # as in Horovod since 0.25: whatever it raises, it is asked again

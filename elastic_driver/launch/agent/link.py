@@ -197,6 +197,7 @@ class DriverLink:
             owner=name_of_this_process(),
             address=connection.ends[1],
             addresses=machine.addresses(),
+            labels=" ".join(bootstrap.labels),
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.dialling import Calls
 from elastic_driver.launch.fleet.door import Door, Ticket
@@ -195,9 +195,9 @@ class Fleet:
         return link is not None and link.agent not in self._ending
 
     def joined(self) -> tuple[Host, ...]:
-        """The hosts that have joined by themselves."""
-        return tuple(
-            Host(link.facts.host, link.facts.hello.slots)
+        """The hosts that have joined by themselves. Nobody has listed them: their names give the order."""
+        return in_natural_order(
+            Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
             for link in self._joined.values()
             if link.agent not in self._ending
         )

@@ -25,7 +25,7 @@ ANSWER: dict[str, Any] = {
     "round_id": 2,
     "commits": 12,
     "resets": 1,
-    "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4}],
+    "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4, "labels": ["rack=r1", "spot"]}],
     "blacklisted": ["b"],
     "drained": ["b"],
     "workers": [
@@ -44,7 +44,7 @@ def test_a_page() -> None:
         "\n"
         "HOST  SLOTS  WORKERS\n"
         "a         2        2\n"
-        "b         4        0  blacklisted, drained\n"
+        "b         4        0  blacklisted, drained, rack=r1, spot\n"
         "gone      -        1  not listed\n"
         "\n"
         "RANK  WORKER   PHASE      FOR  FROM COMMIT   PID\n"

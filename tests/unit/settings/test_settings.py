@@ -28,6 +28,28 @@ def make(**values: Any) -> Settings:
         ({"min_num_proc": 0}, "--min-np 0 is below 1"),
         ({"min_num_proc": 3}, "--min-np 3 is above -np 2"),
         ({"max_num_proc": 1}, "--max-np 1 is below -np 2"),
+        ({"num_proc_multiple": 0}, "--np-multiple 0 is below 1"),
+        ({"ranks_per_host_multiple": -2}, "--ranks-per-host-multiple -2 is below 1"),
+        ({"ranks_per_host_multiple": 5000}, "--ranks-per-host-multiple 5000 is above 4096"),
+        ({"num_proc_multiple": 4}, "-np 2 is no multiple of 4 (--np-multiple 4): 4 would do"),
+        (
+            {"num_proc": 7, "num_proc_multiple": 4, "ranks_per_host_multiple": 6},
+            "-np 7 is no multiple of 12 (--np-multiple 4, --ranks-per-host-multiple 6): 12 would do",
+        ),
+        (
+            {"num_proc": 4, "min_num_proc": 3, "num_proc_multiple": 2},
+            "--min-np 3 is no multiple of 2 (--np-multiple 2): 2 or 4 would do",
+        ),
+        (
+            {"max_num_proc": 5, "ranks_per_host_multiple": 2},
+            "--max-np 5 is no multiple of 2 (--ranks-per-host-multiple 2): 4 or 6 would do",
+        ),
+        (
+            {"ranks_per_host_multiple": 2, "hosts": (Host("a", 1), Host("b", 1, ("spot",)))},
+            "-np 2 is above the 0 slots that --ranks-per-host-multiple 2 leaves of the hosts given (a:1, b:1 spot)",
+        ),
+        ({"protect": ("a b",)}, "--protect 'a b' is not the name of a host"),
+        ({"protect": ("a:2",)}, "--protect 'a:2' is not the name of a host"),
         ({"slots_per_host": 0}, "--slots-per-host 0 is below 1"),
         ({"slots_per_host": 5000}, "--slots-per-host 5000 is above 4096"),
         ({"reset_limit": -1}, "--reset-limit -1 is below 0"),
@@ -128,3 +150,12 @@ def test_how_many_workers_there_may_be_where_hosts_join() -> None:
     assert make().most_workers == 4
     assert make(accept_agents=True).most_workers == 2, "nobody knows; as with a script"
     assert make(accept_agents=True, max_num_proc=9).most_workers == 9
+
+
+def test_multiples_that_all_limits_obey() -> None:
+    made = make(num_proc=4, min_num_proc=4, max_num_proc=8, num_proc_multiple=4, ranks_per_host_multiple=2)
+    assert (made.num_proc_multiple, made.ranks_per_host_multiple) == (4, 2)
+    # What hosts that are not known yet will leave over is the core's business.
+    assert make(hosts=None, discovery_script="true", ranks_per_host_multiple=2).hosts is None
+    # A host's odd slot and a spare one do not matter.
+    assert make(hosts=(Host("a", 3), Host("b", 1)), ranks_per_host_multiple=2).num_proc == 2

@@ -185,6 +185,15 @@ def test_a_host_joins_leaves_and_joins_again() -> None:
     on_fleet(main)
 
 
+def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        for number in (10, 2, 1):
+            fleet.arrives(f"w-{number}", ticket=False, labels="rack=r1 spot" if number == 2 else "")
+        assert fleet.fleet.joined() == (Host("w-1", 2), Host("w-2", 2, ("rack=r1", "spot")), Host("w-10", 2))
+
+    on_fleet(main)
+
+
 def test_a_host_that_leaves_is_told_to_close_when_its_last_worker_has_ended() -> None:
     async def main(fleet: FakeFleet) -> None:
         agent = fleet.arrives("a", ticket=False)
