@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import struct
@@ -271,6 +272,7 @@ class _Prober:
             while True:
                 try:
                     address, port = self._order.addresses[self._host], self._order.ports[self._host]
+                    ipaddress.ip_address(address)  # no name is looked up
                     reader, writer = await asyncio.open_connection(address, port)
                     await self._prove(reader, writer, kind, number, seconds)
                     break
@@ -366,6 +368,7 @@ async def _receive(reader: asyncio.StreamReader, number: int, seconds: float) ->
 
 def _bound(address: str, ports: list[int]) -> socket.socket:
     """A socket of this address, on a free port. Raises OSError, ValueError or OverflowError."""
+    ipaddress.ip_address(address)
     family, _, _, _, place = socket.getaddrinfo(
         address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
     )[0]
