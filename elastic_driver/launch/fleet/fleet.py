@@ -270,6 +270,8 @@ class Fleet:
     async def close(self) -> None:
         """See Agents."""
         self._closing = True
+        if self._check is not None:
+            self._check.close()
         self._change()
         for link in self.links():
             self._end(link)

@@ -190,6 +190,7 @@ class NetworkCheck:
         self._figures: dict[Link, Figures] = {}  # of all present agents, by their numbers
         self._told: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     def serve(self, hosts: Hosts) -> None:
         """Says whose hosts they are. To be called once, before anything else."""
@@ -228,6 +229,12 @@ class NetworkCheck:
                 each.due = True
             self._begin()
 
+    def close(self) -> None:
+        """The job ends: nobody is checked any more. What runs ends with the tasks, or soon."""
+        self._closing = True
+        for each in self._newcomers.values():
+            _cancel(each)
+
     def take(self, link: AgentLink, message: Said) -> bool:
         """What an agent says of a check. Returns whether it was that."""
         match message:
@@ -248,13 +255,13 @@ class NetworkCheck:
     # --- when ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if self._task is None and any(each.due for each in self._newcomers.values()):
+        if self._task is None and not self._closing and any(each.due for each in self._newcomers.values()):
             self._task = self._tasks.start(self._check_all())
 
     async def _check_all(self) -> None:
         """Checks newcomers until none is due."""
         try:
-            while any(each.due for each in self._newcomers.values()):
+            while not self._closing and any(each.due for each in self._newcomers.values()):
                 await self._gather()
                 await self._check()
         finally:
@@ -315,7 +322,7 @@ class NetworkCheck:
         """Returns whether that is news."""
         newcomer, host = self._newcomers[link], link.facts.host
         newcomer.reason = why.text
-        if not newcomer.due:  # else one that was in use is lost, and it is checked again at once
+        if not newcomer.due and not self._closing:  # else one that was in use is lost, and it is checked again at once
             pause_s = min(_FIRST_PAUSE_S * 2**newcomer.tries, _LONGEST_PAUSE_S)
             newcomer.timer = asyncio.get_running_loop().call_later(pause_s, self._again, link)
         newcomer.tries = min(newcomer.tries + 1, _MOST_TRIES)

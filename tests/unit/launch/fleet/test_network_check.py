@@ -529,6 +529,30 @@ def test_settling_waits_for_the_verdict() -> None:
     on_fleet(main, check=True)
 
 
+def test_the_job_ends_in_the_middle_of_a_check() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        async with network(fleet) as net:
+            await net.has("a", "b")
+            await net.until_up("ab")
+            net.broken = {("a", "c"), ("b", "c")}
+            await net.has("c")
+            await asyncio.sleep(0.5)
+            net.mute = {"a", "d"}
+            await net.has("d")
+            await asyncio.sleep(0.1)
+            closing = asyncio.create_task(fleet.close())
+            await asyncio.sleep(0.1)
+            before = len(net.asked("c", Listen))
+            for agent in net.agents.values():
+                await agent.leaves()
+            await closing
+            await asyncio.sleep(30)
+            assert len(net.asked("c", Listen)) == before
+            assert len(asyncio.all_tasks()) == 2, "the test, and the agents' answers"
+
+    on_fleet(main, check=True)
+
+
 def test_a_hundred_hosts_at_a_time_are_bounded_work() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
