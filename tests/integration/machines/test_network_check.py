@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
-from machines import MachinesJob, kill, listening, made_machines, marks
+from jobs import check_agreement
+from machines import MachinesJob, kill, listening, made_machines, marks, wait_for
 from namespaces import NamespaceHost
 
 pytestmark = marks
@@ -45,6 +47,44 @@ def test_a_host_that_another_does_not_reach_waits_outside(tmp_path: Path) -> Non
         for host in (node1, node2):
             assert not listening(host), "an agent listens only while a check runs"
         job.check_no_step_is_lost()
+        job.end()
+
+
+def test_agents_and_connections_end_in_the_middle_of_a_check(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--blacklist-cooldown-range", "1", "2")
+    with made_machines() as machines, MachinesJob(machines, tmp_path, "node0:2\nnode1:2\n", *flags) as job:
+        _, node1, node2 = machines
+        job.wait_for_steps(4)
+        began = job.mark()
+        route(node2, "add", node1)  # so that it takes a while
+        job.set_hosts("node0:2\nnode1:2\nnode2:2\n")
+        wait_for("a check", lambda: listening(node2))
+        agent = job.agent(node2)
+        kill(agent)
+        job.wait_for_event("host_lost", host="node2")
+        wait_for("another agent in a check", lambda: listening(node2))
+        assert job.agent(node2) != agent
+
+        # One of a host in use: it is lost, as at any time, and comes back.
+        kill(job.agent(node1))
+        job.wait_for_event("host_lost", host="node1")
+        at = job.mark()
+        route(node2, "del", node1)
+        job.wait_for_steps(6, after=at)
+
+        # What agents say of a check goes on over the next connection.
+        kill(job.agent(node2))
+        job.wait_for_event("host_lost", host="node2", count=2)
+        route(node2, "add", node1)
+        wait_for("a check", lambda: listening(node2))
+        node2.cut()
+        time.sleep(1.5)
+        node2.heal()
+        at = job.mark()
+        route(node2, "del", node1)
+        job.wait_for_steps(6, after=at)
+        assert len(job.events("host_lost")) == 3
+        check_agreement([line for line in job.steps() if line["time"] > began])
         job.end()
 
 
