@@ -108,7 +108,8 @@ class _Why:
 
     Attributes:
         text: for the user.
-        kind: the same in all checks that find the same; ports are others in each.
+        kind: the same in all checks that find the same. Ports are others in each, and who of two cannot reach whom may
+            change while the network does.
     """
 
     text: str
@@ -521,7 +522,7 @@ def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
     else:
         places = f"{_place(run, host)} and {_place(run, other)}"
         what = f"it and host {other} cannot reach each other at {places}: {to_it}"
-    return _Why(f"{what} {_HINT}" + (f"; nor {more} more" if more else ""), f"{other} {to_it} {from_it}")
+    return _Why(f"{what} {_HINT}" + (f"; nor {more} more" if more else ""), other)
 
 
 def _place(run: _Run, host: str) -> str:
