@@ -1,6 +1,6 @@
-"""What follows from looking at the links between hosts: who is left out, who is measured with whom, which are slow.
+"""Which links between hosts are looked at, and what follows from it: who is left out, which are slow.
 
-Owns these three decisions. Pure. A host is its name; a link is a pair of names.
+Owns these decisions. Pure. A host is its name; a link is a pair of names.
 """
 
 from __future__ import annotations
@@ -70,6 +70,15 @@ def _leave(others: dict[str, set[str]], host: str) -> None:
     for other in others[host]:
         others[other].discard(host)
     others[host] = set()
+
+
+def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
+    """For each host all others; of more than twice ``most`` only so many before and behind it, around the end."""
+    count = len(hosts)
+    if count - 1 <= 2 * most:
+        return {host: [other for other in hosts if other != host] for host in hosts}
+    around = [*range(-most, 0), *range(1, most + 1)]
+    return {host: [hosts[(place + step) % count] for step in around] for place, host in enumerate(hosts)}
 
 
 def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> list[list[Link]]:

@@ -8,6 +8,7 @@ Used on the event loop only. Hosts that come together are checked together:
     gather    while others are being dialled for the first time, for GATHER_S at most
     listen    all listen on a port that workers could have                                           LISTEN_S at most
     reach     each newcomer connects to all others, and all others to it, all at a time    REACH_S + ANSWER_S at most
+              (of more than 2 * NEIGHBOURS others to so many before and behind it in the list)
     measure   in turns, each host with one other: round trips, and a burst each way; up to TURNS turns, and once more
               what looks slow; until LIMIT_S after the beginning
 
@@ -33,12 +34,23 @@ from typing import Protocol, TypeVar
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.launch.fleet.link import AgentLink
-from elastic_driver.launch.fleet.link_figures import Figures, Link, late_links, left_out, matchings, slow_links
+from elastic_driver.launch.fleet.link_figures import (
+    Figures,
+    Link,
+    late_links,
+    left_out,
+    matchings,
+    neighbours,
+    slow_links,
+)
 from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
 from elastic_driver.system.tasks import Tasks
 
 GATHER_S, LISTEN_S, REACH_S, ANSWER_S, LIMIT_S = 3.0, 3.0, 3.0, 2.0, 10.0
 TURNS = 5
+# Of a larger job each host looks for so many others before and behind it in the list: all pairs of a thousand hosts
+# would take the driver a minute.
+NEIGHBOURS = 64
 # Enough for a figure, and little for a link that a training uses meanwhile.
 BURST_BYTES, BURST_S = 4 << 20, 0.4
 # Three connections and two bursts.
@@ -362,12 +374,8 @@ class NetworkCheck:
         number = next(self._numbers)
         able = [host for host in run.links if host not in run.faults and host not in run.unheard]
         orders: dict[str, Said] = {}
-        for host in able:
-            peers = [
-                peer
-                for peer in able
-                if peer != host and peer in run.ports and (host in run.newcomers or peer in run.newcomers)
-            ]
+        for host, near in neighbours(able, NEIGHBOURS).items():
+            peers = [peer for peer in near if peer in run.ports and (host in run.newcomers or peer in run.newcomers)]
             if peers:
                 orders[host] = _probe(run, number, peers, REACH_S)
         for host, answer in (await self._ask(run, orders, Probed, number, REACH_S + ANSWER_S)).items():
@@ -411,13 +419,14 @@ class NetworkCheck:
         """What each answers; None for who does not in time, or is lost."""
         loop = asyncio.get_running_loop()
         futures: dict[str, asyncio.Future[Said | None]] = {}
-        for host, order in orders.items():
-            link = run.links[host]
-            futures[host] = self._answers[link, number] = loop.create_future()
-            link.send(order)
-            if link.is_lost:
-                futures[host].set_result(None)
         try:
+            for host, order in orders.items():
+                link = run.links[host]
+                futures[host] = self._answers[link, number] = loop.create_future()
+                link.send(order)
+                if link.is_lost:
+                    futures[host].set_result(None)
+                await asyncio.sleep(0)  # the addresses of a thousand hosts, for each of them, take a while to write
             if futures:
                 await asyncio.wait(futures.values(), timeout=limit_s)
             answers = {host: future.result() if future.done() else None for host, future in futures.items()}

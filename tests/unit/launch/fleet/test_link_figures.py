@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.launch.fleet.link_figures import Figures, late_links, left_out, matchings, slow_links
+from elastic_driver.launch.fleet.link_figures import Figures, late_links, left_out, matchings, neighbours, slow_links
 
 pytestmark = pytest.mark.unit
 
@@ -73,6 +73,17 @@ def test_turns_of_measuring(count: int, data: st.DataObject) -> None:
         partners = sum(host in link for link in links)
         # One in each turn; where the number is odd each host has one turn off.
         assert partners >= min(5, count - 1) - count % 2
+
+
+@given(st.integers(0, 30), st.integers(1, 8))
+def test_neighbours(count: int, most: int) -> None:
+    hosts = [f"h{number}" for number in range(count)]
+    near = neighbours(hosts, most)
+    assert list(near) == hosts
+    for host, others in near.items():
+        assert host not in others
+        assert len(set(others)) == len(others) == min(count - 1, 2 * most)
+        assert all(host in near[other] for other in others), "both look for each other"
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
