@@ -264,6 +264,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         help="names, addresses or networks (10.0.0.0/8) to listen on, on each host what fits (default: by route)",
     )
     add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
+    setting(
+        "check_network",
+        action="store_const",
+        const=True,
+        help="use a host only when it and those in use reach each other where workers listen, and name slow links",
+    )
     group = parser.add_argument_group("accepted for compatibility")
     add = group.add_argument
     add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")

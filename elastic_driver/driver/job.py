@@ -32,6 +32,7 @@ from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
@@ -174,6 +175,7 @@ def _agents_of(
             facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host
         ),
         tasks=tasks,
+        check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
     )
     launcher = AgentLauncher(
         fleet,

@@ -68,6 +68,7 @@ from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.link import AgentFacts
+from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
@@ -76,6 +77,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
@@ -520,6 +522,13 @@ class ElasticDriver:
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def network_checked(self, report: Checked) -> None:
+        """The network between hosts was checked."""
+        links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
+        self._chronicle.network_checked(
+            NetworkChecked(report.admitted, report.left_out, report.unheard, links, report.slow, report.took_s)
+        )
 
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""

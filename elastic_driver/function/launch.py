@@ -101,6 +101,7 @@ def run(
     ssh_connect_timeout: float | None = None,
     port_range: str | tuple[int, int] | None = None,
     tls: bool | None = None,
+    check_network: bool | None = None,
     config_file: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     prefix_output_with_timestamp: bool = False,
@@ -133,8 +134,8 @@ def run(
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
         ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
-            rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls: as
-            the flags.
+            rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls,
+            check_network: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -193,6 +194,7 @@ def run(
         "ssh_connect_timeout_s": ssh_connect_timeout,
         "port_range": port_range,
         "tls": tls,
+        "check_network": check_network,
         "config_file": config_file,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),

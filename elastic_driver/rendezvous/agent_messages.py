@@ -19,7 +19,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what is said here and of the frames; both ends must have the same."""
 
 
@@ -397,6 +397,57 @@ class Values(Said, name="values"):
 
 
 @dataclass(frozen=True)
+class Listen(Said, name="listen"):
+    """For a check of the network: listen where workers would. Answered by Listening. Takes the place of an earlier one.
+
+    Attributes:
+        check: number of the check.
+        host: its host's name in the job, which it proves to whom it answers.
+        secret: of the check, in hexadecimal digits; who does not have it is a stranger.
+        address: where to listen.
+        ports: first and last port that may be taken; empty for any.
+        limit_s: for how long at most, seconds.
+    """
+
+    check: int
+    host: str
+    secret: str = field(repr=False)
+    address: str
+    ports: list[int]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Probe(Said, name="probe"):
+    """Look whether agents that listen for a check can be reached, and how fast. Answered by Probed, once for all.
+
+    Attributes:
+        check: that it belongs to.
+        number: of this probe; the Probed has it.
+        addresses: where they listen, by host.
+        ports: likewise.
+        burst_bytes: at most so many are sent each way to see how fast they get there; 0 for none.
+        burst_s: for so long at most each way, seconds.
+        limit_s: how long all that may take for one host, seconds.
+    """
+
+    check: int
+    number: int
+    addresses: dict[str, str]
+    ports: dict[str, int]
+    burst_bytes: int
+    burst_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Unlisten(Said, name="unlisten"):
+    """The check is over."""
+
+    check: int
+
+
+@dataclass(frozen=True)
 class Close(Said, name="close"):
     """Kill what still runs, pass on what it has written, say Bye, and end."""
 
@@ -555,6 +606,32 @@ class Warning(Said, name="warning"):
     """Something that the user should look at."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Listening(Said, name="listening"):
+    """The answer to a Listen: the port, or 0 and why there is none."""
+
+    check: int
+    port: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Probed(Said, name="probed"):
+    """The answer to a Probe. Each host is in ``rtt_s`` or in ``failures``.
+
+    Attributes:
+        number: of the probe.
+        rtt_s: by host: the shortest round trip, seconds.
+        speeds: by host: bytes a second there, and from there; only where both were measured.
+        failures: by host: why it cannot be reached, in words.
+    """
+
+    number: int
+    rtt_s: dict[str, float]
+    speeds: dict[str, list[float]]
+    failures: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from elastic_driver.report.happenings import (
     JobEnded,
     JobStarted,
     MomentPassed,
+    NetworkChecked,
     NoticeGiven,
     ProcessDying,
     ProcessEnded,
@@ -88,6 +89,8 @@ class EventLog:
                 self.write("host_unready", host=host, reason=reason, permanent=permanent)
             case HostLost(host, reason):
                 self.write("host_lost", host=host, reason=reason)
+            case NetworkChecked():
+                self._write_check(happening)
             case ProcessStarted(worker, pid):
                 self.write("worker_started", worker=worker.key, pid=pid)
             case Warmed(pid, took_s):
@@ -124,6 +127,24 @@ class EventLog:
                 self.write("internal_error", error=error, events=list(events))
             case JobEnded(exit_code, message):
                 self.write("job_ended", exit_code=exit_code, message=message)
+
+    def _write_check(self, checked: NetworkChecked) -> None:
+        self.write(
+            "network_checked",
+            admitted=list(checked.admitted),
+            left_out=dict(checked.left_out),
+            unheard=list(checked.unheard),
+            links=[
+                {
+                    "hosts": list(link.hosts),
+                    "rtt_ms": round(link.rtt_s * 1e3, 4),
+                    "mbit_s": round(link.speed * 8 / 1e6, 3),
+                }
+                for link in checked.links
+            ],
+            slow=list(checked.slow),
+            took_s=round(checked.took_s, 4),
+        )
 
     def _write_round(self, formed: RoundFormed) -> None:
         self.write(

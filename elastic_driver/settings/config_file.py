@@ -71,7 +71,11 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "identity_file": ("ssh_identity_file", str),
         "connect_timeout_seconds": ("ssh_connect_timeout_s", float),
     },
-    "network": {"interfaces": ("network_interfaces", str), "port_range": ("port_range", str)},
+    "network": {
+        "interfaces": ("network_interfaces", str),
+        "port_range": ("port_range", str),
+        "check": ("check_network", bool),
+    },
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 

@@ -103,6 +103,7 @@ class Settings:
         port_range: first and last port that workers listen on, and the driver, unless it has a port of its own; None
             for any.
         network_interfaces: names, addresses or networks: on each host workers listen on what fits.
+        check_network: whether hosts must reach each other before they are used for the first time.
         tls: whether connections to the driver are encrypted.
         passed_env: variables for the workers on all hosts (-x).
 
@@ -167,6 +168,7 @@ class Settings:
     ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
     port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
     network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
     passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
 

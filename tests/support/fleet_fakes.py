@@ -20,6 +20,7 @@ from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.launcher import Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
@@ -193,6 +194,7 @@ class Listener:
         self.lost: list[tuple[str, str]] = []
         self.unready: list[tuple[str, DialFailure]] = []
         self.leaves: list[tuple[str, str]] = []
+        self.checks: list[Checked] = []
         self.useless: list[str] = []
         self.errors: list[BaseException] = []
 
@@ -204,6 +206,9 @@ class Listener:
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         self.unready.append((host, failure))
+
+    def network_checked(self, report: Checked) -> None:
+        self.checks.append(report)
 
     def host_leaves(self, host: str, why: str) -> None:
         self.leaves.append((host, why))
@@ -253,10 +258,16 @@ class FakeFleet:
         local_names: mean this machine.
         spokesman: takes what workers say.
         no_address: hosts that have no address for the others.
+        check: whether the network is checked before a host is used.
     """
 
     def __init__(
-        self, *, local_names: Sequence[str] = ("here",), spokesman: Any = None, no_address: Sequence[str] = ()
+        self,
+        *,
+        local_names: Sequence[str] = ("here",),
+        spokesman: Any = None,
+        no_address: Sequence[str] = (),
+        check: bool = False,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
@@ -281,6 +292,7 @@ class FakeFleet:
             is_local=lambda name: name in local_names,
             address=address,
             tasks=self.tasks,
+            check=NetworkCheck((100, 199), self.tasks) if check else None,
         )
         self.launcher = AgentLauncher(
             self.fleet,

@@ -19,6 +19,7 @@ from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.dialling import Calls
 from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Said
 from elastic_driver.system.tasks import Tasks
@@ -40,6 +41,9 @@ class FleetListener(Protocol):
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
+
+    def network_checked(self, report: Checked) -> None:
+        """The network between hosts was checked; those left out are told of as unready, too."""
 
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""
@@ -107,6 +111,7 @@ class Fleet:
         is_local: whether a name means this machine. May block.
         address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
         tasks: run what nobody waits for.
+        check: of the network, before a host is used; None for none.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class Fleet:
         is_local: Callable[[str], bool],
         address: Callable[[AgentFacts, str], str],
         tasks: Tasks,
+        check: NetworkCheck | None = None,
     ) -> None:
         self._door = door
         self._reach = reach
@@ -126,6 +132,9 @@ class Fleet:
         self._is_local = is_local
         self._address = address
         self._tasks = tasks
+        self._check = check
+        if check is not None:
+            check.serve(self)
         self._listener: FleetListener
         self._staff: Staff
         self._spokesman: Spokesman
@@ -190,17 +199,20 @@ class Fleet:
                 self._watching.discard(future)
 
     def is_up(self, name: str) -> bool:
-        """Whether the host has an agent that is not about to end."""
+        """Whether the host has an agent that is not about to end, and may be used."""
         link = self.link_of(name)
-        return link is not None and link.agent not in self._ending
+        return link is not None and self._is_usable(link)
 
     def joined(self) -> tuple[Host, ...]:
         """The hosts that have joined by themselves. Nobody has listed them: their names give the order."""
         return in_natural_order(
             Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
             for link in self._joined.values()
-            if link.agent not in self._ending
+            if self._is_usable(link)
         )
+
+    def _is_usable(self, link: AgentLink) -> bool:
+        return link.agent not in self._ending and (self._check is None or self._check.admits(link))
 
     def remark(self) -> str:
         """Which hosts have no agent yet, and why; "" for none."""
@@ -208,21 +220,25 @@ class Fleet:
             f"host {name} is not ready: {call.failure.reason} (tried {call.tries} time{'s' if call.tries > 1 else ''})"
             for name, call in self._calls.items()
             if call.failure is not None
-        ]
+        ] + ([] if self._check is None else self._check.remarks())
         more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
         return "; ".join(waits[:3]) + more
 
     async def settle(self, limit_s: float) -> None:
-        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that."""
+        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that.
+
+        And until those that have one may be used, or not; that takes what a check takes at most.
+        """
+        await self._wait_until(lambda: not self.awaits_others(), limit_s)
+        check = self._check
+        if check is not None:
+            await self._wait_until(lambda: all(map(check.is_settled, self.links())), GATHER_S + LIMIT_S)
+
+    async def _wait_until(self, holds: Callable[[], bool], limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not self._closing and not all(
-                    self.is_up(name) or self._calls[self._call_of(name)].tries for name in self._wanted_and_dialled()
-                ):
+                while not self._closing and not holds():
                     await self.wait_change(self._changes)
-
-    def _wanted_and_dialled(self) -> list[str]:
-        return [name for name in self._wanted if self._call_of(name) in self._calls]
 
     # --- for the launcher (Agents) ---------------------------------------------------------------------------------
 
@@ -256,6 +272,8 @@ class Fleet:
     async def close(self) -> None:
         """See Agents."""
         self._closing = True
+        if self._check is not None:
+            self._check.close()
         self._change()
         for link in self.links():
             self._end(link)
@@ -268,6 +286,31 @@ class Fleet:
         for link in self.links():
             link.close("the job has ended")
         await asyncio.gather(*(call.close() for call in (*self._calls.values(), *self._former_calls)))
+
+    # --- for the check of the network (Hosts) ----------------------------------------------------------------------
+
+    def present(self) -> Sequence[AgentLink]:
+        """See Hosts."""
+        listed = dict.fromkeys(map(self.link_of, (*self._wanted, *self._joined)))
+        return [link for link in listed if link is not None and link.agent not in self._ending]
+
+    def awaits_others(self) -> bool:
+        """See Hosts."""
+        calls = {self._call_of(name) for name in self._wanted}
+        return any(name not in self._hosts and name in self._calls and not self._calls[name].tries for name in calls)
+
+    def admitted(self) -> None:
+        """See Hosts."""
+        self._change()
+
+    def checked(self, report: Checked) -> None:
+        """See Hosts."""
+        self._listener.network_checked(report)
+
+    def left_out(self, host: str, reason: str) -> None:
+        """See Hosts."""
+        self._listener.host_unready(host, DialFailure(reason))
+        self._change()
 
     # --- for the reception (Host) ----------------------------------------------------------------------------------
 
@@ -330,6 +373,8 @@ class Fleet:
 
     def _take(self, link: AgentLink, message: Said) -> None:
         if self._staff.take(link, message) or self._spokesman.take(link, message):
+            return
+        if self._check is not None and self._check.take(link, message):
             return
         match message:
             case Leaves(why):
@@ -441,6 +486,8 @@ class Fleet:
         call = self._calls.get(name)
         if call is not None:
             call.came()
+        if self._check is not None:
+            self._check.came(link)
         self._change()
 
     def _leaves(self, link: AgentLink, why: str) -> None:
@@ -465,6 +512,8 @@ class Fleet:
         self._door.give_up(link.agent)
         self._ending.discard(link.agent)
         name = self._call_of(link.facts.host)
+        if self._check is not None:
+            self._check.lost(link)
         self._staff.lost(link, why)
         self._spokesman.lost(link)
         if self._hosts.get(name) is link:

@@ -78,6 +78,8 @@ def test_defaults() -> None:
         (["--ssh-connect-timeout", "3"], "ssh_connect_timeout_s", 3.0),
         (["--port-range", "4000-4100"], "port_range", (4000, 4100)),
         (["--tls"], "tls", True),
+        (["--check-network"], "check_network", True),
+        ([], "check_network", False),
         (["-x", "A=1", "-x", "B=x y"], "passed_env", {"A": "1", "B": "x y"}),
         (["--disable-cache", "--gloo", "--tcp", "--mpi-args", "x", "--binding-args", "y"], "num_proc", 2),
     ],

@@ -26,7 +26,7 @@ warm_starts: {enabled: false, preload: "torch,numpy"}
 agents: {accept: true, join_token_file: t, timeout_seconds: 9, tls: true}
 launcher: {rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
 ssh: {port: 22, identity_file: k, connect_timeout_seconds: 3}
-network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999}
+network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999, check: true}
 logging: {level: debug, with_timestamp: true}
 """
 
@@ -80,6 +80,7 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "ssh_connect_timeout_s": 3,
         "network_interfaces": "eth0,10.0.0.0/8",
         "port_range": "4000-4999",
+        "check_network": True,
         "log_level": "debug",
         "log_with_timestamp": True,
     }
