@@ -1,4 +1,4 @@
-"""allreduce between hosts: our engine, torch.distributed's Gloo, and a plain copy over sockets, taking turns in one run.
+"""allreduce between hosts: our engine, torch.distributed's Gloo, and a plain copy over sockets, taking turns.
 
     python benchmarks/hosts.py [--shapes 2x1,2x2,3x2] [--rate ,1gbit] [--turns 5]
 
