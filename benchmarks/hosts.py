@@ -5,7 +5,7 @@
 Hosts are network namespaces on one bridge, unlimited or each held to a rate by tbf; a shape is hosts x ranks on each.
 Needs root. "copy" is the limit: to allreduce N bytes over H hosts each of them must send 2 (H-1) / H * N bytes, and
 receive as many. One process of each host sends that much to the next host and receives as much, over one connection,
-and adds nothing up.
+and adds nothing up. Of the small sizes it says little: what the host before has sent may be there when a copy begins.
 
 Medians of the calls on rank 0 in microseconds, over turns that change places. The first turn warms up. "torch" is
 torch's time over ours: more is better for us; "of the limit" is the copy's time over ours: 1 is as fast as can be.
