@@ -100,7 +100,7 @@ WORLDS = {
     "no rounds, below min-np": World(
         ("a:1 b:1", "a:1"), limits(2, 2, on_change=OnChange.NO_ROUNDS, cooldown_range_s=COOLDOWN), False, 5, 400
     ),
-    "a multiple of two": World(("a:1 b:1 c:1", "b:1 c:1 d:1 e:1"), limits(2, 2, num_proc_multiple=2), True, 5, 2000),
+    "a multiple of two": World(("a:1 b:1 c:1", "b:1 c:1 d:1 e:1"), limits(2, 2, num_proc_multiple=2), True, 4, 500),
     "two a host, all hosts replaced": World(("a:2", "b:3"), limits(2, 2, 2, ranks_per_host_multiple=2), True, 5, 2000),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
