@@ -117,6 +117,7 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
                 parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
             else:
                 word = "drained" if any(place[0] == name for place in state.drained) else "removed"
+                word = "left out" if name in state.cuts.out else word
                 flag = why_left_over(state, name)
                 parts.append(f"host {name} {f'left over ({flag})' if flag else word}")
     reinits = t.in_reset().reinits

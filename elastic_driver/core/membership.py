@@ -49,6 +49,7 @@ from elastic_driver.core.placement import (
     in_target,
     is_drained,
     next_members,
+    reachable,
     standby_places,
     target_places,
     that_fit,
@@ -57,6 +58,7 @@ from elastic_driver.core.placement import (
 )
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_misplaced
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
@@ -73,6 +75,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.core.transition import Transition
+from elastic_driver.core.unreachable import leave_out_unreachable
 from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -209,6 +212,9 @@ def _start_first_round(t: Transition) -> None:
 
 def _close_registry(t: Transition) -> None:
     """All who are expected have reported: ends the job, forms the next round, or waits."""
+    leave_out_unreachable(t)
+    if t.state.ended:
+        return
     ready = in_phase(t.state, WorkerPhase.READY)
     fails_again = judge(t)
     if _end_if_over(t, ready):
@@ -270,7 +276,7 @@ def _set_planned_notice(t: Transition) -> None:
     targets = target_places(t.state)
     members = in_phase(t.state, WorkerPhase.MEMBER)
     off = tuple(record for record in members if not in_target(record, targets))
-    fit = that_fit(t.state, in_phase(t.state, WorkerPhase.MEMBER, WorkerPhase.READY))
+    fit = that_fit(t.state, (*members, *reachable(t.state)))
     joiners = tuple(record for record in fit if record.phase is WorkerPhase.READY)
     booting = tuple(r for r in in_phase(t.state, WorkerPhase.BOOTING) if in_target(r, targets))
     waits = joiners_wait_until(t.state)
@@ -312,7 +318,15 @@ def _tell_of_unused(t: Transition) -> None:
 
 # For each kind of workers, in this order.
 _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
-    OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys, _tell_of_unused),
+    OnChange.IN_PLACE: (
+        _vote_out,
+        _place_workers,
+        _close_or_tell,
+        check_deadlines,
+        _tell_of_standbys,
+        _tell_of_unused,
+        give_up_silent,
+    ),
     OnChange.RESTART: (
         _kill_late_workers,
         stop_late_starts,
@@ -320,6 +334,7 @@ _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
         restarting.launch_next,
         check_deadlines,
         _tell_of_unused,
+        give_up_silent,
     ),
     OnChange.NO_ROUNDS: (
         _kill_late_workers,
@@ -329,5 +344,6 @@ _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
         roundless.end_or_wait_for_slots,
         check_deadlines,
         _tell_of_unused,
+        give_up_silent,
     ),
 }

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from elastic_driver.core.state import Policy, State, WorkerPhase, WorkerRecord, in_phase, most_advanced, protected_hosts
+from elastic_driver.core.state import (
+    Policy,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    in_phase,
+    most_advanced,
+    protected_hosts,
+    silent_hosts,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import OnChange
 
@@ -21,7 +30,7 @@ Places = Mapping[tuple[str, int], None]
 
 
 def usable_slots(state: State) -> int:
-    """Slots of all listed hosts that are not blacklisted, at most max-np, as far as the multiples let them be used."""
+    """Slots of all listed hosts that may be used, at most max-np, as far as the multiples let them be used."""
     policy = state.policy
     slots = sum(_floor(free_slots(state, host), policy.ranks_per_host_multiple) for host in state.hosts)
     limit = policy.max_num_proc
@@ -29,8 +38,8 @@ def usable_slots(state: State) -> int:
 
 
 def free_slots(state: State, host: Host) -> int:
-    """How many slots of a listed host may be used: none while it is blacklisted."""
-    if state.blacklist.is_blacklisted(host.name):
+    """How many slots of a listed host may be used: none while it is blacklisted, or left out."""
+    if state.blacklist.is_blacklisted(host.name) or host.name in state.cuts.out:
         return 0
     return (
         host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
@@ -71,10 +80,10 @@ def target_places(state: State) -> Places:
     """The places (hostname, slot) that are to have a rank, in rank order.
 
     A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
-    gets no others. When max-np leaves too little room, places of members go before READY ones, those before booting
-    ones, occupied before free, and free before those whose last worker is still leaving (it may never be gone). So a
-    standby that is READY takes the place of a lost member without a decision of its own. Likewise where a multiple
-    leaves some over.
+    gets no others; a host that is left out has none. When max-np leaves too little room, places of members go before
+    READY ones, those before booting ones, occupied before free, and free before those whose last worker is still
+    leaving (it may never be gone). So a standby that is READY takes the place of a lost member without a decision of
+    its own. Likewise where a multiple leaves some over.
     """
     return _choose_places(state)[0]
 
@@ -142,7 +151,8 @@ def _offered_places(state: State, but: Set[tuple[str, int]]) -> list[tuple[str, 
         for record in (state.workers if closed else ())
         if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
     }
-    places = [(host.name, slot) for host in state.hosts for slot in range(host.slots)]
+    out = state.cuts.out
+    places = [(host.name, slot) for host in state.hosts if host.name not in out for slot in range(host.slots)]
     if closed or state.drained or but:
         places = [
             place
@@ -228,15 +238,27 @@ def in_target(record: WorkerRecord, targets: Places) -> bool:
     return (record.worker.hostname, record.worker.slot) in targets
 
 
+def reachable(state: State) -> tuple[WorkerRecord, ...]:
+    """The READY workers that can be told of a round, in order of start: none on hosts that are silent."""
+    ready = in_phase(state, WorkerPhase.READY)
+    if not state.silent:
+        return ready
+    silent = silent_hosts(state)
+    return tuple(record for record in ready if record.worker.hostname not in silent)
+
+
 def next_members(state: State) -> tuple[WorkerRecord, ...]:
-    """Who would be in a round that was formed now: the READY workers with a place.
+    """Who would be in a round that was formed now: the READY workers with a place, on hosts that are heard.
 
     If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers. With
     multiples, that is as many of its host as one there must be; if they are not there, nobody can be in a round now.
+    If all are on silent hosts, there is nobody who could go on from it.
     """
-    ready = in_phase(state, WorkerPhase.READY)
+    ready = reachable(state)
     members = that_fit(state, ready)
     stateful = tuple(record for record in ready if record.has_state)
+    if state.silent and not stateful and any(record.has_state for record in in_phase(state, WorkerPhase.READY)):
+        return ()
     if not members or not stateful or any(record.has_state for record in members):
         return members
     root = most_advanced(state, stateful)

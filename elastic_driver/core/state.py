@@ -14,6 +14,7 @@ from math import lcm
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.cuts import Accuser, Cuts
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
@@ -29,6 +30,11 @@ DISMISSED_GRACE_S = 30.0
 # lasted for some runs of it.
 DISCOVERY_TOLD_S = 60.0
 DISCOVERY_OUTAGE_S = 5.0
+
+
+# When one of the hosts that the job waits for is heard again, its network may be whole, and the others be heard soon:
+# their connections try again at times that lie a few tenths of a second apart.
+HEALING_S = 2.0
 
 
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
@@ -193,6 +199,28 @@ class Discovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing is heard of a host.
+
+    Attributes:
+        hostname: which.
+        since: when something was heard last.
+        sure: see HostSilent.
+        told: whether it was told that the job waits for it.
+        kept_until: it is not given up before, since another host has been heard again; None for at once.
+        given_up: whether it was given up. Its workers are as good as dead; what lives of them is told so when it is
+            heard again.
+    """
+
+    hostname: str
+    since: Moment
+    sure: bool
+    told: bool = False
+    kept_until: Moment | None = None
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The current round; in a reset, the one that is over.
 
@@ -226,6 +254,7 @@ class Reset:
         crashes: its causes in words, in order; at most so many as are told.
         more_crashes: how many there were beyond these.
         first_failure: the first of them; None for none yet.
+        accusers: its members that cannot reach others, until that is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
             until the deadline.
@@ -238,6 +267,7 @@ class Reset:
     crashes: tuple[str, ...] = ()
     more_crashes: int = 0
     first_failure: Failure | None = None
+    accusers: Roster[Accuser] = field(default_factory=Roster)
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
 
@@ -302,6 +332,8 @@ class State:
         ended: whether it is over.
         discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
+        cuts: hosts that are left out, since others cannot reach them.
+        silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
@@ -323,6 +355,8 @@ class State:
     ended: bool = False
     discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
+    cuts: Cuts = field(default_factory=Cuts)
+    silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
@@ -423,6 +457,11 @@ def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
 def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
     """Living workers in one of these phases, in order of start."""
     return tuple(record for record in state.workers if record.phase in phases)
+
+
+def silent_hosts(state: State) -> frozenset[str]:
+    """The hosts that are surely silent."""
+    return frozenset(one.hostname for one in state.silent if one.sure)
 
 
 def finishing(state: State) -> bool:

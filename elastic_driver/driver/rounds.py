@@ -264,6 +264,8 @@ class Rounds:
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
             "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "silent": [one.hostname for one in state.silent if one.sure],
+            "left_out": sorted(state.cuts.out),
             "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {
