@@ -34,6 +34,7 @@ import torch  # noqa: F401 - else it is imported when the first commit is read, 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
+from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
 from jobs import ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
@@ -48,25 +49,6 @@ GONE_WITHIN_S = 2.0 + 4.0
 ENDS_WITHIN_S = 20.0
 BOTH = "localhost:2\n127.0.0.1:2\n"
 HOSTS = ("localhost", "127.0.0.1")
-
-
-class Tail:
-    """Reads whole JSON lines that have come since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
 
 
 class Soak:
@@ -89,8 +71,8 @@ class Soak:
         self.lived: dict[int, set[tuple[str, int]]] = collections.defaultdict(set)  # rounds that a process was seen in
         self.of_drivers = Gathering(descriptors=30, threads=10, memory_mb=60)
         self.of_workers = Gathering(descriptors=10, threads=6, memory_mb=40)
-        self.lines = Tail(self.step_log)
-        self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=800)
+        self.follower = Follower(self.step_log, self.history)
+        self.recent = self.follower.recent
         self.jobs = 0
         self.decks = 0
         self.spared = ""  # a host whose workers nothing is done to, so that somebody lives through many rounds
@@ -122,8 +104,7 @@ class Soak:
         self.job = Job(folder, BOTH, *flags, command=[sys.executable, str(HERE / "program.py")], env=env)
         # The list is as the soak says; now and then the script fails or hangs instead.
         (folder / "discover.sh").write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
-        self.events = Tail(self.job.event_log)
-        self.seen: list[dict[str, Any]] = []
+        self.follower.begin(self.job.event_log)
         end = time.monotonic() + ENDS_WITHIN_S
         while not self.look():
             assert self.job.process.poll() is None, f"the job does not start\n{self.job.said()[-3000:]}"
@@ -131,22 +112,14 @@ class Soak:
             time.sleep(0.05)
         self.job_id: str = self.seen[0]["job_id"]
 
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The present job's events."""
+        return self.follower.seen
+
     def look(self) -> bool:
         """Takes in what was written since the last time. Returns whether the present job has begun."""
-        # Lines first: what the driver wrote before them is there by then.
-        lines, events = self.lines.read(), self.events.read()
-        for event in events:
-            if event["event"] == "job_started":
-                self.history.begin_job(event["job_id"])
-            self.history.event(event)
-            assert event["event"] != "internal_error", event
-        self.seen += events
-        for line in lines:
-            self.history.line(line)
-            if "step" in line:
-                self.recent.append(line)
-        self.history.check_epochs()
-        return bool(self.seen)
+        return self.follower.look()
 
     def until(self, what: str, found: Callable[[], Any], *, within_s: float = GOES_ON_WITHIN_S) -> Any:
         """Blocks until it is so, looking all the while."""

@@ -1,0 +1,230 @@
+"""Each fault of machines and networks, in a real job: the others go on without the unreachable, or the job waits and
+says so; whoever comes back begins anew. The job is looked at all the while (``followed_job.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from followed_job import FollowedJob
+from machines import is_dead, kill, made_machines, marks, wait_for
+from network_faults import NameService, NetworkFaults, WallClock
+
+pytestmark = [*marks, pytest.mark.faults]
+
+HOSTS = "node0:1\nnode1:1\nnode2:1\n"
+FLAGS = ("-np", "3", "--min-np", "1")
+
+
+def test_a_host_is_cut_off_and_one_vanishes(tmp_path: Path) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+
+        node2.cut()
+        workers, agents = job.workers(node2), job.agents(node2)
+        job.goes_on([node0, node1])
+        assert job.lost() == ["node2"]
+        # It ends by itself, and begins anew when it can.
+        job.no_more_steps(workers)
+        wait_for("its agent's end", lambda: all(map(is_dead, agents)))
+        node2.heal()
+        job.goes_on(machines.hosts)
+        assert not set(job.workers(node2)) & set(workers)
+
+        # It comes back under its name before those that were cut off have given up, and hears of the verdict.
+        node2.cut()
+        workers = job.workers(node2)
+        job.goes_on([node0, node1])
+        node2.heal()
+        job.goes_on(machines.hosts)
+        job.no_more_steps(workers[:1])
+
+        # No connection is closed: the machine is not there any more. It comes back as another, under its name.
+        node1.power_off()
+        job.goes_on([node0, node2])
+        node1.move(99)
+        node1.power_on()
+        job.goes_on(machines.hosts)
+        assert job.lost() == ["node2", "node2", "node1"]
+        job.end()
+
+
+def test_an_address_changes_under_a_living_host(tmp_path: Path) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        workers = job.workers(node1)
+        node1.move(77)
+        job.goes_on([node0, node2])
+        job.goes_on(machines.hosts)
+        job.no_more_steps(workers[:1])
+        job.end()
+
+
+def test_the_driver_is_cut_off(tmp_path: Path) -> None:
+    """All who have the state are beyond the cut: the job waits for them, or goes back to the disc without them."""
+    with (
+        made_machines() as machines,
+        FollowedJob(machines, tmp_path, "node1:1\nnode2:1\n", "-np", "2", "--min-np", "2") as job,
+    ):
+        node0, node1, node2 = machines
+        job.goes_on([node1, node2])
+        with NetworkFaults(machines) as faults:
+            faults.partition([node0], [node1, node2])
+            job.waits()
+            for host in (node1, node2):
+                job.clean(host)
+        job.goes_on([node1, node2])
+
+        # Those beyond the cut can train with each other. Nobody may train on this side of it meanwhile.
+        with NetworkFaults(machines) as faults:
+            faults.partition([node0], [node1, node2])
+            job.set_hosts("node0:2\nnode1:1\nnode2:1\n")
+            job.goes_on([node0])
+        job.goes_on(machines.hosts)
+        job.end()
+
+
+def test_a_partition_down_the_middle(tmp_path: Path) -> None:
+    hosts = "node0:1\nnode1:1\nnode2:1\nnode3:1\n"
+    with made_machines(4) as machines, FollowedJob(machines, tmp_path, hosts, "-np", "4", "--min-np", "1") as job:
+        node0, node1, node2, node3 = machines
+        job.goes_on(machines.hosts)
+        with NetworkFaults(machines) as faults:
+            faults.partition([node0, node1], [node2, node3])
+            job.goes_on([node0, node1])
+        job.goes_on(machines.hosts)
+        assert set(job.lost()) == {"node2", "node3"}
+        job.end()
+
+
+@pytest.mark.parametrize("ways", ["both", "one"])
+def test_two_hosts_are_cut_from_each_other(tmp_path: Path, ways: str) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        with NetworkFaults(machines) as faults:
+            if ways == "both":
+                faults.between(node1, node2)
+            else:
+                faults.one_way(node2, node1)
+            known = len(job.events("round_formed"))
+            # One of the two goes.
+            job.goes_on_one_of([node0, node1], [node0, node2])
+            assert len(job.events("round_formed")) <= known + 4, "a storm of rounds"
+        job.goes_on(machines.hosts)
+        job.end()
+
+
+@pytest.mark.parametrize("way", ["to the driver", "from the driver"])
+def test_only_one_way_is_cut(tmp_path: Path, way: str) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        workers = job.workers(node2)
+        with NetworkFaults(machines) as faults:
+            faults.one_way(*((node2, node0) if way == "to the driver" else (node0, node2)))
+            job.goes_on([node0, node1])
+            job.no_more_steps(workers[:1])
+        job.goes_on(machines.hosts)
+        job.end()
+
+
+def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        _, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        with NetworkFaults(machines) as faults:
+            faults.lossy(node2, delay_s=0.05, loss=0.02, seed=7)
+            faults.slow(node1, "2mbit")
+            job.goes_on(machines.hosts, steps=40)
+            # A change of membership goes over these links as well.
+            kill(job.workers(node2)[0])
+            job.goes_on([machines[0], node1])
+            job.goes_on(machines.hosts, steps=10)
+        job.goes_on(machines.hosts)
+        assert not job.lost()
+        job.end()
+
+
+def test_names_are_not_answered(tmp_path: Path) -> None:
+    with made_machines() as machines:
+        node0, node1, node2 = machines
+        with NameService(node0, machines) as names, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+            job.goes_on(machines.hosts)
+            names.go_silent()
+            job.goes_on(machines.hosts)
+            # A worker's death needs no names: the host's agent is there.
+            kill(job.workers(node1)[0])
+            job.goes_on([node0, node2])
+            job.goes_on(machines.hosts)
+            # An agent that has to be started needs them. The others go on, and the driver answers.
+            kill(job.agent(node2))
+            job.goes_on([node0, node1])
+            told = job.wait_for_event("host_unready", host="node2")
+            assert "resolve" in told["reason"], told
+            assert not told["permanent"]
+            assert job.here("status").returncode == 0
+            job.set_hosts(HOSTS + "another:1\n")
+            job.goes_on([node0, node1], steps=100)
+            job.set_hosts(HOSTS)
+            names.answer()
+            job.goes_on(machines.hosts)
+            job.end()
+
+
+def test_clocks_jump(tmp_path: Path) -> None:
+    """Of the driver and the workers beside it; and of one more host. All limits go by clocks that only run."""
+    here, there = WallClock(made(tmp_path / "here")), WallClock(made(tmp_path / "there"))
+    launch = tmp_path / "launch.sh"
+    variables = " ".join(f"{name}={value}" for name, value in there.environment.items())
+    launch.write_text(f'[ "$1" = node2 ] && clock="env {variables}"\nexec ssh "$1" $clock "$2"\n')
+    flags = (*FLAGS, "--tls", "--launcher-command", f"sh {launch} {{host}} {{command}}")
+    with (
+        made_machines() as machines,
+        FollowedJob(machines, tmp_path, HOSTS, *flags, env=here.environment) as job,
+    ):
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        for ours_s, theirs_s in ((3600.0, 0.0), (-86400.0, 0.0), (-86400.0, 400 * 86400.0), (3600.0, -400 * 86400.0)):
+            here.jump(ours_s)
+            there.jump(theirs_s)
+            job.goes_on(machines.hosts, steps=20)
+        assert not job.lost()
+        assert len(job.events("round_formed")) == 1
+        # A host is lost and comes back on time all the same.
+        kill(job.workers(node1)[0])
+        job.goes_on([node0, node2])
+        here.jump(-7200.0)
+        job.goes_on(machines.hosts)
+        node2.cut()
+        here.jump(7200.0)
+        job.goes_on([node0, node1])
+        there.jump(0.0)
+        node2.heal()
+        job.goes_on(machines.hosts)
+        job.end()
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_an_ssh_server_is_away(tmp_path: Path) -> None:
+    """What runs needs no ssh; what is to start waits for it."""
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        node0, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        node2.stop_sshd()
+        job.goes_on(machines.hosts)
+        os.kill(job.agent(node2), signal.SIGKILL)
+        job.goes_on([node0, node1])
+        job.wait_for_event("host_unready", host="node2")
+        node2.start_sshd()
+        job.goes_on(machines.hosts)
+        job.end()
