@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from history import History
 
 from elastic_driver.worker.durable import format as durable_format
-from elastic_driver.worker.durable.folder import commit_ids, commit_path
+from elastic_driver.worker.durable.folder import CommitId, commit_ids, commit_path
 
 
 class Tail:
@@ -85,22 +87,35 @@ class Follower:
         return bool(self.seen)
 
 
-def check_commits(folder: Path) -> int:
+def check_commits(folder: Path, jobs: Sequence[str]) -> int:
     """Checks that one writer after another has written a folder of commits, each going on from those before.
 
-    For states that have a ``trail``, see lineage_program.py, and folders that keep all commits. Returns how many there
-    are.
+    For states that have a ``trail``, see lineage_program.py. Commits may go meanwhile.
+
+    Args:
+        folder: of the commits.
+        jobs: the ids of those that have written into it, in their order.
+
+    Returns:
+        How many commits were looked at.
     """
-    # In the order in which they got their names, which is the last that is done to a file.
-    ids = sorted(commit_ids(folder), key=lambda commit: commit_path(folder, commit).stat().st_ctime_ns)
-    before: list[list[int]] = []
-    for commit in ids:
-        _, values = durable_format.read(commit_path(folder, commit))
-        trail = values["trail"]
-        assert trail[-1][0] == commit.round_id, f"{commit} was written by round {trail[-1][0]}"
-        newest = before[-1][0] if before else 0
-        assert commit.round_id >= newest, f"{commit} was written after one of round {newest}: two rounds write"
-        common = [entry for entry in trail if entry[0] <= newest]
-        assert common == before[: len(common)], f"{commit} comes from {trail}, the one before from {before}"
+    found: list[tuple[int, CommitId, list[list[Any]]]] = []
+    for commit in commit_ids(folder):
+        path = commit_path(folder, commit)
+        with contextlib.suppress(FileNotFoundError):
+            # A file gets its name last; the time of that is the time of its last change.
+            found.append((path.stat().st_ctime_ns, commit, durable_format.read(path)[1]["trail"]))
+    found.sort(key=lambda one: one[0])
+
+    def place(entry: list[Any]) -> tuple[int, int]:
+        return jobs.index(entry[0]), entry[1]
+
+    before: list[list[Any]] = []
+    for _, commit, trail in found:
+        assert trail[-1][1] == commit.round_id, f"{commit} was written by round {trail[-1][1]}"
+        if before:
+            assert place(trail[-1]) >= place(before[-1]), f"two rounds write: {commit} came after one of {before[-1]}"
+            common = [entry for entry in trail if place(entry) <= place(before[-1])]
+            assert common == before[: len(common)], f"{commit} comes from {trail}, the one before from {before}"
         before = trail
-    return len(ids)
+    return len(found)

@@ -3,7 +3,7 @@
 Environment: STEP_LOG (file), STEP_S (seconds of work a step), FAULTS and SLOW_START as for program.py, if at all.
 
 What a step does to the weights depends on the round, so that two rounds that train from the same commit differ. The
-state says which rounds have made it (``trail``: each round's number and first step), and so does each commit on disc.
+state says which rounds have made it (``trail``: each round's job, number and first step); so does each commit on disc.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def commit_a_fault() -> None:
             raise RuntimeError("a fault that the soak asked for")
         case "sleep":
             time.sleep(1.5)
+        case "exit":
+            sys.exit(0)
+        case "exit at once":
+            os._exit(0)
 
 
 def main() -> None:
@@ -54,7 +58,7 @@ def main() -> None:
     @hvd.elastic.run
     def train(state: hvd.elastic.ObjectState) -> None:
         round_id = current().assignment.round_id
-        state.trail = [*state.trail, [round_id, state.step + 1]]
+        state.trail = [*state.trail, [JOB, round_id, state.step + 1]]
         while True:
             time.sleep(STEP_S)
             commit_a_fault()

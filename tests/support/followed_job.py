@@ -61,7 +61,7 @@ class FollowedJob(MachinesJob):
         if kind is None:
             self._follower.look()
             self.history.check_epochs(all_of_them=True)
-            assert check_commits(self.durable) > 0
+            assert check_commits(self.durable, [self.events("job_started")[0]["job_id"]]) > 0
 
     def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
         def looked() -> Any:

@@ -63,6 +63,7 @@ def test_an_address_changes_under_a_living_host(tmp_path: Path) -> None:
         job.goes_on(machines.hosts)
         job.no_more_steps(workers[:1])
         job.end()
+        node1.end_sessions()  # to the old address
 
 
 def test_the_driver_is_cut_off(tmp_path: Path) -> None:
