@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "soak"))
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "soak"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from followed_job import FollowedJob
 from machines import made_machines
 from namespaces import Namespaces
 from network_faults import NameService, NetworkFaults, WallClock
 
+ROOT = Path(__file__).resolve().parents[1]
 DEATH_S = 0.15
 HOSTS = "node0:1\nnode1:1\nnode2:1\nnode3:1\n"
 # How long a fault lasts that costs nobody a host, seconds.

@@ -59,13 +59,17 @@ class FollowedJob(MachinesJob):
     ) -> None:
         super().__exit__()
         if kind is None:
-            self._follower.look()
+            self.follow()
             self.history.check_epochs(all_of_them=True)
             assert check_commits(self.durable, [self.events("job_started")[0]["job_id"]]) > 0
 
+    def follow(self) -> None:
+        """Takes in what the job has done since the last time. Raises AssertionError when a rule is broken."""
+        self._follower.look()
+
     def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
         def looked() -> Any:
-            self._follower.look()
+            self.follow()
             return found()
 
         return super().wait_for(what, looked)
@@ -80,7 +84,7 @@ class FollowedJob(MachinesJob):
 
     def goes_on_one_of(self, *choices: Sequence[NamespaceHost], steps: int = 5) -> int:
         """As goes_on, on the hosts of any of these choices."""
-        self._follower.look()
+        self.follow()
         before, recent = self._follower.steps, self._follower.recent
         wanted = [{host.name for host in hosts} for hosts in choices]
 

@@ -140,13 +140,15 @@ def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
         _, node1, node2 = machines
         job.goes_on(machines.hosts)
         with NetworkFaults(machines) as faults:
-            faults.lossy(node2, delay_s=0.05, loss=0.02, seed=7)
+            faults.lossy(node2, delay_s=0.2)
+            job.goes_on(machines.hosts)
+            faults.lossy(node2, delay_s=0.01, loss=0.03, seed=7)
             faults.slow(node1, "2mbit")
             job.goes_on(machines.hosts, steps=40)
             # A change of membership goes over these links as well.
             kill(job.workers(node2)[0])
             job.goes_on([machines[0], node1])
-            job.goes_on(machines.hosts, steps=10)
+            job.goes_on(machines.hosts)
         job.goes_on(machines.hosts)
         assert not job.lost()
         job.end()
@@ -155,7 +157,7 @@ def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
 def test_names_are_not_answered(tmp_path: Path) -> None:
     with made_machines() as machines:
         node0, node1, node2 = machines
-        with NameService(node0, machines) as names, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        with NameService(node0, machines, timeout_s=2) as names, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
             job.goes_on(machines.hosts)
             names.go_silent()
             job.goes_on(machines.hosts)
