@@ -100,13 +100,14 @@ class FollowedJob(MachinesJob):
         return answer
 
     def waits(self) -> None:
-        """Blocks until the job has said anew that it waits for workers or slots."""
+        """Blocks until the job has said anew that it waits for workers, slots or a host."""
         known = len(self.said())
-        self.wait_for("that it waits", lambda: "(--min-np)" in self.said()[known:])
+        self.wait_for("that it waits", lambda: "--min-np" in self.said()[known:])
 
-    def no_more_steps(self, workers: Sequence[int]) -> None:
+    def ended(self, workers: Sequence[int]) -> None:
         """Blocks until these processes have ended: they have done their last step."""
-        self.wait_for("the end of those that were cut off", lambda: all(map(is_dead, workers)))
+        assert workers
+        self.wait_for("the end of those that were given up", lambda: all(map(is_dead, workers)))
 
     def lost(self) -> list[str]:
         """Hosts that were lost, one for each time."""
