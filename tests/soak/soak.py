@@ -54,10 +54,12 @@ class Soak:
     Attributes:
         hosts: that are listed for the job, of two slots each.
         gone_within_s: after this, workers of a driver that was killed are gone.
+        files_at_most: how many commits the folder has at the end.
     """
 
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
     gone_within_s = GONE_WITHIN_S
+    files_at_most = 3
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -528,7 +530,7 @@ class Soak:
         self.history.check_epochs(all_of_them=True)
         marks = ("job.lock", "begun", "folder.id")
         files = sorted(path.name for path in self.durable.iterdir() if path.name not in marks)
-        assert len(files) <= 3, f"left in the folder of commits: {files}"
+        assert len(files) <= self.files_at_most, f"left in the folder of commits: {files}"
         left = left_in_shared_memory(self.shared)
         assert not left, f"left in /dev/shm: {left}"
 

@@ -47,6 +47,7 @@ class HostsSoak(Soak):
 
     # Agents of a driver that was killed end their workers by the agent timeout.
     gone_within_s = AGENT_TIMEOUT_S + 6.0
+    files_at_most = _KEEP + 1
 
     def __init__(self, folder: Path, seed: int, machines: Namespaces) -> None:
         self.machines = machines
