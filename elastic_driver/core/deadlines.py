@@ -8,6 +8,7 @@ from elastic_driver.core.placement import (
     launch_places,
     next_members,
     next_places,
+    reachable,
     target_places,
 )
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
@@ -29,7 +30,7 @@ def joiners_wait_until(state: State) -> float | None:
     if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         return None
     targets = target_places(state)
-    ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
+    ready = [record for record in reachable(state) if in_target(record, targets)]
     joined = [record.since for record in ready if not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
     free = dict.fromkeys(place for place in targets if place not in alive)
@@ -103,6 +104,7 @@ def next_deadline(state: State) -> float | None:
     times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
+    times += [one.kept_until for one in state.silent if one.kept_until is not None]
     if state.discovery.outage is not None:
         times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
     match state.policy.on_change:

@@ -178,6 +178,39 @@ class WorkersReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSilent:
+    """Nothing is heard of a host, and its machine acknowledges nothing.
+
+    Attributes:
+        hostname: which.
+        silent_s: for how long.
+        sure: whether that is as long as it takes. Otherwise another host has been silent for so long, and this one may
+            be so for the same reason.
+    """
+
+    hostname: str
+    silent_s: float
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostHeard:
+    """A host that was silent is heard again, or begins anew."""
+
+    hostname: str
+
+
+HostReport = HostSilent | HostHeard
+
+
+@dataclass(frozen=True, slots=True)
+class HostsReported:
+    """Several hosts are silent, or heard again, at about the same time: one decision for all of them."""
+
+    reports: tuple[HostReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerNotStarted:
     """A worker's process could not be started, or was there for a moment, and may have asked for a round in it."""
 
@@ -230,6 +263,8 @@ Event = (
     | HostsUnusable
     | WorkerReport
     | WorkersReported
+    | HostReport
+    | HostsReported
     | WorkerNotStarted
     | DrainRequested
     | StopRequested
@@ -278,6 +313,14 @@ class KillWorker:
     reason: str
     hangs: bool = False
     exits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpHost:
+    """Take a silent host for lost, and its workers with it, although they may live: why, in words."""
+
+    hostname: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +417,7 @@ Command = (
     StartWorker
     | StopWorker
     | KillWorker
+    | GiveUpHost
     | DismissWorker
     | PublishRound
     | SetNotice

@@ -9,6 +9,7 @@ from elastic_driver.core.placement import (
     in_target,
     is_drained,
     launch_places,
+    reachable,
     standby_places,
     standing_by,
     target_places,
@@ -48,35 +49,35 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
-            return f"round {state.round_id} is being started{_booting(state)}{slots_left}"
+            return f"round {state.round_id} is being started{_unheard(state, now)}{_booting(state)}{slots_left}"
         case JobPhase.RESETTING if restarts:
             return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            return f"waiting for {missing} to call hvd.init(){_left(None if reset is None else reset.deadline, now)}"
+            left = _left(None if reset is None else reset.deadline, now)
+            return f"waiting for {missing} to call hvd.init(){_unheard(state, now)}{left}"
         case JobPhase.RESETTING if not state.registry.complete:
             missing = names(state.registry.missing)
             left = _left(None if reset is None else reset.deadline, now)
-            return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
+            return f"round {state.round_id} is over; waiting for {missing} to leave it{_unheard(state, now)}{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
-            ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            ready = [r for r in reachable(state) if in_target(r, target_places(state))]
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
                 times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
                 return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
-            return (
-                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
-                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{slots_left}"
-            )
+            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}"
+            why = f"{_slots(state, now)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
+            return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
             members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
             if finishing(state):
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 return f"{members}; hosts changed, waiting for the next commit"
-            out = _kept_out(state, now, before="; ")
+            out = _unheard(state, now) + _kept_out(state, now, before="; ")
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
             return "the job has ended"
@@ -88,7 +89,7 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         members = dict.fromkeys(state.members)
         ending = [r.worker for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
-        return f"{over}; waiting for {names(ending)} to end{_left(until, now)}"
+        return f"{over}; waiting for {names(ending)} to end{_unheard(state, now)}{_left(until, now)}"
     places = len(launch_places(state))
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
@@ -106,7 +107,8 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
     short = "" if state.slots_deadline is None else f"; {state.policy.min_num_proc} needed (--min-np){slots_left}"
-    return f"{text}{_booting(state)}{short}{_kept_out(state, now, before='; ')}{_discovery(state, now)}"
+    out = _unheard(state, now) + _kept_out(state, now, before="; ")
+    return f"{text}{_booting(state)}{short}{out}{_discovery(state, now)}"
 
 
 def _pausing(state: State, what: str) -> str:
@@ -200,6 +202,12 @@ def _booting(state: State) -> str:
     places = target_places(state) if leaving else {}
     ending = [record.worker for record in leaving if in_target(record, places)]
     return text + (f"; {names(ending)} still ending" if ending else "")
+
+
+def _unheard(state: State, now: float) -> str:
+    """The hosts that are silent, and are not given up."""
+    silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in state.silent if one.sure and not one.given_up]
+    return f"; not heard: {_listed(silent)}" if silent else ""
 
 
 def _discovery(state: State, now: float) -> str:

@@ -17,7 +17,11 @@ from elastic_driver.core.events import (
     DriverFailed,
     Event,
     Fault,
+    HostHeard,
+    HostReport,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     KillWorker,
     ReportDying,
@@ -44,9 +48,11 @@ from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
+    HEALING_S,
     JobPhase,
     Kill,
     Outage,
+    Silence,
     WorkerPhase,
     WorkerRecord,
     finishing,
@@ -77,6 +83,11 @@ def take(t: Transition, event: Event) -> None:
                 t.end(ExitCode.BAD_USAGE, f"no host can be used: {event.reasons}")
         case WorkersReported():
             _take_reports(t, event.reports)
+        case HostSilent() | HostHeard():
+            _take_host_report(t, event)
+        case HostsReported():
+            for report in event.reports:
+                _take_host_report(t, report)
         case WorkerNotStarted():
             _take_not_started(t, event)
         case DrainRequested():
@@ -109,6 +120,23 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
+
+
+def _take_host_report(t: Transition, event: HostReport) -> None:
+    known = next((one for one in t.state.silent if one.hostname == event.hostname), None)
+    others = tuple(one for one in t.state.silent if one is not known)
+    if isinstance(event, HostHeard):
+        if known is not None:
+            if known.told and not known.given_up:
+                others = tuple(replace(one, kept_until=t.now + HEALING_S) if one.told else one for one in others)
+            t.state = replace(t.state, silent=others)
+            if known.told and not known.given_up:
+                t.report(f"host {event.hostname} is heard again, after {t.now - known.since:.1f} s")
+    elif known is None:
+        fresh = Silence(event.hostname, t.now - event.silent_s, sure=event.sure)
+        t.state = replace(t.state, silent=(*others, fresh))
+    elif event.sure and not known.sure:
+        t.state = replace(t.state, silent=(*others, replace(known, sure=True)))
 
 
 def _take_drain(t: Transition, event: DrainRequested) -> None:

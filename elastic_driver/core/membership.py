@@ -49,12 +49,14 @@ from elastic_driver.core.placement import (
     in_target,
     is_drained,
     next_members,
+    reachable,
     standby_places,
     target_places,
     usable_slots,
 )
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_misplaced
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
@@ -268,7 +270,7 @@ def _set_planned_notice(t: Transition) -> None:
     targets = target_places(t.state)
     members = in_phase(t.state, WorkerPhase.MEMBER)
     off = tuple(record for record in members if not in_target(record, targets))
-    joiners = tuple(r for r in in_phase(t.state, WorkerPhase.READY) if in_target(r, targets))
+    joiners = tuple(r for r in reachable(t.state) if in_target(r, targets))
     booting = tuple(r for r in in_phase(t.state, WorkerPhase.BOOTING) if in_target(r, targets))
     waits = joiners_wait_until(t.state)
     grows = bool(joiners) and (waits is None or t.now >= waits)
@@ -297,13 +299,14 @@ def _tell_of_standbys(t: Transition) -> None:
 
 # For each kind of workers, in this order.
 _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
-    OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys),
+    OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys, give_up_silent),
     OnChange.RESTART: (
         _kill_late_workers,
         stop_late_starts,
         restarting.begin_or_end_round,
         restarting.launch_next,
         check_deadlines,
+        give_up_silent,
     ),
     OnChange.NO_ROUNDS: (
         _kill_late_workers,
@@ -312,5 +315,6 @@ _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
         roundless.place_workers,
         roundless.end_or_wait_for_slots,
         check_deadlines,
+        give_up_silent,
     ),
 }

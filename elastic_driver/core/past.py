@@ -14,7 +14,10 @@ from elastic_driver.core.events import (
     DrainRequested,
     DriverFailed,
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     StopRequested,
     TimerExpired,
@@ -101,6 +104,12 @@ def why_impossible(state: State, event: Event) -> str:
             if len(names) != len(set(names)):
                 return "a host is listed twice"
             return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
+        case HostsReported():
+            return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
+        case HostSilent():
+            return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
+        case HostHeard():
+            return ""
         case DiscoveryFailed() | HostsUnusable() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
         case _:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, most_advanced
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, most_advanced, silent_hosts
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange
 
@@ -128,15 +128,27 @@ def in_target(record: WorkerRecord, targets: Places) -> bool:
     return (record.worker.hostname, record.worker.slot) in targets
 
 
-def next_members(state: State) -> tuple[WorkerRecord, ...]:
-    """Who would be in a round that was formed now: the READY workers with a place.
+def reachable(state: State) -> tuple[WorkerRecord, ...]:
+    """The READY workers that can be told of a round, in order of start: none on hosts that are silent."""
+    ready = in_phase(state, WorkerPhase.READY)
+    if not state.silent:
+        return ready
+    silent = silent_hosts(state)
+    return tuple(record for record in ready if record.worker.hostname not in silent)
 
-    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers.
+
+def next_members(state: State) -> tuple[WorkerRecord, ...]:
+    """Who would be in a round that was formed now: the READY workers with a place, on hosts that are heard.
+
+    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers. If all are
+    on silent hosts, there is nobody who could go on from it.
     """
     targets = target_places(state)
-    ready = in_phase(state, WorkerPhase.READY)
+    ready = reachable(state)
     members = tuple(record for record in ready if in_target(record, targets))
     stateful = tuple(record for record in ready if record.has_state)
+    if state.silent and not stateful and any(record.has_state for record in in_phase(state, WorkerPhase.READY)):
+        return ()
     if not members or not stateful or any(record.has_state for record in members):
         return members
     limit = state.policy.max_num_proc

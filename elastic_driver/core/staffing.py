@@ -29,10 +29,15 @@ def stop_late_starts(t: Transition) -> None:
 
 
 def stop_misplaced(t: Transition) -> None:
-    """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
+    """Blank workers whose place is gone leave at once; those with state leave when the round is closed.
+
+    While a round runs, those who are READY and not in it have nothing that its members lack: they were silent when it
+    was formed, or made room.
+    """
     places = wanted_places(t.state)
     for record in t.state.workers:
-        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
+        stays = record.round_id and not (record.phase is WorkerPhase.READY and t.state.phase is JobPhase.RUNNING)
+        if stays or record.phase is WorkerPhase.LEAVING or in_target(record, places):
             continue
         t.state = replace(t.state, registry=t.state.registry.without(record.worker))
         reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)

@@ -29,6 +29,11 @@ DISCOVERY_TOLD_S = 60.0
 DISCOVERY_OUTAGE_S = 5.0
 
 
+# When one of the hosts that the job waits for is heard again, its network may be whole, and the others be heard soon:
+# their connections try again at times that lie a few tenths of a second apart.
+HEALING_S = 2.0
+
+
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
 # ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
 # switch that boots, is over by then, and a script that fails at the same step each time has wasted little.
@@ -180,6 +185,28 @@ class Discovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing is heard of a host.
+
+    Attributes:
+        hostname: which.
+        since: when something was heard last.
+        sure: see HostSilent.
+        told: whether it was told that the job waits for it.
+        kept_until: it is not given up before, since another host has been heard again; None for at once.
+        given_up: whether it was given up. Its workers are as good as dead; what lives of them is told so when it is
+            heard again.
+    """
+
+    hostname: str
+    since: Moment
+    sure: bool
+    told: bool = False
+    kept_until: Moment | None = None
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The current round; in a reset, the one that is over.
 
@@ -289,6 +316,7 @@ class State:
         ended: whether it is over.
         discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
+        silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
@@ -309,6 +337,7 @@ class State:
     ended: bool = False
     discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
+    silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
@@ -408,6 +437,11 @@ def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
 def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
     """Living workers in one of these phases, in order of start."""
     return tuple(record for record in state.workers if record.phase in phases)
+
+
+def silent_hosts(state: State) -> frozenset[str]:
+    """The hosts that are surely silent."""
+    return frozenset(one.hostname for one in state.silent if one.sure)
 
 
 def finishing(state: State) -> bool:

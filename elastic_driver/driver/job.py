@@ -163,6 +163,7 @@ def _agents_of(
         reach=Reach(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
+            host_timeout_s=settings.host_timeout_s,
             fingerprint=fingerprint,
             job=_name_of_job(settings),
             owner=name_of_this_process(),

@@ -27,7 +27,10 @@ from elastic_driver.core.events import (
     DismissWorker,
     DrainRequested,
     EndJob,
+    GiveUpHost,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
     HostsUnusable,
     KillWorker,
     PublishRound,
@@ -160,7 +163,12 @@ class ElasticDriver:
             launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        self._supervisor = Supervisor(heartbeats, clock=self._clock, report=self._stepper.report)
+        self._supervisor = Supervisor(
+            heartbeats,
+            clock=self._clock,
+            report=self._stepper.report,
+            unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
+        )
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -374,6 +382,9 @@ class ElasticDriver:
                 self._workers.stop(command.worker)
             case KillWorker():
                 self._workers.kill(command)
+            case GiveUpHost():
+                if self._agents is not None:
+                    self._agents.fleet.give_up(command.hostname, command.reason)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
                 self.rounds.dismiss(command.worker, command.reason)
@@ -517,6 +528,14 @@ class ElasticDriver:
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing is heard of a host."""
+        self._stepper.report_host(HostSilent(host, silent_s, sure))
+
+    def host_heard(self, host: str) -> None:
+        """A host is heard again."""
+        self._stepper.report_host(HostHeard(host))
 
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""

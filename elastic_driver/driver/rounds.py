@@ -263,6 +263,7 @@ class Rounds:
             "resets": state.resets,
             "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "silent": [one.hostname for one in state.silent if one.sure],
             "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {

@@ -20,7 +20,10 @@ from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     StopRequested,
     WorkerDying,
     WorkerExited,
@@ -177,6 +180,28 @@ class Membership(RuleBasedStateMachine):
     def spared(self, data: st.DataObject) -> None:
         killed = [record.worker for record in self.job.state.workers if record.killed]
         self.job.feed(WorkerSpared(data.draw(st.sampled_from(killed))))
+
+    @rule(hosts=st.sets(st.sampled_from(HOSTNAMES), min_size=1), sure=st.integers(0, 3), long=st.booleans())
+    def hosts_are_silent(self, hosts: set[str], sure: int, *, long: bool) -> None:
+        """Agents that are mute, or on the other side of a split; late ones are in doubt only."""
+        silent_s = 5.0 if sure else 2.0
+        self.job.feed(HostsReported(tuple(HostSilent(name, silent_s + long, bool(sure)) for name in sorted(hosts))))
+
+    @precondition(lambda self: self.job.state.silent)
+    @rule(data=st.data())
+    def a_host_is_heard_again(self, data: st.DataObject) -> None:
+        self.job.feed(HostHeard(data.draw(st.sampled_from(self.job.state.silent)).hostname))
+
+    @precondition(lambda self: any(one.given_up for one in self.job.state.silent))
+    @rule(resurrected=st.booleans())
+    def those_given_up_are_gone(self, *, resurrected: bool) -> None:
+        """Their agents' verdicts are carried out; another agent may come at once."""
+        for one in self.job.state.silent:
+            if one.given_up:
+                for record in [r for r in self.job.state.workers if r.worker.hostname == one.hostname]:
+                    self.job.exit(str(record.worker), -9)
+                if resurrected:
+                    self.job.feed(HostHeard(one.hostname))
 
     @rule()
     def those_told_to_go_are_gone(self) -> None:

@@ -17,7 +17,9 @@ from membership_job import BOTH, Job
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
     TimerExpired,
     WorkerDying,
     WorkerExited,
@@ -42,6 +44,7 @@ class World:
         limits: of the job.
         trained: whether the walk begins with a running round after one commit; else with the start of the job.
         depth: how many events.
+        silent: a host that may be silent, first in doubt, and be heard again.
         states: how many different states there are at least; a walk that finds fewer has gone wrong.
     """
 
@@ -50,6 +53,7 @@ class World:
     trained: bool
     depth: int
     states: int
+    silent: str = ""
 
 
 def limits(least: int, wanted: int, most: int | None = None, **others: object) -> dict[str, object]:
@@ -100,6 +104,15 @@ WORLDS = {
     "no rounds, below min-np": World(
         ("a:1 b:1", "a:1"), limits(2, 2, on_change=OnChange.NO_ROUNDS, cooldown_range_s=COOLDOWN), False, 5, 400
     ),
+    "one is silent": World(("a:1 b:1", "a:1"), limits(1, 2), True, 6, 3000, silent="b"),
+    "the first is silent, below min-np": World(("a:1 b:1 c:1", "b:1 c:1"), limits(3, 3, 3), True, 5, 2500, silent="a"),
+    "all but a joiner are silent": World(("a:1", "a:1 c:1"), limits(1, 1, 2), True, 7, 2000, silent="a"),
+    "restarted, one is silent": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.RESTART), True, 6, 400, silent="b"
+    ),
+    "no rounds, one is silent": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.NO_ROUNDS), True, 6, 400, silent="b"
+    ),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
@@ -108,7 +121,7 @@ def hosts_of(answer: str) -> tuple[Host, ...]:
     return tuple(parse_host(text, default_slots=None) for text in answer.split())
 
 
-def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
+def possible(job: Job, answers: tuple[str, ...], silent: str) -> Iterator[Event]:
     """What can happen next in this world."""
     asks = job.policy.on_change is OnChange.IN_PLACE
     for record in job.state.workers:
@@ -143,6 +156,13 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
     for answer in answers:
         if frozenset(hosts_of(answer)) != frozenset(job.state.hosts):
             yield HostsDiscovered(hosts_of(answer))
+    known = next((one for one in job.state.silent if one.hostname == silent), None)
+    if known is not None:
+        yield HostHeard(silent)
+    if silent and (known is None or not known.sure):
+        yield HostSilent(silent, 5.0)
+        if known is None:
+            yield HostSilent(silent, 2.0, sure=False)
     if next_deadline(job.state) is not None:
         yield TimerExpired()
 
@@ -163,7 +183,7 @@ def test_every_order_of_events(name: str) -> None:
     for depth in range(1, world.depth + 1):
         reached = []
         for here in frontier:
-            for event in possible(here, world.answers):
+            for event in possible(here, world.answers, world.silent):
                 there = here.fork()
                 at = next_deadline(here.state) if isinstance(event, TimerExpired) else here.now
                 there.feed(event, at=at)

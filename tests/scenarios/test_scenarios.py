@@ -17,6 +17,8 @@ A line that is not indented is input:
     TIME exiting WHO                says that its script is over
     TIME spared WHO                 was to be killed at its exit, but its script had ended
     TIME hung WHO REASON            found by its heartbeats; silent instead: not heard at all
+    TIME unheard HOST,HOST [S]      nothing is heard of them for S seconds (5); in-doubt instead: not sure yet
+    TIME heard HOST,HOST            they are heard again, or begin anew
     TIME drain HOST [SLOT]          undrain for the opposite
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
@@ -52,6 +54,10 @@ from elastic_driver.core.events import (  # noqa: E402
     DrainRequested,
     DriverFailed,
     EndJob,
+    GiveUpHost,
+    HostHeard,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     KillWorker,
     PublishRound,
@@ -123,6 +129,8 @@ def told(command: Command) -> str:
             how = " (prints its stacks)" if command.hangs else ""
             unless = " (unless its script has ended)" if command.exits else ""
             return f"kill {command.worker}: {command.reason}{how}{unless}"
+        case GiveUpHost():
+            return f"give up host {command.hostname}: {command.reason}"
         case DismissWorker():
             return f"dismiss {command.worker}: {command.reason}"
         case PublishRound():
@@ -172,6 +180,12 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
         case "drain" | "undrain":
             slot = int(words[1]) if len(words) > 1 else None
             return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
+        case "unheard" | "in-doubt":
+            silent_s = float(words[1]) if len(words) > 1 else 5.0 if verb == "unheard" else 2.0
+            names = words[0].split(",")
+            return job.feed(HostsReported(tuple(HostSilent(name, silent_s, verb == "unheard") for name in names)))
+        case "heard":
+            return job.feed(HostsReported(tuple(HostHeard(name) for name in words[0].split(","))))
         case "driver-failed":
             return job.feed(DriverFailed(" ".join(words)))
         case "stop":

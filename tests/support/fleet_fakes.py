@@ -29,6 +29,7 @@ from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
 
 AGENT_TIMEOUT_S = 15.0
+HOST_TIMEOUT_S = 5.0
 _T = TypeVar("_T", bound=Said)
 _KEY = bytes(32)
 
@@ -84,6 +85,21 @@ class FakeTransport(asyncio.Transport):
         self.is_closed = True
 
 
+class FakeConnection(FrameConnection):
+    """A connection whose other end's kernel acknowledges, until it vanishes.
+
+    Attributes:
+        acknowledged_at: when it did so last, by the loop's clock; None for always.
+    """
+
+    acknowledged_at: float | None = None
+
+    @property
+    def unacknowledged_s(self) -> float:
+        at = self.acknowledged_at
+        return 0.0 if at is None else asyncio.get_running_loop().time() - at
+
+
 class FakeAgent:
     """The other end of a link: keeps what it is told, says what the test says.
 
@@ -102,7 +118,7 @@ class FakeAgent:
         """It dials in, for the first time or again."""
         self.transport = FakeTransport()
         self._writer = FrameWriter(_KEY)
-        self.connection = FrameConnection(
+        self.connection = FakeConnection(
             FrameReader(_KEY),
             FrameWriter(_KEY),
             on_frame=self.link.received,
@@ -114,6 +130,14 @@ class FakeAgent:
     def hang_up(self) -> None:
         """Its connection ends."""
         self.connection.connection_lost(None)
+
+    def vanishes(self) -> None:
+        """From now on its machine acknowledges nothing."""
+        self.connection.acknowledged_at = asyncio.get_running_loop().time()
+
+    def is_back(self) -> None:
+        """Its machine acknowledges again."""
+        self.connection.acknowledged_at = None
 
     def beat(self) -> None:
         """It says that it lives."""
@@ -191,6 +215,8 @@ class Listener:
     def __init__(self) -> None:
         self.came: list[str] = []
         self.lost: list[tuple[str, str]] = []
+        self.silent: list[tuple[str, bool]] = []
+        self.heard: list[str] = []
         self.unready: list[tuple[str, DialFailure]] = []
         self.leaves: list[tuple[str, str]] = []
         self.useless: list[str] = []
@@ -201,6 +227,12 @@ class Listener:
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
         self.lost.append((facts.host, why))
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        self.silent.append((host, sure))
+
+    def host_heard(self, host: str) -> None:
+        self.heard.append(host)
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         self.unready.append((host, failure))
@@ -275,7 +307,7 @@ class FakeFleet:
 
         self.fleet = Fleet(
             door=self.door,
-            reach=Reach(urls, AGENT_TIMEOUT_S, fingerprint="f", job="job", owner="owner"),
+            reach=Reach(urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner"),
             local=self.local,
             remote=self.remote,
             is_local=lambda name: name in local_names,

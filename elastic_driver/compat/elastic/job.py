@@ -27,6 +27,7 @@ from elastic_driver.core.events import (
     DismissWorker,
     EndJob,
     Event,
+    GiveUpHost,
     HostsDiscovered,
     KillWorker,
     PublishRound,
@@ -357,7 +358,7 @@ class ThreadJob:
                 self._rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))
             case Report():
                 _log.log(logging.WARNING if command.warning else logging.INFO, "%s", command.text)
-            case ReportResumed() | ReportDying() | ReportExit():
+            case ReportResumed() | ReportDying() | ReportExit() | GiveUpHost():
                 pass
             case EndJob():
                 self._finish(command)

@@ -41,6 +41,15 @@ class FleetListener(Protocol):
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
 
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing has been heard of a host's agent for so long, and its machine has acknowledged nothing.
+
+        Where it is not sure yet, another host is silent, and this one may be so for the same reason.
+        """
+
+    def host_heard(self, host: str) -> None:
+        """A host that was silent is heard again, or has another agent."""
+
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""
 
@@ -87,11 +96,13 @@ class Reach:
     Attributes:
         urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
         agent_timeout_s, fingerprint, job: see Bootstrap.
+        host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
     """
 
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
     agent_timeout_s: float
+    host_timeout_s: float
     fingerprint: str
     job: str
     owner: str
@@ -141,6 +152,7 @@ class Fleet:
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
         self._leaving: set[str] = set()  # names whose agent wants to leave, until they are no longer listed
+        self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
         self._all_gone = asyncio.Event()
@@ -166,6 +178,7 @@ class Fleet:
             return
         self._wanted = tuple(names)
         self._leaving &= {self._call_of(name) for name in (*names, *self._joined)}
+        self._silent &= {*names, *(link.facts.host for link in self._agents.values())}
         for name in self._wanted:
             call = self._call_of(name)
             if call not in self._calls and call not in self._leaving:
@@ -230,6 +243,17 @@ class Fleet:
         """See Agents."""
         return self._hosts.get(self._call_of(hostname))
 
+    def unheard_s(self, hostname: str) -> float:
+        """For how long nothing has been heard of a host; 0 for one that has no agent. See AgentLink."""
+        link = self.link_of(hostname)
+        return 0.0 if link is None else link.unheard_s
+
+    def give_up(self, hostname: str, why: str) -> None:
+        """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
+        link = self.link_of(hostname)
+        if link is not None and link.is_silent:
+            link.give_up(why)
+
     def links(self) -> Sequence[AgentLink]:
         """See Agents."""
         return tuple(self._agents.values())
@@ -288,7 +312,9 @@ class Fleet:
                 )
         if not facts.joined:
             facts = replace(facts, local=self._call_of(name) == self._local_call)
-        link = AgentLink(facts, self, agent_timeout_s=self._reach.agent_timeout_s)
+        link = AgentLink(
+            facts, self, agent_timeout_s=self._reach.agent_timeout_s, host_timeout_s=self._reach.host_timeout_s
+        )
         self._agents[link.agent] = link
         self._all_gone.clear()
         return link
@@ -343,6 +369,24 @@ class Fleet:
                     link.lose("its agent has ended")
             case _:
                 raise RendezvousProtocolError(f"an agent may not say {message.name}")
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        """See LinkOwner."""
+        for other in self._agents.values():
+            if other.is_in_doubt():
+                self._is_silent(other, other.unheard_s, sure=False)
+        self._is_silent(link, silent_s, sure=True)
+
+    def _is_silent(self, link: AgentLink, silent_s: float, *, sure: bool) -> None:
+        if self._hosts.get(self._call_of(link.facts.host)) is link:
+            for name in self._names_of(link):
+                self._silent.add(name)
+                self._listener.host_silent(name, silent_s, sure=sure)
+
+    def link_heard(self, link: AgentLink) -> None:
+        """See LinkOwner."""
+        if self._hosts.get(self._call_of(link.facts.host)) is link:
+            self._heard(link)
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         """See LinkOwner."""
@@ -438,6 +482,7 @@ class Fleet:
         self._staff.came(link)
         self._spokesman.came(link)
         self._listener.agent_came(link.facts)
+        self._heard(link)
         call = self._calls.get(name)
         if call is not None:
             call.came()
@@ -448,12 +493,23 @@ class Fleet:
         if name in self._leaving:
             return
         self._leaving.add(name)
-        names = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
-        for each in names:
+        for each in self._names_of(link):
             self._listener.host_leaves(each, why)
         if not self._staff.has_workers(link):
             self._end(link)
         self._change()
+
+    def _names_of(self, link: AgentLink) -> list[str]:
+        """The names under which the job knows a host: of this machine all that are listed."""
+        name = self._call_of(link.facts.host)
+        listed = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
+        return listed or [link.facts.host]  # workers may live there yet
+
+    def _heard(self, link: AgentLink) -> None:
+        for name in self._names_of(link):
+            if name in self._silent:
+                self._silent.discard(name)
+                self._listener.host_heard(name)
 
     def _end(self, link: AgentLink) -> None:
         if link.agent not in self._ending:

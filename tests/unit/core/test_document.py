@@ -13,7 +13,7 @@ from membership_job import Job
 
 from elastic_driver.core import document
 from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
-from elastic_driver.core.events import DiscoveryFailed, DrainRequested
+from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
 from elastic_driver.core.state import JobPhase
 
@@ -33,6 +33,7 @@ def busy() -> Job:
     job.feed(DrainRequested("a", None, "as asked"))
     job.feed(DiscoveryFailed("the script failed"), at=6.0)
     job.exit("b[0]", 1, at=7.0)
+    job.feed(HostSilent("a", 5.0))
     assert job.state.phase is JobPhase.RESETTING
     return job
 
