@@ -11,6 +11,7 @@ test that asks for hosts is skipped. Everything is gone afterwards; what a kille
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -241,6 +242,27 @@ class NamespaceHost:
         if old_v6:
             batch(self.namespace, f"addr del {old_v6}/64 dev eth0", f"addr add {self.ipv6}/64 dev eth0 nodad")
         self._hosts.write_names()
+
+    def cut_from(self, other: NamespaceHost) -> None:
+        """From now on packets between the two vanish; both have all other hosts."""
+        for one, far in ((self, other), (other, self)):
+            for address in filter(None, (far.ipv4, far.ipv6)):
+                # To a card that is none of the bridge's.
+                nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+                _ip("-n", one.namespace, "neigh", "replace", address, *nobody)
+
+    def heal_with(self, other: NamespaceHost) -> None:
+        """Ends that."""
+        for one, far in ((self, other), (other, self)):
+            for address in filter(None, (far.ipv4, far.ipv6)):
+                _ip("-n", one.namespace, "neigh", "del", address, "dev", "eth0")
+
+    def enter(self) -> None:
+        """Brings the calling thread, and what it starts from here on, into the host's network."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(_NAMED / self.namespace) as file:
+            if libc.setns(file.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter the network of {self.name}")
 
     def start_sshd(self, *, port: int = 22, addresses: Sequence[str] = ("0.0.0.0", "::")) -> None:
         """Starts its ssh server. Blocks until it listens."""
