@@ -243,19 +243,27 @@ class NamespaceHost:
             batch(self.namespace, f"addr del {old_v6}/64 dev eth0", f"addr add {self.ipv6}/64 dev eth0 nodad")
         self._hosts.write_names()
 
+    def lose_way_to(self, other: NamespaceHost) -> None:
+        """From now on what it sends to the other vanishes; the other way is open, and so are all others."""
+        for address in filter(None, (other.ipv4, other.ipv6)):
+            # To a card that is none of the bridge's.
+            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+            ip("-n", self.namespace, "neigh", "replace", address, *nobody)
+
+    def find_way_to(self, other: NamespaceHost) -> None:
+        """Ends that."""
+        for address in filter(None, (other.ipv4, other.ipv6)):
+            ip("-n", self.namespace, "neigh", "del", address, "dev", "eth0")
+
     def cut_from(self, other: NamespaceHost) -> None:
         """From now on packets between the two vanish; both have all other hosts."""
-        for one, far in ((self, other), (other, self)):
-            for address in filter(None, (far.ipv4, far.ipv6)):
-                # To a card that is none of the bridge's.
-                nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
-                _ip("-n", one.namespace, "neigh", "replace", address, *nobody)
+        self.lose_way_to(other)
+        other.lose_way_to(self)
 
     def heal_with(self, other: NamespaceHost) -> None:
         """Ends that."""
-        for one, far in ((self, other), (other, self)):
-            for address in filter(None, (far.ipv4, far.ipv6)):
-                _ip("-n", one.namespace, "neigh", "del", address, "dev", "eth0")
+        self.find_way_to(other)
+        other.find_way_to(self)
 
     def enter(self) -> None:
         """Brings the calling thread, and what it starts from here on, into the host's network."""

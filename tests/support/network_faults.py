@@ -20,8 +20,6 @@ import pytest
 from namespaces import NamespaceHost, Namespaces, batch, ip, run
 
 _HERE = Path(__file__).parent
-# A station that is on no network of ours: what is sent there reaches nobody.
-_NOBODY = "02:00:00:00:00:01"
 # Bytes that a slow link lets through at once; what waits longer than the latency is lost, as at a full switch.
 _BURST, _LATENCY = "64kb", "200ms"
 
@@ -35,7 +33,7 @@ class NetworkFaults:
 
     def __init__(self, machines: Namespaces) -> None:
         self._machines = machines
-        self._deaf: set[tuple[NamespaceHost, NamespaceHost]] = set()
+        self._lost: set[tuple[NamespaceHost, NamespaceHost]] = set()
         self._slow: set[NamespaceHost] = set()
         self._wires: dict[NamespaceHost, subprocess.Popen[str]] = {}
 
@@ -46,14 +44,9 @@ class NetworkFaults:
         self.heal()
 
     def one_way(self, sender: NamespaceHost, receiver: NamespaceHost) -> None:
-        """Nothing that the sender sends to the receiver arrives; the other way is open.
-
-        The sender has the wrong hardware address for it, for good, so frames go to nobody.
-        """
-        self._deaf.add((sender, receiver))
-        batch(
-            sender.namespace, *(f"neigh replace {to} lladdr {_NOBODY} nud permanent dev eth0" for to in _of(receiver))
-        )
+        """Nothing that the sender sends to the receiver arrives; the other way is open."""
+        self._lost.add((sender, receiver))
+        sender.lose_way_to(receiver)
 
     def between(self, one: NamespaceHost, other: NamespaceHost) -> None:
         """Nothing passes between these two; all others reach both."""
@@ -104,9 +97,9 @@ class NetworkFaults:
 
     def heal(self) -> None:
         """Everything passes again, at once."""
-        for sender, receiver in self._deaf:
-            batch(sender.namespace, *(f"neigh del {to} dev eth0" for to in _of(receiver)))
-        self._deaf.clear()
+        for sender, receiver in self._lost:
+            sender.find_way_to(receiver)
+        self._lost.clear()
         for host in self._slow:
             for namespace, link in ((host.namespace, "eth0"), (host.switch, host.port)):
                 run(["tc", "-n", namespace, "qdisc", "del", "dev", link, "root"])
@@ -125,10 +118,6 @@ class NetworkFaults:
         _, far = _wire_ends(host)
         ip("-n", host.switch, "link", "del", far)
         host.heal()
-
-
-def _of(host: NamespaceHost) -> list[str]:
-    return [address for address in (host.ipv4, host.ipv6) if address]
 
 
 def _wire_ends(host: NamespaceHost) -> tuple[str, str]:
