@@ -46,15 +46,19 @@ def joiners_wait_until(state: State) -> float | None:
 
 
 def pause_until(state: State) -> float | None:
-    """Until when no round is formed, since the last one was a setback; None when nothing is put off.
+    """Until when no round is formed, since the last one was a setback, or its members could not reach each other.
+
+    None when nothing is put off.
 
     It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
     makes the difference. Processes that were started again in the same places do not.
     """
-    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
+    pauses = [state.setbacks.present.until if state.setbacks.count >= 2 else None, state.cuts.until]
+    until = max((pause for pause in pauses if pause is not None), default=None)
+    if state.phase is not JobPhase.RESETTING or until is None or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
-    return state.setbacks.present.until if all(place in failed for place in next_places(state)) else None
+    return until if all(place in failed for place in next_places(state)) else None
 
 
 def gone_by(state: State) -> float | None:
@@ -116,5 +120,5 @@ def next_deadline(state: State) -> float | None:
             times.append(launch_held_until(state))
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
-    times += [state.slots_deadline, state.blacklist.next_expiry()]
+    times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]
     return min((time for time in times if time is not None), default=None)

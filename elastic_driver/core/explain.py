@@ -63,8 +63,10 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = [r for r in reachable(state) if in_target(r, target_places(state))]
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
-                times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
-                return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
+                why = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
+                if until == state.cuts.until:
+                    why = "workers cannot reach each other, and the job needs them all"
+                return f"{why}; the next begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
@@ -138,7 +140,7 @@ def _slots(state: State, now: float) -> str:
 
 
 def _free_slots(state: State, host: Host) -> int:
-    if state.blacklist.is_blacklisted(host.name):
+    if state.blacklist.is_blacklisted(host.name) or host.name in state.cuts.out:
         return 0
     return (
         host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
@@ -153,6 +155,9 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
         times = ["for good" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
         hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
         text += f"{before}blacklisted: {_listed(hosts)}"
+    left_out = [f"{one.hostname} ({max(0.0, one.until - now):.0f} s left)" for one in state.cuts.hosts if one.active]
+    if left_out:
+        text += f"{before}left out: {_listed(left_out)}"
     drained: dict[str, list[int | None]] = {}
     for hostname, slot in state.drained:
         drained.setdefault(hostname, []).append(slot)
@@ -191,6 +196,8 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"slot {slot} of host {hostname} is drained"
     if state.blacklist.is_blacklisted(hostname):
         return f"host {hostname} is blacklisted"
+    if hostname in state.cuts.out:
+        return f"host {hostname} is left out"
     return f"the job has its {_count(state.policy.max_num_proc or len(state.members), 'worker')} (--max-np)"
 
 

@@ -103,6 +103,7 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
                 parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
             else:
                 word = "drained" if any(place[0] == name for place in state.drained) else "removed"
+                word = "left out" if name in state.cuts.out else word
                 parts.append(f"host {name} {word}")
     reinits = t.in_reset().reinits
     if reinits:

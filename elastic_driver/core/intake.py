@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.cuts import Accusation
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
     DiscoveryFailed,
@@ -53,6 +54,7 @@ from elastic_driver.core.state import (
     Kill,
     Outage,
     Silence,
+    State,
     WorkerPhase,
     WorkerRecord,
     finishing,
@@ -117,6 +119,7 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
             discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
         ),
         blacklist=t.state.blacklist.forgive_absent(listed),
+        cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
@@ -254,6 +257,8 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         reset = t.in_reset()
+        if event.unreachable:
+            reset = replace(reset, accusations=(*reset.accusations, *_accusations(t.state, event)))
         if event.cause is ReadyCause.REINIT:
             reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
@@ -264,6 +269,15 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
             reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
+
+
+def _accusations(state: State, event: WorkerReady) -> list[Accusation]:
+    """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
+    by_host: dict[str, list[WorkerId]] = {}
+    for rank in sorted(set(event.unreachable)):
+        if rank < len(state.members) and state.members[rank].hostname != event.worker.hostname:
+            by_host.setdefault(state.members[rank].hostname, []).append(state.members[rank])
+    return [Accusation(event.worker, accused[0], len(accused)) for accused in by_host.values()]
 
 
 def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> bool:

@@ -73,6 +73,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.core.transition import Transition
+from elastic_driver.core.unreachable import leave_out_unreachable
 from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -209,6 +210,9 @@ def _start_first_round(t: Transition) -> None:
 
 def _close_registry(t: Transition) -> None:
     """All who are expected have reported: ends the job, forms the next round, or waits."""
+    leave_out_unreachable(t)
+    if t.state.ended:
+        return
     ready = in_phase(t.state, WorkerPhase.READY)
     fails_again = judge(t)
     if _end_if_over(t, ready):

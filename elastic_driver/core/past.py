@@ -126,6 +126,8 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
             last = state.round_id if record is None else record.round_id
             if not 0 <= round_id <= last:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
+            if isinstance(event, WorkerReady) and any(rank < 0 for rank in event.unreachable):
+                return f"worker {worker} speaks of rank {min(event.unreachable)}"
         case _:
             pass
     draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0

@@ -17,10 +17,11 @@ Places = Mapping[tuple[str, int], None]
 
 def usable_slots(state: State) -> int:
     """Slots of all listed hosts that are not blacklisted, at most max-np."""
+    out = state.cuts.out
     slots = sum(
         not is_drained(state, host.name, slot)
         for host in state.hosts
-        if not state.blacklist.is_blacklisted(host.name)
+        if not state.blacklist.is_blacklisted(host.name) and host.name not in out
         for slot in range(host.slots)
     )
     limit = state.policy.max_num_proc
@@ -52,9 +53,10 @@ def target_places(state: State) -> Places:
     """The places (hostname, slot) that are to have a rank, in rank order.
 
     A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
-    gets no others. When max-np leaves too little room, places of members go before READY ones, those before booting
-    ones, occupied before free, and free before those whose last worker is still leaving (it may never be gone). So a
-    standby that is READY takes the place of a lost member without a decision of its own.
+    gets no others; a host that is left out has none. When max-np leaves too little room, places of members go before
+    READY ones, those before booting ones, occupied before free, and free before those whose last worker is still
+    leaving (it may never be gone). So a standby that is READY takes the place of a lost member without a decision of
+    its own.
     """
     return _choose_places(state)[0]
 
@@ -85,7 +87,8 @@ def _choose_places(state: State) -> tuple[Places, Places]:
         for record in (state.workers if closed else ())
         if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
     }
-    places = [(host.name, slot) for host in state.hosts for slot in range(host.slots)]
+    out = state.cuts.out
+    places = [(host.name, slot) for host in state.hosts if host.name not in out for slot in range(host.slots)]
     if closed or state.drained:
         places = [
             place for place in places if (place[0] not in closed or place in kept) and not is_drained(state, *place)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.cuts import Accusation, Cuts
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
@@ -240,6 +241,7 @@ class Reset:
         crashes: its causes in words, in order; at most so many as are told.
         more_crashes: how many there were beyond these.
         first_failure: the first of them; None for none yet.
+        accusations: what its members have said of those that they cannot reach, until it is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
             until the deadline.
@@ -252,6 +254,7 @@ class Reset:
     crashes: tuple[str, ...] = ()
     more_crashes: int = 0
     first_failure: Failure | None = None
+    accusations: tuple[Accusation, ...] = ()
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
 
@@ -316,6 +319,7 @@ class State:
         ended: whether it is over.
         discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
+        cuts: hosts that are left out, since others cannot reach them.
         silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
@@ -337,6 +341,7 @@ class State:
     ended: bool = False
     discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
+    cuts: Cuts = field(default_factory=Cuts)
     silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)

@@ -264,6 +264,7 @@ class Rounds:
             "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
             "silent": [one.hostname for one in state.silent if one.sure],
+            "left_out": sorted(state.cuts.out),
             "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {

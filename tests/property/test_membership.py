@@ -181,6 +181,18 @@ class Membership(RuleBasedStateMachine):
         killed = [record.worker for record in self.job.state.workers if record.killed]
         self.job.feed(WorkerSpared(data.draw(st.sampled_from(killed))))
 
+    @precondition(lambda self: self.job.of(WorkerPhase.MEMBER))
+    @rule(data=st.data(), silent=st.integers(0, 4))
+    def members_cannot_reach_others(self, data: st.DataObject, silent: int) -> None:
+        """A network between workers is cut, one way or both, or they accuse at random."""
+        ranks = st.lists(st.integers(0, len(self.job.members)), max_size=3)
+        accusers = data.draw(st.lists(st.sampled_from(self.job.of(WorkerPhase.MEMBER)), min_size=1, unique=True))
+        for name in accusers:
+            self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR, unreachable=tuple(data.draw(ranks)))
+        if silent:
+            for name in self.job.of(WorkerPhase.MEMBER):
+                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR)
+
     @rule(hosts=st.sets(st.sampled_from(HOSTNAMES), min_size=1), sure=st.integers(0, 3), long=st.booleans())
     def hosts_are_silent(self, hosts: set[str], sure: int, *, long: bool) -> None:
         """Agents that are mute, or on the other side of a split; late ones are in doubt only."""

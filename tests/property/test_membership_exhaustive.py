@@ -45,6 +45,7 @@ class World:
         trained: whether the walk begins with a running round after one commit; else with the start of the job.
         depth: how many events.
         silent: a host that may be silent, first in doubt, and be heard again.
+        cut: whether members may say that they cannot reach the next one by rank.
         states: how many different states there are at least; a walk that finds fewer has gone wrong.
     """
 
@@ -54,6 +55,7 @@ class World:
     depth: int
     states: int
     silent: str = ""
+    cut: bool = False
 
 
 def limits(least: int, wanted: int, most: int | None = None, **others: object) -> dict[str, object]:
@@ -113,6 +115,8 @@ WORLDS = {
     "no rounds, one is silent": World(
         ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.NO_ROUNDS), True, 6, 400, silent="b"
     ),
+    "cut off": World(("a:1 b:1 c:1", "a:1 b:1"), limits(2, 3, 3), True, 5, 2500, cut=True),
+    "cut off, below min-np": World(("a:1 b:1",), limits(2, 2), True, 7, 400, cut=True),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
@@ -121,8 +125,9 @@ def hosts_of(answer: str) -> tuple[Host, ...]:
     return tuple(parse_host(text, default_slots=None) for text in answer.split())
 
 
-def possible(job: Job, answers: tuple[str, ...], silent: str) -> Iterator[Event]:
+def possible(job: Job, world: World) -> Iterator[Event]:
     """What can happen next in this world."""
+    answers, silent = world.answers, world.silent
     asks = job.policy.on_change is OnChange.IN_PLACE
     for record in job.state.workers:
         worker = record.worker
@@ -147,6 +152,10 @@ def possible(job: Job, answers: tuple[str, ...], silent: str) -> Iterator[Event]
                 yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
+                if world.cut:
+                    rank = (record.rank + 1) % len(job.members)
+                    commits, cause = record.commits, ReadyCause.INTERNAL_ERROR
+                    yield WorkerReady(worker, job.round_id, commits, cause, "", BOTH, unreachable=(rank,))
                 if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:
                     # All leave at one commit: the next after what they had.
                     commits = job.round_commits + 1
@@ -183,7 +192,7 @@ def test_every_order_of_events(name: str) -> None:
     for depth in range(1, world.depth + 1):
         reached = []
         for here in frontier:
-            for event in possible(here, world.answers, world.silent):
+            for event in possible(here, world):
                 there = here.fork()
                 at = next_deadline(here.state) if isinstance(event, TimerExpired) else here.now
                 there.feed(event, at=at)

@@ -10,7 +10,7 @@ A line that is not indented is input:
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME started WHO                of workers that do not ask for their rounds: their processes run
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
-               [raised=1]           _ for a space in TEXT
+               [raised=1] [unreachable=0,2]     _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
     TIME exit WHO CODE [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal
     TIME dying WHO                  killed by SIGKILL, but not dead yet
@@ -206,6 +206,7 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     detail=options.get("detail", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
                     raised="raised" in options,
+                    unreachable=tuple(int(rank) for rank in options.get("unreachable", "").split(",") if rank),
                 )
             case "running":
                 round_id = int(options.get("round", job.round_id))

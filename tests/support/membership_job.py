@@ -181,13 +181,14 @@ class Job:
         steps: int = 0,
         where: str = "",
         raised: bool = False,
+        unreachable: tuple[int, ...] = (),
     ) -> list[Command]:
         """A worker asks for its next round; by default as a worker in its place would."""
         worker = worker_id(text)
         record = record_of(self.state, worker)
         last = record.round_id if record is not None else 0
         if cause is None:
-            aborted = self.state.notice_kind is NoticeKind.ABORT
+            aborted = self.state.notice_kind is NoticeKind.ABORT or bool(unreachable)
             cause = ReadyCause.INTERNAL_ERROR if aborted else ReadyCause.HOSTS_UPDATED
             cause = cause if last else ReadyCause.START
         event = WorkerReady(
@@ -200,6 +201,7 @@ class Job:
             steps,
             where,
             raised,
+            unreachable,
         )
         return self.feed(event, at=at)
 
@@ -438,6 +440,7 @@ class Job:
         listed = {host.name: host.slots for host in self.state.hosts}
         assert worker.slot < listed.get(worker.hostname, 0), "a slot that discovery does not list"
         assert not self.state.blacklist.is_blacklisted(worker.hostname), "a blacklisted host gets a worker"
+        assert worker.hostname not in self.state.cuts.out, "a host that is left out gets a worker"
         assert 0 <= command.planned.rank < command.planned.size
         if self.policy.on_change is OnChange.RESTART:
             assert all(worker in self.left for worker in self.members), "a start beside the last round"
@@ -461,6 +464,7 @@ class Job:
         together = len(may_train) == len(self.members) > 0
         assert not together or any(worker.hostname not in self.silent for worker in may_train), "two rounds live"
         assert not any(self.silent.get(worker.hostname) for worker in workers), "a member that is not heard"
+        assert self.state.cuts.out.isdisjoint(worker.hostname for worker in workers), "a member that is left out"
         assert [one.slot for one in command.placed] == naive_slots(workers)
         limit = self.policy.max_num_proc
         assert self.policy.min_num_proc <= len(workers)

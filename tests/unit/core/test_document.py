@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from membership_job import Job
 
 from elastic_driver.core import document
+from elastic_driver.core.cuts import Cuts
 from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
 from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
@@ -34,6 +36,7 @@ def busy() -> Job:
     job.feed(DiscoveryFailed("the script failed"), at=6.0)
     job.exit("b[0]", 1, at=7.0)
     job.feed(HostSilent("a", 5.0))
+    job.state = replace(job.state, cuts=Cuts().leave_out(("c",), job.now).pause(job.now, (2.0, 60.0)))
     assert job.state.phase is JobPhase.RESETTING
     return job
 

@@ -1,0 +1,89 @@
+"""Workers that the driver reaches, and that do not reach each other: whether the job goes on without some of them.
+
+Owns that decision, made once for each round when all of its members have said what they saw: which hosts are left out
+for a while, or that none can be, and the job tries again after a pause. Which hosts go is chosen in
+:mod:`elastic_driver.core.cuts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastic_driver.core.cuts import Accusation, Cuts, hosts_that_go
+from elastic_driver.core.explain import names
+from elastic_driver.core.placement import reachable, target_places
+from elastic_driver.core.registry import WorkerState
+from elastic_driver.core.staffing import stop_misplaced
+from elastic_driver.core.state import State, WorkerPhase, in_phase
+from elastic_driver.core.transition import Transition
+from elastic_driver.words import ExitCode
+
+
+def leave_out_unreachable(t: Transition) -> None:
+    """Judges who accuses whom, once for each round; the registry is closed."""
+    reset = t.state.reset
+    if reset is None or not reset.accusations or t.state.registry.workers_in(WorkerState.SUCCESS):
+        return
+    there = dict.fromkeys(record.worker.hostname for record in reachable(t.state))
+    # Who is dead, or not heard, has nothing to say in this, and is judged as that.
+    pairs = [one for one in reset.accusations if one.accuser.hostname in there and one.accused.hostname in there]
+    t.state = replace(t.state, reset=replace(reset, accusations=()))
+    going = hosts_that_go(pairs, t.state.discovery.order)
+    if not going:
+        return
+    present = t.state.setbacks.present
+    if present.moved:
+        t.state = replace(t.state, cuts=t.state.cuts.forget_pauses())
+    if present.failure is None and not present.raised:
+        t.state = replace(t.state, setbacks=t.state.setbacks.excuse())
+    cuts = t.state.cuts.leave_out(going, t.now)
+    if _can_do_without(t.state, going, cuts):
+        _leave_out(t, going, pairs, cuts)
+    else:
+        _try_again(t, going, pairs)
+
+
+def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:
+    stays = [record for record in reachable(state) if record.worker.hostname not in going]
+    if not state.policy.durable and not any(record.has_state for record in stays):
+        return False
+    return len(target_places(replace(state, cuts=cuts))) >= state.policy.min_num_proc
+
+
+def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation], cuts: Cuts) -> None:
+    before = frozenset[str]()
+    left_out = {one.hostname: one for one in cuts.hosts}
+    for name in going:
+        said = _told(name, [one for one in pairs if before.isdisjoint((one.accuser.hostname, one.accused.hostname))])
+        t.report(f"host {name} is left out for {left_out[name].pause_s:g} s: {said}", warning=True)
+        before |= {name}
+    t.state = replace(t.state, cuts=cuts)
+    for record in in_phase(t.state, WorkerPhase.READY):
+        if record.worker.hostname in before:
+            t.dismiss(record, f"host {record.worker.hostname} is left out")
+    stop_misplaced(t)
+
+
+def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
+    policy, cuts = t.state.policy, t.state.cuts
+    said = _told(going[0], pairs)
+    without = f"host {going[0]}" if len(going) == 1 else f"hosts {', '.join(going)}"
+    few = f"{said}; without {without} the job has too few workers (--min-np {policy.min_num_proc}), or not its state"
+    if cuts.since is not None and t.now >= cuts.since + policy.elastic_timeout_s:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"{few}; gave up after {policy.elastic_timeout_s:g} s (--elastic-timeout)")
+        return
+    cuts = cuts.pause(t.now, policy.pause_range_s)
+    t.state = replace(t.state, cuts=cuts)
+    assert cuts.until is not None
+    t.report(f"{few}; all are tried again in {cuts.until - t.now:g} s", warning=True)
+
+
+def _told(hostname: str, pairs: Sequence[Accusation]) -> str:
+    """Who cannot reach whom, both ends: those who accuse this host, or else whom it accuses."""
+    against = [one for one in pairs if one.accused.hostname == hostname]
+    pairs = against or [one for one in pairs if one.accuser.hostname == hostname]
+    accusers, accused = (
+        tuple(dict.fromkeys(ends)) for ends in zip(*((p.accuser, p.accused) for p in pairs), strict=True)
+    )
+    return f"{names(accusers)} cannot reach {names(accused)}"
