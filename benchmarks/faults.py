@@ -168,7 +168,7 @@ def main() -> None:
         machines = stack.enter_context(made_machines(4))
         clock = WallClock(folder)
         job = stack.enter_context(FollowedJob(machines, folder, HOSTS, *flags, env=clock.environment))
-        scene = Scene(machines, job, stack.enter_context(NetworkFaults(machines)), clock)
+        scene = Scene(machines, job, stack.enter_context(NetworkFaults()), clock)
         print(f"{'fault':20} {'seconds: median (range)':26} {'limit':>6} {'ratio':>6}  what is said", flush=True)
         for name in options.faults.split(","):
             fault, runs = FAULTS[name], [took(scene, FAULTS[name]) for _ in range(options.runs)]

@@ -74,7 +74,7 @@ def test_two_hosts_are_cut_from_each_other(machines: Namespaces) -> None:
     for host, other in ((node1, node2), (node2, node1)):  # so that each knows the way
         for name in names(other):
             ask(host, name)
-    with NetworkFaults(machines) as faults:
+    with NetworkFaults() as faults:
         faults.between(node1, node2)
         for name in names(node2):
             assert is_cut(node1, name)
@@ -95,7 +95,7 @@ def test_one_way_only(machines: Namespaces) -> None:
     listen = f"{count}; print('listens', flush=True); print(s.recv(9).decode())"
     send = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'hello', (sys.argv[1], 5001))"
     ask(node0, node1.name)
-    with NetworkFaults(machines) as faults:
+    with NetworkFaults() as faults:
         faults.one_way(node1, node0)
         for sender, receiver, said in ((node0, node1, "hello\n"), (node1, node0, "")):
             listener = receiver.popen(
@@ -108,7 +108,7 @@ def test_one_way_only(machines: Namespaces) -> None:
 
 def test_a_partition(machines: Namespaces) -> None:
     node0, node1, node2 = machines
-    with NetworkFaults(machines) as faults:
+    with NetworkFaults() as faults:
         faults.partition([node0, node1], [node2])
         ask(node0, node1.name)
         assert is_cut(node0, node2.name)
@@ -126,12 +126,12 @@ def sent_again(host: NamespaceHost) -> int:
 
 def test_slow_and_lossy_links(machines: Namespaces) -> None:
     node0, node1, node2 = machines
-    with NetworkFaults(machines) as faults:
+    with NetworkFaults() as faults:
         faults.slow(node1, "5mbit")
         # 512 KB with what is around them take 0.84 s; what a burst has of them, 0.1 s, is free.
         assert ask(node0, node1.name, size=1 << 19) > 0.7
         assert ask(node0, node2.name, size=1 << 19) < 0.7
-    with NetworkFaults(machines) as faults:
+    with NetworkFaults() as faults:
         faults.lossy(node1, delay_s=0.5)
         assert ask(node0, node1.name) >= 1.0
         assert ask(node1, node2.name) >= 1.0

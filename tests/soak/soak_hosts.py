@@ -54,7 +54,7 @@ class HostsSoak(Soak):
         self.hosts = tuple(host.name for host in machines.hosts[:-1])
         self.joiner = machines[len(machines.hosts) - 1]
         self.joined: subprocess.Popen[Any] | None = None
-        self.network = NetworkFaults(machines)
+        self.network = NetworkFaults()
         self.addresses = itertools.cycle(range(50, 250))
         self.token = folder / "token"
         self.token.write_text("the token of a soak\n")

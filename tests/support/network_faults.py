@@ -25,14 +25,9 @@ _BURST, _LATENCY = "64kb", "200ms"
 
 
 class NetworkFaults:
-    """Faults of the network between hosts. A context manager: afterwards the network is as it was.
+    """Faults of the network between hosts. A context manager: afterwards the network is as it was."""
 
-    Args:
-        machines: the hosts.
-    """
-
-    def __init__(self, machines: Namespaces) -> None:
-        self._machines = machines
+    def __init__(self) -> None:
         self._lost: set[tuple[NamespaceHost, NamespaceHost]] = set()
         self._slow: set[NamespaceHost] = set()
         self._wires: dict[NamespaceHost, subprocess.Popen[str]] = {}

@@ -65,7 +65,7 @@ def test_the_driver_is_cut_off(tmp_path: Path) -> None:
     ):
         node0, node1, node2 = machines
         job.goes_on([node1, node2])
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             faults.partition([node0], [node1, node2])
             job.waits()
             for host in (node1, node2):
@@ -73,7 +73,7 @@ def test_the_driver_is_cut_off(tmp_path: Path) -> None:
         job.goes_on([node1, node2])
 
         # Those beyond the cut can train with each other. Nobody may train on this side of it meanwhile.
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             faults.partition([node0], [node1, node2])
             job.set_hosts("node0:2\nnode1:1\nnode2:1\n")
             job.goes_on([node0])
@@ -86,7 +86,7 @@ def test_a_partition_down_the_middle(tmp_path: Path) -> None:
     with made_machines(4) as machines, FollowedJob(machines, tmp_path, hosts, "-np", "4", "--min-np", "1") as job:
         node0, node1, node2, node3 = machines
         job.goes_on(machines.hosts)
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             faults.partition([node0, node1], [node2, node3])
             job.goes_on([node0, node1])
         job.goes_on(machines.hosts)
@@ -99,7 +99,7 @@ def test_two_hosts_are_cut_from_each_other(tmp_path: Path, ways: str) -> None:
     with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
         node0, node1, node2 = machines
         job.goes_on(machines.hosts)
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             if ways == "both":
                 faults.between(node1, node2)
             else:
@@ -118,7 +118,7 @@ def test_only_one_way_is_cut(tmp_path: Path, way: str) -> None:
         node0, node1, node2 = machines
         job.goes_on(machines.hosts)
         workers = job.workers(node2)
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             faults.one_way(*((node2, node0) if way == "to the driver" else (node0, node2)))
             job.goes_on([node0, node1])
             job.ended(workers)
@@ -130,7 +130,7 @@ def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
     with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
         _, node1, node2 = machines
         job.goes_on(machines.hosts)
-        with NetworkFaults(machines) as faults:
+        with NetworkFaults() as faults:
             faults.lossy(node2, delay_s=0.2)
             job.goes_on(machines.hosts)
             faults.lossy(node2, delay_s=0.01, loss=0.03, seed=7)
