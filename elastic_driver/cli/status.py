@@ -88,12 +88,15 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     return "\n\n".join(parts)
 
 
+_REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}
+
+
 def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     listed = {host["name"]: host["slots"] for host in answer["hosts"]}
     of_workers = [worker["host"] for worker in answer["workers"]]
     rows = []
     for name in dict.fromkeys([*listed, *of_workers]):
-        remarks = [word for word in ("blacklisted", "drained") if name in answer[word]]
+        remarks = [word for kind, word in _REMARKS.items() if name in answer[kind]]
         remarks += [] if name in listed else ["not listed"]
         rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))
     return rows

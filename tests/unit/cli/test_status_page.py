@@ -27,6 +27,8 @@ ANSWER: dict[str, Any] = {
     "resets": 1,
     "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4}],
     "blacklisted": ["b"],
+    "left_out": ["b"],
+    "silent": ["b"],
     "drained": ["b"],
     "workers": [
         worker("gone", 0, None, phase="booting", running=False, commits=0, pid=None, since_s=3.0),
@@ -44,7 +46,7 @@ def test_a_page() -> None:
         "\n"
         "HOST  SLOTS  WORKERS\n"
         "a         2        2\n"
-        "b         4        0  blacklisted, drained\n"
+        "b         4        0  blacklisted, drained, left out, not heard\n"
         "gone      -        1  not listed\n"
         "\n"
         "RANK  WORKER   PHASE      FOR  FROM COMMIT   PID\n"
