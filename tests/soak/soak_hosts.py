@@ -189,6 +189,16 @@ class HostsSoak(Soak):
         if self.random.random() < 0.5:
             self.goes_on(time.time())
 
+    def heal(self) -> None:
+        """The network is whole again, and so the hosts that were left out need not wait."""
+        self.network.heal()
+        said = self.job.said()
+        for host in self.hosts:
+            if f"host {host} is left out" in said:
+                self.back_on_the_list(host)
+        if f"host {self.joiner.name} is left out" in said and self.joined is not None:
+            self.leave()
+
     def some(self, count: int) -> list[NamespaceHost]:
         """Hosts that something may be done to; with the driver's as well."""
         choice = [host for host in self.machines if host.name != self.spared]
@@ -220,13 +230,13 @@ class HostsSoak(Soak):
         self.full()
         with self.lasting():
             self.network.between(*self.random.sample(self.machines.hosts[:-1], 2))
-        self.network.heal()
+        self.heal()
 
     def cut_one_way(self) -> None:
         self.full()
         with self.lasting():
             self.network.one_way(*self.random.sample(self.machines.hosts[:-1], 2))
-        self.network.heal()
+        self.heal()
 
     def partition(self) -> None:
         self.full()
@@ -235,20 +245,20 @@ class HostsSoak(Soak):
         middle = self.random.randrange(1, len(hosts))
         with self.lasting():
             self.network.partition(hosts[:middle], hosts[middle:])
-        self.network.heal()
+        self.heal()
 
     def slow_link(self) -> None:
         host = self.random.choice(self.machines.hosts)
         with self.lasting():
             self.network.slow(host, f"{self.random.choice((2, 10, 50))}mbit")
-        self.network.heal()
+        self.heal()
 
     def lossy_link(self) -> None:
         host = self.random.choice(self.machines.hosts)
         loss, seed = self.random.choice((0.0, 0.01, 0.05)), self.random.randrange(1 << 30)
         with self.lasting():
             self.network.lossy(host, delay_s=self.random.uniform(0.0, 0.1), loss=loss, seed=seed)
-        self.network.heal()
+        self.heal()
 
     def names_are_not_answered(self) -> None:
         """While an agent is to be started again."""
