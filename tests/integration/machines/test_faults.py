@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,31 @@ def test_a_host_is_cut_off_and_one_vanishes(tmp_path: Path) -> None:
         job.goes_on(machines.hosts)
         assert job.lost() == ["node2", "node1"]
         job.end()
+
+
+def test_a_host_that_joined_is_told_that_it_was_given_up(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of the test's own\n")
+    token.chmod(0o600)
+    flags = ("-np", "1", "--min-np", "1", "--accept-agents", "--join-token-file", str(token))
+    with made_machines(2) as machines, FollowedJob(machines, tmp_path, "node0:1\n", *flags) as job:
+        node0, node1 = machines
+        job.goes_on([node0])
+        driver: str = job.wait_for("where to join", lambda: job.said().partition("join --driver ")[2]).split()[0]
+        words = ("join", "--driver", driver, "--slots", "1", "--join-token-file", str(token))
+        said = tmp_path / "joined.txt"
+        with said.open("w") as file:
+            joined = node1.popen([sys.executable, "-m", "elastic_driver", *words], stdout=file, stderr=file)
+        job.goes_on(machines.hosts)
+        workers = job.workers(node1)
+        node1.cut()
+        job.goes_on([node0])
+        node1.heal()
+        job.goes_on(machines.hosts)
+        job.ended(workers)
+        assert "has given this agent up: its host was silent for too long" in said.read_text()
+        job.end()
+        assert joined.wait(60) == 0
 
 
 def test_an_address_changes_under_a_living_host(tmp_path: Path) -> None:
@@ -115,6 +141,19 @@ def test_two_hosts_are_cut_from_each_other(tmp_path: Path) -> None:
         job.goes_on_one_of([node0, node1], [node0, node2], steps=50)
         assert len(job.events("round_formed")) == known + 1, job.said()
         faults.heal()
+        job.goes_on(machines.hosts)
+        assert not job.lost()
+        job.end()
+
+
+def test_two_hosts_are_cut_from_each_other_and_both_are_needed(tmp_path: Path) -> None:
+    with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, "-np", "3") as job:
+        _, node1, node2 = machines
+        job.goes_on(machines.hosts)
+        with NetworkFaults() as faults:
+            faults.between(node1, node2)
+            job.wait_for("that it waits", lambda: "has too few workers (--min-np 3)" in job.said())
+            assert "all are tried again in" in job.said()
         job.goes_on(machines.hosts)
         assert not job.lost()
         job.end()
