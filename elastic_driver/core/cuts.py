@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from elastic_driver.core.moments import Moment
 from elastic_driver.hosts import WorkerId
@@ -18,19 +19,31 @@ LEFT_OUT_RANGE_S = (10.0, 300.0)
 FORGOTTEN_AFTER_S = 300.0
 
 
+class Accused(NamedTuple):
+    """Workers of one host that a worker of another cannot reach: the first of them by rank, and how many they are."""
+
+    first: WorkerId
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
-class Accusation:
-    """That a worker cannot reach workers of another host.
+class Accuser:
+    """A worker that cannot reach others.
 
     Attributes:
-        accuser: which.
-        accused: the first of those that it cannot reach there, by rank.
-        number: how many they are.
+        worker: which.
+        accused: them, by host; none of its own.
     """
 
+    worker: WorkerId
+    accused: tuple[Accused, ...]
+
+
+class Accusation(NamedTuple):
+    """That a worker cannot reach workers of another host."""
+
     accuser: WorkerId
-    accused: WorkerId
-    number: int
+    accused: Accused
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +137,29 @@ def hosts_that_go(accusations: Iterable[Accusation], order: Sequence[str]) -> tu
         accusations: between workers of different hosts.
         order: of at least all their hosts.
     """
-    accusers: dict[tuple[str, str], int] = {}  # by the accused host and theirs
+    # By the accusing host and the accused one: how many of its workers say so, and of how many there, at most.
+    said: dict[str, dict[str, tuple[int, int]]] = {}
+    for accuser, (first, number) in accusations:
+        of_host = said.setdefault(accuser.hostname, {})
+        before, most = of_host.get(first.hostname, (0, 0))
+        of_host[first.hostname] = before + 1, max(most, number)
     cut: dict[str, dict[str, int]] = {}  # of each host: from how many workers of each other one it is cut off
-    for one in accusations:
-        mine, its = one.accuser.hostname, one.accused.hostname
-        accusers[its, mine] = accusers.get((its, mine), 0) + 1
-        for host, other, number in ((mine, its, one.number), (its, mine, accusers[its, mine])):
-            of_host = cut.setdefault(host, {})
-            of_host[other] = max(of_host.get(other, 0), number)
+    accused: dict[str, int] = {}
+    for mine, others in said.items():
+        for its, (accusers, number) in others.items():
+            mutual = said.get(its, {}).get(mine, (0, 0))
+            cut.setdefault(its, {})[mine] = max(accusers, mutual[1])
+            cut.setdefault(mine, {})[its] = max(number, mutual[0])
+            accused[its] = accused.get(its, 0) + accusers
     place = {name: index for index, name in enumerate(order)}
-    total = {host: sum(others.values()) for host, others in cut.items()}
-    accused = dict.fromkeys(cut, 0)
-    for (host, _), number in accusers.items():
-        accused[host] += number
+    total = {host: sum(of_host.values()) for host, of_host in cut.items()}
     going = []
     while cut:
-        worst = max(cut, key=lambda host: (total[host], accused[host], place[host]))
+        worst = max(cut, key=lambda host: (total[host], accused.get(host, 0), place[host]))
         going.append(worst)
         for other in cut.pop(worst):
             total[other] -= cut[other].pop(worst)
-            accused[other] -= accusers.get((other, worst), 0)
+            accused[other] = accused.get(other, 0) - said.get(worst, {}).get(other, (0, 0))[0]
             if not cut[other]:
                 del cut[other]
     return tuple(going)

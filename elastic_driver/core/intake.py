@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
-from elastic_driver.core.cuts import Accusation
+from elastic_driver.core.cuts import Accused, Accuser
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
     DiscoveryFailed,
@@ -258,7 +258,7 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
     if was_member:
         reset = t.in_reset()
         if event.unreachable:
-            reset = replace(reset, accusations=(*reset.accusations, *_accusations(t.state, event)))
+            reset = replace(reset, accusers=reset.accusers.put(_accuser(t.state, event)))
         if event.cause is ReadyCause.REINIT:
             reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
@@ -271,13 +271,13 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
-def _accusations(state: State, event: WorkerReady) -> list[Accusation]:
+def _accuser(state: State, event: WorkerReady) -> Accuser:
     """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
     by_host: dict[str, list[WorkerId]] = {}
     for rank in sorted(set(event.unreachable)):
         if rank < len(state.members) and state.members[rank].hostname != event.worker.hostname:
             by_host.setdefault(state.members[rank].hostname, []).append(state.members[rank])
-    return [Accusation(event.worker, accused[0], len(accused)) for accused in by_host.values()]
+    return Accuser(event.worker, tuple(Accused(accused[0], len(accused)) for accused in by_host.values()))
 
 
 def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> bool:

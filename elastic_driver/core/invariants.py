@@ -35,10 +35,6 @@ def check_invariants(state: State) -> None:
     names = [one.hostname for one in state.silent]
     assert len(names) == len(set(names)), "a host is silent twice"
     assert all(one.sure or not (one.given_up or one.told) for one in state.silent), "a host in doubt is judged"
-    given_up = {one.hostname for one in state.silent if one.given_up}
-    if given_up and state.phase is JobPhase.RUNNING and not roundless:
-        members = in_phase(state, WorkerPhase.MEMBER)
-        assert not all(record.worker.hostname in given_up for record in members), "all who train are given up"
     out = state.cuts.out
     assert in_place or not out, "a host is left out by workers that do not ask for rounds"
     stays = [record.worker.hostname for record in state.workers if record.phase is not WorkerPhase.LEAVING]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
-from elastic_driver.core.cuts import Accusation, Cuts
+from elastic_driver.core.cuts import Accuser, Cuts
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
@@ -241,7 +241,7 @@ class Reset:
         crashes: its causes in words, in order; at most so many as are told.
         more_crashes: how many there were beyond these.
         first_failure: the first of them; None for none yet.
-        accusations: what its members have said of those that they cannot reach, until it is judged.
+        accusers: its members that cannot reach others, until that is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
             until the deadline.
@@ -254,7 +254,7 @@ class Reset:
     crashes: tuple[str, ...] = ()
     more_crashes: int = 0
     first_failure: Failure | None = None
-    accusations: tuple[Accusation, ...] = ()
+    accusers: Roster[Accuser] = field(default_factory=Roster)
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
 

@@ -14,21 +14,31 @@ from elastic_driver.core.cuts import Accusation, Cuts, hosts_that_go
 from elastic_driver.core.explain import names
 from elastic_driver.core.placement import reachable, target_places
 from elastic_driver.core.registry import WorkerState
+from elastic_driver.core.roster import Roster
 from elastic_driver.core.staffing import stop_misplaced
 from elastic_driver.core.state import State, WorkerPhase, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
+# Hosts of which it is told one by one who cannot reach them: half of a large job may go at once.
+_MOST_TOLD = 6
+
 
 def leave_out_unreachable(t: Transition) -> None:
     """Judges who accuses whom, once for each round; the registry is closed."""
     reset = t.state.reset
-    if reset is None or not reset.accusations or t.state.registry.workers_in(WorkerState.SUCCESS):
+    if reset is None or not len(reset.accusers) or t.state.registry.workers_in(WorkerState.SUCCESS):
         return
     there = dict.fromkeys(record.worker.hostname for record in reachable(t.state))
     # Who is dead, or not heard, has nothing to say in this, and is judged as that.
-    pairs = [one for one in reset.accusations if one.accuser.hostname in there and one.accused.hostname in there]
-    t.state = replace(t.state, reset=replace(reset, accusations=()))
+    pairs = [
+        Accusation(accuser.worker, one)
+        for accuser in reset.accusers
+        if accuser.worker.hostname in there
+        for one in accuser.accused
+        if one.first.hostname in there
+    ]
+    t.state = replace(t.state, reset=replace(reset, accusers=Roster()))
     going = hosts_that_go(pairs, t.state.discovery.order)
     if not going:
         return
@@ -45,22 +55,25 @@ def leave_out_unreachable(t: Transition) -> None:
 
 
 def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:
-    stays = [record for record in reachable(state) if record.worker.hostname not in going]
+    gone = frozenset(going)
+    stays = [record for record in reachable(state) if record.worker.hostname not in gone]
     if not state.policy.durable and not any(record.has_state for record in stays):
         return False
     return len(target_places(replace(state, cuts=cuts))) >= state.policy.min_num_proc
 
 
 def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation], cuts: Cuts) -> None:
-    before = frozenset[str]()
-    left_out = {one.hostname: one for one in cuts.hosts}
-    for name in going:
-        said = _told(name, [one for one in pairs if before.isdisjoint((one.accuser.hostname, one.accused.hostname))])
+    left_out, gone = {one.hostname: one for one in cuts.hosts}, frozenset(going)
+    for name in going[:_MOST_TOLD]:
+        said = _told(name, pairs)
         t.report(f"host {name} is left out for {left_out[name].pause_s:g} s: {said}", warning=True)
-        before |= {name}
+        pairs = [pair for pair in pairs if name not in (pair.accuser.hostname, pair.accused.first.hostname)]
+    if len(going) > _MOST_TOLD:
+        some = f"{len(going) - _MOST_TOLD} more host{'' if len(going) == _MOST_TOLD + 1 else 's'}"
+        t.report(f"{some} left out likewise: {', '.join(going[_MOST_TOLD:])}", warning=True)
     t.state = replace(t.state, cuts=cuts)
     for record in in_phase(t.state, WorkerPhase.READY):
-        if record.worker.hostname in before:
+        if record.worker.hostname in gone:
             t.dismiss(record, f"host {record.worker.hostname} is left out")
     stop_misplaced(t)
 
@@ -68,7 +81,7 @@ def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation],
 def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
     policy, cuts = t.state.policy, t.state.cuts
     said = _told(going[0], pairs)
-    without = f"host {going[0]}" if len(going) == 1 else f"hosts {', '.join(going)}"
+    without = f"host {going[0]}" if len(going) == 1 else f"{len(going)} hosts"
     few = f"{said}; without {without} the job has too few workers (--min-np {policy.min_num_proc}), or not its state"
     if cuts.since is not None and t.now >= cuts.since + policy.elastic_timeout_s:
         t.end(ExitCode.TOO_FEW_SLOTS, f"{few}; gave up after {policy.elastic_timeout_s:g} s (--elastic-timeout)")
@@ -81,9 +94,8 @@ def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation])
 
 def _told(hostname: str, pairs: Sequence[Accusation]) -> str:
     """Who cannot reach whom, both ends: those who accuse this host, or else whom it accuses."""
-    against = [one for one in pairs if one.accused.hostname == hostname]
-    pairs = against or [one for one in pairs if one.accuser.hostname == hostname]
-    accusers, accused = (
-        tuple(dict.fromkeys(ends)) for ends in zip(*((p.accuser, p.accused) for p in pairs), strict=True)
-    )
+    against = [pair for pair in pairs if pair.accused.first.hostname == hostname]
+    pairs = against or [pair for pair in pairs if pair.accuser.hostname == hostname]
+    accusers = tuple(dict.fromkeys(pair.accuser for pair in pairs))
+    accused = tuple(dict.fromkeys(pair.accused.first for pair in pairs))
     return f"{names(accusers)} cannot reach {names(accused)}"

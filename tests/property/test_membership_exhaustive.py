@@ -106,17 +106,17 @@ WORLDS = {
     "no rounds, below min-np": World(
         ("a:1 b:1", "a:1"), limits(2, 2, on_change=OnChange.NO_ROUNDS, cooldown_range_s=COOLDOWN), False, 5, 400
     ),
-    "one is silent": World(("a:1 b:1", "a:1"), limits(1, 2), True, 6, 3000, silent="b"),
-    "the first is silent, below min-np": World(("a:1 b:1 c:1", "b:1 c:1"), limits(3, 3, 3), True, 5, 2500, silent="a"),
-    "all but a joiner are silent": World(("a:1", "a:1 c:1"), limits(1, 1, 2), True, 7, 2000, silent="a"),
+    "one is silent": World(("a:1 b:1", "a:1"), limits(1, 2), True, 5, 3000, silent="b"),
+    "the first is silent, below min-np": World(("a:1 b:1 c:1", "b:1 c:1"), limits(3, 3, 3), True, 4, 5000, silent="a"),
+    "all but a joiner are silent": World(("a:1", "a:1 c:1"), limits(1, 1, 2), True, 6, 2500, silent="a"),
     "restarted, one is silent": World(
-        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.RESTART), True, 6, 400, silent="b"
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.RESTART), True, 6, 2000, silent="b"
     ),
     "no rounds, one is silent": World(
-        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.NO_ROUNDS), True, 6, 400, silent="b"
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.NO_ROUNDS), True, 6, 700, silent="b"
     ),
-    "cut off": World(("a:1 b:1 c:1", "a:1 b:1"), limits(2, 3, 3), True, 5, 2500, cut=True),
-    "cut off, below min-np": World(("a:1 b:1",), limits(2, 2), True, 7, 400, cut=True),
+    "cut off": World(("a:1 b:1 c:1", "a:1 b:1"), limits(2, 3, 3), True, 4, 4500, cut=True),
+    "cut off, below min-np": World(("a:1 b:1",), limits(2, 2), True, 7, 1200, cut=True),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.core.cuts import FORGOTTEN_AFTER_S, LEFT_OUT_RANGE_S, Accusation, Cuts, hosts_that_go
+from elastic_driver.core.cuts import FORGOTTEN_AFTER_S, LEFT_OUT_RANGE_S, Accusation, Accused, Cuts, hosts_that_go
 from elastic_driver.hosts import WorkerId
 
 pytestmark = pytest.mark.unit
@@ -23,7 +23,8 @@ def accusations(*texts: str) -> list[Accusation]:
     for text in texts:
         accuser, _, accused = text.partition(" ")
         host, _, number = accused.partition("*")
-        made.append(Accusation(WorkerId(accuser[0], int(accuser[1:] or 0), 0), WorkerId(host, 0, 0), int(number or 1)))
+        worker = WorkerId(accuser[0], int(accuser[1:] or 0), 0)
+        made.append(Accusation(worker, Accused(WorkerId(host, 0, 0), int(number or 1))))
     return made
 
 
@@ -62,7 +63,7 @@ pairs = st.tuples(st.sampled_from(ORDER), st.integers(0, 2), st.sampled_from(ORD
 
 @given(st.lists(pairs, max_size=20, unique_by=lambda pair: pair[:3]))
 def test_no_accusation_is_left_and_nobody_goes_without_one(said: list[tuple[str, int, str, int]]) -> None:
-    made = [Accusation(WorkerId(a, slot, 0), WorkerId(b, 0, 0), number) for a, slot, b, number in said]
+    made = [Accusation(WorkerId(a, slot, 0), Accused(WorkerId(b, 0, 0), number)) for a, slot, b, number in said]
     going = hosts_that_go(made, ORDER)
     assert len(set(going)) == len(going)
     between = {frozenset((a, b)) for a, _, b, _ in said}

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from membership_job import Job
+from membership_job import Job, worker_id
 
 from elastic_driver.core import document
-from elastic_driver.core.cuts import Cuts
+from elastic_driver.core.cuts import Accused, Accuser, Cuts
 from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
 from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
+from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import JobPhase
 
 pytestmark = pytest.mark.unit
@@ -36,7 +37,13 @@ def busy() -> Job:
     job.feed(DiscoveryFailed("the script failed"), at=6.0)
     job.exit("b[0]", 1, at=7.0)
     job.feed(HostSilent("a", 5.0))
-    job.state = replace(job.state, cuts=Cuts().leave_out(("c",), job.now).pause(job.now, (2.0, 60.0)))
+    accusers = Roster([Accuser(worker_id("a[0]"), (Accused(worker_id("b[0]"), 1),))])
+    assert job.state.reset is not None
+    job.state = replace(
+        job.state,
+        cuts=Cuts().leave_out(("c",), job.now).pause(job.now, (2.0, 60.0)),
+        reset=replace(job.state.reset, accusers=accusers),
+    )
     assert job.state.phase is JobPhase.RESETTING
     return job
 
