@@ -23,7 +23,7 @@ from namespaces import NamespaceHost, Namespaces
 SOAK = ROOT / "tests" / "soak"
 SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 2  # as in lineage_program.py
 # Short, so that tests are: what they show holds for longer ones.
-TIMEOUTS = ("--host-timeout", "2", "--agent-timeout", "4", "--gloo-timeout-seconds", "10")
+TIMEOUTS = ("--host-timeout", "2", "--agent-timeout", "4", "--gloo-timeout-seconds", "10", "--ssh-connect-timeout", "2")
 COOLDOWN = ("--blacklist-cooldown-range", "1", "2")
 
 

@@ -178,11 +178,11 @@ def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
         _, node1, node2 = machines
         job.goes_on(machines.hosts)
         with NetworkFaults() as faults:
-            faults.lossy(node2, delay_s=0.2)
+            faults.lossy(node2, delay_s=0.1)
             job.goes_on(machines.hosts)
             faults.lossy(node2, delay_s=0.01, loss=0.03, seed=7)
             faults.slow(node1, "2mbit")
-            job.goes_on(machines.hosts, steps=40)
+            job.goes_on(machines.hosts, steps=20)
             # A change of membership goes over these links as well.
             kill(job.workers(node2)[0])
             job.goes_on([machines[0], node1])
@@ -195,7 +195,7 @@ def test_slow_and_lossy_links_are_no_reason(tmp_path: Path) -> None:
 def test_names_are_not_answered(tmp_path: Path) -> None:
     with made_machines() as machines:
         node0, node1, node2 = machines
-        with NameService(node0, machines, timeout_s=2) as names, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
+        with NameService(node0, machines, timeout_s=1) as names, FollowedJob(machines, tmp_path, HOSTS, *FLAGS) as job:
             job.goes_on(machines.hosts)
             names.go_silent()
             job.goes_on(machines.hosts)
