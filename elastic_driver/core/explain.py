@@ -12,6 +12,7 @@ from elastic_driver.core.placement import (
     launch_places,
     left_over,
     next_members,
+    reachable,
     standby_places,
     standing_by,
     target_places,

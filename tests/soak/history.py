@@ -1,8 +1,8 @@
 """What a job's training was, told by the lines of its workers, and whether it is what it should have been.
 
 Owns the rules: ranks agree bit for bit, steps follow each other, no more is lost than since the last commit (nothing
-by a planned change), each sample of an epoch is used once. Reads no file and knows no process; a broken rule is an
-AssertionError.
+by a planned change), each sample of an epoch is used once, no two rounds train side by side. Reads no file and knows no
+process; a broken rule is an AssertionError.
 
 The steps that count are those of the last round that did them: what was done after the commit to which a job went
 back is not part of the training, and is dropped here, too.
@@ -58,6 +58,7 @@ class _Round:
     size: int
     workers: frozenset[str]
     rank_last: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # ranks that have finished a step after another round's first
 
 
 @dataclass(slots=True)
@@ -124,6 +125,12 @@ class History:
         before = one.rank_last.get(rank, one.first - 1)
         assert step == before + 1, f"rank {rank} of round {line['round']} went from step {before} to {step}"
         one.rank_last[rank] = step
+        if line["round"] < max(job.rounds):
+            # A step needs all members, so those that were left behind finish the one they were in and no other.
+            assert rank not in one.late, f"two rounds train side by side: {line}"
+            assert step <= one.last + 1, f"two rounds train side by side: {line}"
+            one.late.add(rank)
+            return
         assert line["epoch"] == (step - 1) // self.per_epoch, f"step {step} is not of epoch {line['epoch']}"
         if step <= one.last:
             known = self.steps[step]
