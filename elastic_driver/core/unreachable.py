@@ -15,7 +15,7 @@ from elastic_driver.core.explain import names
 from elastic_driver.core.placement import reachable, target_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.roster import Roster
-from elastic_driver.core.staffing import stop_misplaced
+from elastic_driver.core.staffing import fill_places, stop_misplaced
 from elastic_driver.core.state import State, WorkerPhase, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
@@ -76,6 +76,7 @@ def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation],
         if record.worker.hostname in gone:
             t.dismiss(record, f"host {record.worker.hostname} is left out")
     stop_misplaced(t)
+    fill_places(t)  # others' places may be of use now
 
 
 def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
