@@ -77,12 +77,16 @@ class History:
         commit_every: steps from one commit to the next; there is one at each end of an epoch as well.
         samples: of the data set.
         per_step: samples that all ranks together use in a step; divides ``samples``.
+        on_disc_after_s: seconds of training after which a commit is on disc at the latest.
     """
 
-    def __init__(self, *, commit_every: int, samples: int, per_step: int) -> None:
+    def __init__(
+        self, *, commit_every: int, samples: int, per_step: int, on_disc_after_s: float = ON_DISC_AFTER_S
+    ) -> None:
         self.commit_every = commit_every
         self.samples = samples
         self.per_epoch = samples // per_step
+        self.on_disc_after_s = on_disc_after_s
         self.steps: dict[int, _Step] = {}
         self.last = 0
         self.epochs = 0
@@ -177,11 +181,13 @@ class History:
             newest = job.members[max(job.rounds)]
             living = sorted(newest - job.gone)
             assert not living, f"went back to the disc though {living} had the state: {line}"
-        since = self.steps[self.last].trained_s - ON_DISC_AFTER_S
+        since = self.steps[self.last].trained_s - self.on_disc_after_s
         first = line["step"]
         late = [step for step in range(first, self.last + 1) if self.steps[step].trained_s < since]
         # The steps after the last commit are nowhere, however old they are.
-        assert len(late) < self.commit_every, f"{len(late)} steps older than {ON_DISC_AFTER_S:g} s were lost: {line}"
+        assert len(late) < self.commit_every, (
+            f"{len(late)} steps older than {self.on_disc_after_s:g} s were lost: {line}"
+        )
         expected, self.on_disc = self.on_disc, None
         if expected is None:
             return

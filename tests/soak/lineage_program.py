@@ -28,6 +28,8 @@ from elastic_driver.worker.rounds.current import current  # noqa: E402
 SAMPLES, PER_STEP = 480, 12
 PER_EPOCH = SAMPLES // PER_STEP
 COMMIT_EVERY = 2
+# Rounds that a state remembers: more than there are in the commits that are kept.
+TRAIL = 200
 STEP_S = float(os.environ.get("STEP_S", "0.02"))
 WORKER, JOB = os.environ["ELASTIC_DRIVER_WORKER"], os.environ["ELASTIC_DRIVER_JOB"]
 
@@ -58,7 +60,7 @@ def main() -> None:
     @hvd.elastic.run
     def train(state: hvd.elastic.ObjectState) -> None:
         round_id = current().assignment.round_id
-        state.trail = [*state.trail, [JOB, round_id, state.step + 1]]
+        state.trail = [*state.trail[-TRAIL:], [JOB, round_id, state.step + 1]]
         while True:
             time.sleep(STEP_S)
             commit_a_fault()

@@ -42,6 +42,8 @@ def main() -> int:
             # What a broken job has left is no news, and made_machines would say that instead.
             for host in made:
                 host.power_off()
+                for path in [path for path in host.runtime.rglob("*") if not path.is_dir()]:
+                    path.unlink()
         return code
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from follow import check_commits
-from history import History, digest
+from history import ON_DISC_AFTER_S, History, digest
 from jobs import Job
 from leaks import Gathering
 from machines import MachinesJob, kill
@@ -32,6 +32,8 @@ SAMPLES, PER_STEP, COMMIT_EVERY = 480, 12, 2  # as in lineage_program.py
 HOST_TIMEOUT_S, AGENT_TIMEOUT_S = 2.0, 4.0
 # How long a fault lasts: nobody need notice the shortest, and all limits run out in the longest.
 _LASTS_S = (0.3, 9.0)
+# A commit waits for the driver's word, and training does not. So long may it go on without: until the agents end it.
+_NO_WORD_S = AGENT_TIMEOUT_S + 1.0
 # Commits that are kept, for a look at who has written them.
 _KEEP = 100
 
@@ -65,7 +67,9 @@ class HostsSoak(Soak):
 
     def new_history(self) -> History:
         """See Soak."""
-        return History(commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP)
+        return History(
+            commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP, on_disc_after_s=ON_DISC_AFTER_S + _NO_WORD_S
+        )
 
     def weights_of(self, values: dict[str, Any]) -> str:
         """See Soak."""
@@ -91,7 +95,8 @@ class HostsSoak(Soak):
                 flags += flag
                 self.counts[f"(with {flag[0]})"] += 1
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "STEP_LOG": str(self.step_log)}
-        env |= {"XDG_RUNTIME_DIR": str(self.runtime)}
+        # Slower than the tests' training: a night's lines are to fit on the disc.
+        env |= {"XDG_RUNTIME_DIR": str(self.runtime), "STEP_S": "0.05"}
         command = [sys.executable, str(HERE / "lineage_program.py")]
         return MachinesJob(self.machines, folder, self.listing(), *flags, command=command, env=env)
 

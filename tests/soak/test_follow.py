@@ -27,7 +27,10 @@ def test_one_round_after_another(tmp_path: Path) -> None:
     write(tmp_path, 3, [("a", 1, 1), ("a", 2, 3), ("a", 4, 5)])
     # Another job goes on from the disc, and counts its rounds anew.
     write(tmp_path, 4, [("a", 1, 1), ("a", 2, 3), ("a", 4, 5), ("b", 1, 7)])
-    assert check_commits(tmp_path, JOBS) == 4
+    # The oldest rounds are forgotten.
+    write(tmp_path, 5, [("a", 4, 5), ("b", 1, 7), ("b", 2, 9)])
+    write(tmp_path, 6, [("b", 1, 7), ("b", 2, 9), ("b", 3, 11)])
+    assert check_commits(tmp_path, JOBS) == 6
 
 
 def test_a_round_that_was_left_behind_writes(tmp_path: Path) -> None:
