@@ -6,7 +6,7 @@ Values, and the choice from accusations alone. Whether the job can do without th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -126,16 +126,21 @@ class Cuts:
         return replace(self, hosts=tuple(one for one in self.hosts if one.hostname in names))
 
 
-def hosts_that_go(accusations: Iterable[Accusation], order: Sequence[str]) -> tuple[str, ...]:
+def hosts_that_go(
+    accusations: Iterable[Accusation], order: Sequence[str], *, stateful: Container[str] = (), kept: bool = False
+) -> tuple[str, ...]:
     """Which hosts go, so that no two are left of which one accuses the other; the first to go first.
 
     It goes who is cut off from the most workers elsewhere, whichever end has said so: a host that nobody else complains
-    of, and that complains of all, is the one that is cut off. Among equals it goes who is accused by the most workers:
+    of, and that complains of all, is the one that is cut off. Among equals it goes who has nothing of the training yet:
+    newcomers dial those who are there, and may be the only ones that can tell. Then who is accused by the most workers:
     of a cut that holds one way only, the one that cannot be reached. Then the last in the order.
 
     Args:
         accusations: between workers of different hosts.
         order: of at least all their hosts.
+        stateful: hosts that have the training's state.
+        kept: whether these go only for what is between themselves.
     """
     # By the accusing host and the accused one: how many of its workers say so, and of how many there, at most.
     said: dict[str, dict[str, tuple[int, int]]] = {}
@@ -155,7 +160,10 @@ def hosts_that_go(accusations: Iterable[Accusation], order: Sequence[str]) -> tu
     total = {host: sum(of_host.values()) for host, of_host in cut.items()}
     going = []
     while cut:
-        worst = max(cut, key=lambda host: (total[host], accused.get(host, 0), place[host]))
+        among = [host for host in cut if host not in stateful] if kept else []
+        worst = max(
+            among or cut, key=lambda host: (total[host], host not in stateful, accused.get(host, 0), place[host])
+        )
         going.append(worst)
         for other in cut.pop(worst):
             total[other] -= cut[other].pop(worst)

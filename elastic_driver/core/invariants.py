@@ -13,6 +13,7 @@ from elastic_driver.words import OnChange
 def check_invariants(state: State) -> None:
     """Raises AssertionError when the state is one that must not be. For tests, and for the driver's debug mode."""
     policy = state.policy
+    assert min(policy.num_proc_multiple, policy.ranks_per_host_multiple) >= 1, "a multiple of nothing"
     places = [
         (record.worker.hostname, record.worker.slot)
         for record in state.workers

@@ -61,11 +61,14 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     unlisted = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name not in names))
     rest = replace(state, discovery=unlisted)
     # Those who are restarted are other processes than these.
-    left = len(that_fit(rest, [r for r in elsewhere if _is_there(state, r)]) if in_place else target_places(rest))
+    living = [record for record in elsewhere if _is_there(state, record)]
+    left = len(that_fit(rest, living) if in_place else target_places(rest))
     if left < policy.min_num_proc:
         which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"
-        some = f"{left} worker{'' if left == 1 else 's'}"
-        return f"without {which} there {'is' if left == 1 else 'are'} {some}, and --min-np is {policy.min_num_proc}"
+        number = len(living) if in_place and policy.multiple > 1 else left
+        some = f"{'is' if number == 1 else 'are'} {number} worker{'' if number == 1 else 's'}"
+        some += f", of whom {left} make up a round" if number > left else ""
+        return f"without {which} there {some}, and --min-np is {policy.min_num_proc}"
     if in_place and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
         return "nobody else has the training's state"
     return ""

@@ -39,19 +39,30 @@ def leave_out_unreachable(t: Transition) -> None:
         if one.first.hostname in there
     ]
     t.state = replace(t.state, reset=replace(reset, accusers=Roster()))
-    going = hosts_that_go(pairs, [host.name for host in t.state.discovery.order])
-    if not going:
+    if not pairs:
         return
     present = t.state.setbacks.present
     if present.moved:
         t.state = replace(t.state, cuts=t.state.cuts.forget_pauses())
     if present.failure is None and not present.raised:
         t.state = replace(t.state, setbacks=t.state.setbacks.excuse())
-    cuts = t.state.cuts.leave_out(going, t.now)
-    if _can_do_without(t.state, going, cuts):
-        _leave_out(t, going, pairs, cuts)
-    else:
-        _try_again(t, going, pairs)
+    choices = _choices(t.state, pairs)
+    for going in choices:
+        cuts = t.state.cuts.leave_out(going, t.now)
+        if _can_do_without(t.state, going, cuts):
+            _leave_out(t, going, pairs, cuts)
+            return
+    _try_again(t, choices[0], pairs)
+
+
+def _choices(state: State, pairs: Sequence[Accusation]) -> tuple[tuple[str, ...], ...]:
+    """Who may go: those from whom most are cut off; or, if these are needed, all the others that they cannot reach."""
+    order = [host.name for host in state.discovery.order]
+    stateful = frozenset(record.worker.hostname for record in reachable(state) if record.has_state)
+    return (
+        hosts_that_go(pairs, order, stateful=stateful),
+        hosts_that_go(pairs, order, stateful=stateful, kept=True),
+    )
 
 
 def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:

@@ -541,6 +541,10 @@ class ElasticDriver:
             NetworkChecked(report.admitted, report.left_out, report.unheard, links, report.slow, report.took_s)
         )
 
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while."""
+        return host in self._stepper.state.cuts.out
+
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
         """Nothing is heard of a host."""
         self._stepper.report_host(HostSilent(host, silent_s, sure))

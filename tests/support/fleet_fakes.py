@@ -221,6 +221,7 @@ class Listener:
         self.unready: list[tuple[str, DialFailure]] = []
         self.leaves: list[tuple[str, str]] = []
         self.checks: list[Checked] = []
+        self.left_out: set[str] = set()
         self.useless: list[str] = []
         self.errors: list[BaseException] = []
 
@@ -241,6 +242,9 @@ class Listener:
 
     def network_checked(self, report: Checked) -> None:
         self.checks.append(report)
+
+    def is_left_out(self, host: str) -> bool:
+        return host in self.left_out
 
     def host_leaves(self, host: str, why: str) -> None:
         self.leaves.append((host, why))

@@ -45,6 +45,9 @@ class FleetListener(Protocol):
     def network_checked(self, report: Checked) -> None:
         """The network between hosts was checked; those left out are told of as unready, too."""
 
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while, since others' workers cannot reach it."""
+
     def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
         """Nothing has been heard of a host's agent for so long, and its machine has acknowledged nothing.
 
@@ -322,6 +325,10 @@ class Fleet:
         """See Hosts."""
         calls = {self._call_of(name) for name in self._wanted}
         return any(name not in self._hosts and name in self._calls and not self._calls[name].tries for name in calls)
+
+    def gets_workers(self, link: AgentLink) -> bool:
+        """See Hosts."""
+        return not all(map(self._listener.is_left_out, self._names_of(link)))
 
     def admitted(self) -> None:
         """See Hosts."""

@@ -101,6 +101,9 @@ class Hosts(Protocol):
     def awaits_others(self) -> bool:
         """Whether more hosts may have an agent in a moment."""
 
+    def gets_workers(self, link: AgentLink) -> bool:
+        """Whether an agent's host that may be used gets workers: the job may have left it out for a while."""
+
     def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
         """Where the workers of an agent listen for those of others. Raises LaunchError."""
 
@@ -292,7 +295,9 @@ class NetworkCheck:
         newcomers = [link for link in present if link in self._newcomers and self._newcomers[link].due]
         for each in self._newcomers.values():
             each.due = False  # also of hosts that are about to end
-        links = {link.facts.host: link for link in present if link in self._admitted or link in newcomers}
+        # A host that others' workers cannot reach gets none for a while: it is in no newcomer's way.
+        in_use = {link for link in present if link in self._admitted and self._hosts.gets_workers(link)}
+        links = {link.facts.host: link for link in present if link in in_use or link in newcomers}
         run = _Run(next(self._numbers), links, {link.facts.host for link in newcomers})
         if len(links) > 1:
             try:

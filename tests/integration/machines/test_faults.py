@@ -146,6 +146,25 @@ def test_two_hosts_are_cut_from_each_other(tmp_path: Path) -> None:
         job.end()
 
 
+def test_a_newcomer_that_does_not_get_through_displaces_nobody(tmp_path: Path) -> None:
+    """It dials the one that is there, and is the only one that can tell."""
+    with (
+        made_machines() as machines,
+        FollowedJob(machines, tmp_path, "node1:1\n", "-np", "1", "--min-np", "1") as job,
+        NetworkFaults() as faults,
+    ):
+        _, node1, node2 = machines
+        job.goes_on([node1])
+        faults.between(node1, node2)
+        job.set_hosts("node1:1\nnode2:1\n")
+        job.wait_for("the verdict", lambda: "is left out" in job.said())
+        job.goes_on([node1], steps=50)
+        assert "host node1 is left out" not in job.said()
+        faults.heal()
+        job.goes_on([node1, node2])
+        job.end()
+
+
 def test_two_hosts_are_cut_from_each_other_and_both_are_needed(tmp_path: Path) -> None:
     with made_machines() as machines, FollowedJob(machines, tmp_path, HOSTS, "-np", "3") as job:
         _, node1, node2 = machines

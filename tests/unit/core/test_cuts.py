@@ -56,15 +56,37 @@ def test_an_order_of_hosts_is_that_of_the_lister() -> None:
     assert hosts_that_go(accusations("a b", "b a"), ("b", "a")) == ("a",)
 
 
+@pytest.mark.parametrize(
+    ("said", "going", "kept"),
+    [
+        (("c a",), "c", "c"),  # the newcomer, though nobody accuses it
+        (("b a",), "a", "a"),  # both have the state
+        (("c a", "c1 a"), "a", "c"),  # more newcomers than those who are there
+        (("a b", "c b", "d b"), "b", "dcb"),  # cut off from all: the newcomers go first only where they must
+        (("c d", "d c"), "d", "d"),
+    ],
+)
+def test_among_equals_newcomers_go_and_where_they_must_before_the_others(
+    said: tuple[str, ...], going: str, kept: str
+) -> None:
+    assert hosts_that_go(accusations(*said), ORDER, stateful="ab") == tuple(going)
+    # An accusation between those with the state is left to the end.
+    assert hosts_that_go(accusations(*said), ORDER, stateful="ab", kept=True) == tuple(kept)
+
+
 pairs = st.tuples(st.sampled_from(ORDER), st.integers(0, 2), st.sampled_from(ORDER), st.integers(1, 3)).filter(
     lambda pair: pair[0] != pair[2]
 )
 
 
-@given(st.lists(pairs, max_size=20, unique_by=lambda pair: pair[:3]))
-def test_no_accusation_is_left_and_nobody_goes_without_one(said: list[tuple[str, int, str, int]]) -> None:
+@given(
+    st.lists(pairs, max_size=20, unique_by=lambda pair: pair[:3]), st.frozensets(st.sampled_from(ORDER)), st.booleans()
+)
+def test_no_accusation_is_left_and_nobody_goes_without_one(
+    said: list[tuple[str, int, str, int]], stateful: frozenset[str], kept: bool
+) -> None:
     made = [Accusation(WorkerId(a, slot, 0), Accused(WorkerId(b, 0, 0), number)) for a, slot, b, number in said]
-    going = hosts_that_go(made, ORDER)
+    going = hosts_that_go(made, ORDER, stateful=stateful, kept=kept)
     assert len(set(going)) == len(going)
     between = {frozenset((a, b)) for a, _, b, _ in said}
     stays = [host for host in ORDER if host not in going]

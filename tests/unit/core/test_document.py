@@ -132,6 +132,8 @@ def change(data: Any, path: str, value: object) -> None:
         ("state.began", float("nan"), r"state\.began is not a finite number: nan"),
         ("state.policy.elastic_timeout_s", float("inf"), r"elastic_timeout_s is not a finite number: inf"),
         ("state.began", None, r"state\.began is not a finite number: None"),
+        ("state.policy.num_proc_multiple", 0, "a multiple of nothing"),
+        ("state.policy.ranks_per_host_multiple", -2, "a multiple of nothing"),
         ("state.workers", {}, r"state\.workers is not a list: {}"),
         ("state.reset", [], r"state\.reset is not an object: \[\]"),
         ("state.policy.cooldown_range_s", [1.0], r"state\.policy\.cooldown_range_s is not 2 items: \[1\.0\]"),

@@ -214,6 +214,27 @@ def test_a_host_in_use_whose_agent_is_stopped_is_in_nobodys_way() -> None:
     on_fleet(main, check=True)
 
 
+def test_a_host_that_the_job_has_left_out_is_in_nobodys_way() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        async with network(fleet) as net:
+            await net.has("a", "b")
+            await net.until_up("ab")
+            net.broken = {("b", "c"), ("c", "b")}
+            fleet.listener.left_out = {"b"}
+            await net.has("c")
+            await net.until_up("abc")
+            assert checks(fleet)[-1] == ["c"]
+            assert not fleet.listener.unready
+            # It is in use again, and a newcomer that it cannot reach waits outside.
+            fleet.listener.left_out = set()
+            net.broken |= {("b", "d")}
+            await net.has("d")
+            await asyncio.sleep(1)
+            assert net.up() == "abc"
+
+    on_fleet(main, check=True)
+
+
 def test_a_newcomer_whose_agent_is_stopped_is_left_out_in_time() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
