@@ -381,22 +381,22 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
 
 def check_agent_timeout(seconds: float) -> None:
     """Raises SettingsError unless this can be --agent-timeout."""
-    check_seconds(FLAGS["agent_timeout_s"], seconds)
     if seconds < LEAST_AGENT_TIMEOUT_S:
         raise SettingsError(
             f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
             "a second"
         )
+    check_seconds(FLAGS["agent_timeout_s"], seconds)
 
 
 def check_host_timeout(seconds: float) -> None:
     """Raises SettingsError unless this can be --host-timeout."""
-    check_seconds(FLAGS["host_timeout_s"], seconds)
     if seconds < LEAST_HOST_TIMEOUT_S:
         raise SettingsError(
             f"--host-timeout {seconds:g} is below {LEAST_HOST_TIMEOUT_S:g} s: machines acknowledge each other once a "
             "second"
         )
+    check_seconds(FLAGS["host_timeout_s"], seconds)
 
 
 def script_words(script: str) -> list[str]:

@@ -92,6 +92,7 @@ class Agent:
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
+        self._host, self._job_id = bootstrap.host, ""  # as the driver has them, from the welcome on
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
@@ -149,6 +150,7 @@ class Agent:
     def welcomed(self, welcome: Welcome) -> None:
         """See LinkOwner."""
         self._rounds.poll_s = welcome.poll_s
+        self._host, self._job_id = welcome.host, welcome.job_id
         slots = self._bootstrap.slots
         if slots:
             some = f"{slots} slot{'' if slots == 1 else 's'}"
@@ -275,8 +277,8 @@ class Agent:
         match order:
             case {"do": "who"}:
                 return {
-                    "job": bootstrap.job,
-                    "host": bootstrap.host,
+                    "job": self._job_id,
+                    "host": self._host,
                     "connected": self._link.connected,
                     "pid": os.getpid(),
                 }

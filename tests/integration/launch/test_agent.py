@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -465,27 +466,34 @@ def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
 # --- leaving --------------------------------------------------------------------------------------------------------
 
 
-async def in_thread(one: Scene, host: str | None = None) -> str:
-    return await asyncio.to_thread(leave, host, None, 30.0)
+async def in_thread(one: Scene, host: str | None = None, job: str | None = None) -> str:
+    return await asyncio.to_thread(leave, host, job, 30.0)
 
 
-def test_leaving_by_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
     async def main() -> None:
         async with scene(tmp_path) as one:
-            agent = await one.ready(one.driver.bootstrap(job="j"))
+            # One that has joined without a name and an id, and one that was dialled: both go by the driver's words.
+            bootstrap = one.driver.joiner() if joins else one.driver.bootstrap(job="j")
+            agent = await one.ready(dataclasses.replace(bootstrap, host="") if joins else bootstrap)
+            name, job = one.driver.link.facts.host, one.driver.terms.job_id
             there = await asyncio.to_thread(agents_here)
             assert [(each.host, each.job, each.connected, each.pid) for each in there] == [
-                ("a", "j", True, agent.popen.pid)
+                (name, job, True, agent.popen.pid)
             ]
-            with pytest.raises(SettingsError, match="no agent of such a job"):
+            with pytest.raises(SettingsError, match="no agent of yours for host other runs on this machine"):
                 await in_thread(one, "other")
-            leaving = asyncio.ensure_future(in_thread(one))
+            with pytest.raises(SettingsError, match="no agent of yours for job other runs on this machine"):
+                await in_thread(one, job="other")
+            leaving = asyncio.ensure_future(in_thread(one, job=job[:2]))
             assert (await one.driver.hears(Leaves)).why == "by elasticrun leave"
             assert not leaving.done()
-            await one.ends_well(agent)
-            assert await leaving == "host a has left its job"
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+            assert await leaving == f"host {name} has left its job"
             assert not list((tmp_path / "elasticrun").glob("*.sock"))
 
     act(main)

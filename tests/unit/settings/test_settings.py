@@ -79,6 +79,8 @@ def make(**values: Any) -> Settings:
         ({"hosts": None, "discovery_script": "  "}, "--host-discovery-script is empty"),
         ({"hosts": None, "discovery_script": "'a"}, "No closing quotation"),
         ({"agent_timeout_s": 1.0}, "--agent-timeout 1 is below 2 s"),
+        ({"host_timeout_s": 0.0}, "--host-timeout 0 is below 2 s"),
+        ({"host_timeout_s": 1.0}, "--host-timeout 1 is below 2 s: machines acknowledge each other once a second"),
         ({"agent_timeout_s": float("nan")}, "--agent-timeout nan is not a number of seconds"),
         ({"ssh_connect_timeout_s": 0.0}, "--ssh-connect-timeout 0 is not a number of seconds"),
         ({"join_token_file": Path("t")}, "--join-token-file is without effect: give --accept-agents too"),
