@@ -312,6 +312,11 @@ class Settings:
                 f"-np {self.num_proc} is above the {whole} slots that --ranks-per-host-multiple {size} leaves of the "
                 f"hosts given ({', '.join(str(host) for host in self.hosts)})"
             )
+        strangers = [name for name in self.protect if name not in {host.name for host in self.hosts}]
+        if strangers:
+            raise SettingsError(
+                f"--protect {strangers[0]} is none of the hosts given ({', '.join(host.name for host in self.hosts)})"
+            )
         if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
             raise SettingsError(
                 f"--standby {self.num_standby} needs as many slots beyond --max-np {self.max_num_proc}; the hosts "

@@ -147,6 +147,11 @@ class Agent:
 
     # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
 
+    def not_welcomed_yet(self, why: str, left_s: float) -> None:
+        """See LinkOwner. Who has dialled the agent says so in its own words."""
+        if self._bootstrap.slots:
+            _say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
+
     def welcomed(self, welcome: Welcome) -> None:
         """See LinkOwner."""
         self._rounds.poll_s = welcome.poll_s

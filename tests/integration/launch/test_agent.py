@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -445,6 +446,20 @@ def test_one_url_of_several_does(tmp_path: Path) -> None:
         async with scene(tmp_path) as one:
             right = one.driver.bootstrap().urls[0]
             await one.ready(one.driver.bootstrap(urls=("http://127.0.0.1:1", "http://[::1]:1", right)))
+
+    act(main)
+
+
+def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
+            stderr = agent.popen.stderr
+            assert stderr is not None
+            line = await asyncio.wait_for(asyncio.to_thread(stderr.readline), 60.0)
+            told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: .*; trying on for \d+ s\n"
+            assert re.fullmatch(told, line), line
+            assert agent.popen.poll() is None
 
     act(main)
 

@@ -73,6 +73,7 @@ def make(**values: Any) -> Settings:
         ({"hosts": None}, "no hosts: give -H"),
         ({"hosts": ()}, "no hosts: give -H"),
         ({"hosts": (Host("a", 1),)}, "-np 2 is above the 1 slots of the hosts given (a:1)"),
+        ({"protect": ("a", "c"), "hosts": (Host("a", 2),)}, "--protect c is none of the hosts given (a)"),
         ({"hosts": (Host("a", 5000),)}, "host 'a' would have 5000 slots; the most is 4096"),
         ({"discovery_script": "true"}, "not both"),
         ({"hosts": None, "discovery_script": ""}, "--host-discovery-script is empty"),
