@@ -105,8 +105,13 @@ def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _order(worker: dict[str, Any]) -> tuple[bool, int, str, int]:
-    has_rank = worker["rank"] is not None
+    has_rank = _has_rank(worker)
     return not has_rank, worker["rank"] if has_rank else 0, worker["host"], worker["slot"]
+
+
+def _has_rank(worker: dict[str, Any]) -> bool:
+    # Others have that of a round that they have left: two of them may have had the same one.
+    return worker["phase"] == "member" and worker["rank"] is not None
 
 
 def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
@@ -114,7 +119,7 @@ def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
     if phase == "member":
         phase = "training" if worker["running"] else "joining"
     return (
-        "-" if worker["rank"] is None else str(worker["rank"]),
+        str(worker["rank"]) if _has_rank(worker) else "-",
         f"{worker['host']}[{worker['slot']}]",
         phase,
         length(worker["since_s"]),

@@ -41,7 +41,7 @@ def give_up_silent(t: Transition) -> None:
             t.commands.append(GiveUpHost(one.hostname, f"it was not heard for {silent_s:.1f} s"))
             one = replace(one, given_up=True)
         elif why_told and not one.told:
-            text = f"host {one.hostname} is not heard for {silent_s:.1f} s; the job waits for it: {why_told}"
+            text = f"host {one.hostname} has not been heard for {silent_s:.1f} s; the job waits for it: {why_told}"
             t.report(text, warning=True)
             one = replace(one, told=True)
         after.append(one)

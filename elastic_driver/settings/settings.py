@@ -312,6 +312,11 @@ class Settings:
                 f"-np {self.num_proc} is above the {whole} slots that --ranks-per-host-multiple {size} leaves of the "
                 f"hosts given ({', '.join(str(host) for host in self.hosts)})"
             )
+        strangers = [name for name in self.protect if name not in {host.name for host in self.hosts}]
+        if strangers:
+            raise SettingsError(
+                f"--protect {strangers[0]} is none of the hosts given ({', '.join(host.name for host in self.hosts)})"
+            )
         if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
             raise SettingsError(
                 f"--standby {self.num_standby} needs as many slots beyond --max-np {self.max_num_proc}; the hosts "
@@ -381,22 +386,22 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
 
 def check_agent_timeout(seconds: float) -> None:
     """Raises SettingsError unless this can be --agent-timeout."""
-    check_seconds(FLAGS["agent_timeout_s"], seconds)
     if seconds < LEAST_AGENT_TIMEOUT_S:
         raise SettingsError(
             f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
             "a second"
         )
+    check_seconds(FLAGS["agent_timeout_s"], seconds)
 
 
 def check_host_timeout(seconds: float) -> None:
     """Raises SettingsError unless this can be --host-timeout."""
-    check_seconds(FLAGS["host_timeout_s"], seconds)
     if seconds < LEAST_HOST_TIMEOUT_S:
         raise SettingsError(
             f"--host-timeout {seconds:g} is below {LEAST_HOST_TIMEOUT_S:g} s: machines acknowledge each other once a "
             "second"
         )
+    check_seconds(FLAGS["host_timeout_s"], seconds)
 
 
 def script_words(script: str) -> list[str]:

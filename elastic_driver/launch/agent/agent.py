@@ -92,6 +92,7 @@ class Agent:
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
+        self._host, self._job_id = bootstrap.host, ""  # as the driver has them, from the welcome on
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
@@ -146,9 +147,15 @@ class Agent:
 
     # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
 
+    def not_welcomed_yet(self, why: str, left_s: float) -> None:
+        """See LinkOwner. Who has dialled the agent says so in its own words."""
+        if self._bootstrap.slots:
+            _say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
+
     def welcomed(self, welcome: Welcome) -> None:
         """See LinkOwner."""
         self._rounds.poll_s = welcome.poll_s
+        self._host, self._job_id = welcome.host, welcome.job_id
         slots = self._bootstrap.slots
         if slots:
             some = f"{slots} slot{'' if slots == 1 else 's'}"
@@ -275,8 +282,8 @@ class Agent:
         match order:
             case {"do": "who"}:
                 return {
-                    "job": bootstrap.job,
-                    "host": bootstrap.host,
+                    "job": self._job_id,
+                    "host": self._host,
                     "connected": self._link.connected,
                     "pid": os.getpid(),
                 }

@@ -45,7 +45,7 @@ def test_a_driver_that_is_cut_off_from_too_many_waits_and_loses_nothing(tmp_path
         job.wait_for_steps(6)
         workers, at = [job.workers(host) for host in machines], job.mark()
         machines[0].cut()
-        told = [f"host node{number} is not heard for" for number in (1, 2)]
+        told = [f"host node{number} has not been heard for" for number in (1, 2)]
         job.wait_for("it says for whom it waits", lambda: all(text in job.said() for text in told))
         assert "the job waits for it: without hosts node1, node2 there are 2 workers, and --min-np is 6" in job.said()
         time.sleep(3)  # in all longer than the heartbeats' limit

@@ -56,9 +56,19 @@ def test_a_page() -> None:
     )
 
 
+def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
+    workers = [worker("a", 0, 0, phase="ready"), worker("b", 0, 0), worker("c", 0, 0, phase="leaving")]
+    rows = page("3f2a", {**ANSWER, "workers": workers}).splitlines()[-3:]
+    assert [row.split()[:3] for row in rows] == [
+        ["0", "b[0]", "training"],
+        ["-", "a[0]", "ready"],
+        ["-", "c[0]", "leaving"],
+    ]
+
+
 def test_a_job_without_hosts_yet() -> None:
-    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for host discovery to answer"}
-    assert page("3f2a", nothing).endswith("waiting for host discovery to answer\nround 2, from commit 12, 1 reset")
+    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for the first hosts"}
+    assert page("3f2a", nothing).endswith("waiting for the first hosts\nround 2, from commit 12, 1 reset")
 
 
 def test_long_names_fit_into_eighty_columns() -> None:

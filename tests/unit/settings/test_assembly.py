@@ -32,7 +32,7 @@ def test_texts_and_numbers_of_other_kinds_are_read() -> None:
 
 @pytest.mark.parametrize("given", ["a, [::1],b,a", ["a", "::1", "b"], ("a,::1", " b ", "")])
 def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -> None:
-    assert make(protect=given).protect == ("a", "::1", "b")
+    assert make(protect=given, discovery_script="true").protect == ("a", "::1", "b")
 
 
 @pytest.mark.parametrize(
