@@ -48,7 +48,7 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
     match state.phase:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
-                return "waiting for host discovery to answer"
+                return "waiting for the first hosts"
             left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
@@ -75,10 +75,12 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
-            lacks = (
-                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {_ready(state, len(ready))}"
+            some, flags = _ready(state, len(ready))
+            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {some}"
+            # Which multiple it is has been said then.
+            why = (
+                f"{_slots(state, now, unused=not flags)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
             )
-            why = f"{_slots(state, now)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
             return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
             members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
@@ -138,15 +140,15 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _slots(state: State, now: float) -> str:
+def _slots(state: State, now: float, *, unused: bool = True) -> str:
     """The slots that can be used, and of all others that are listed why they cannot."""
     free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
-    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ')}"
+    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ', unused=unused)}"
 
 
-def _kept_out(state: State, now: float, *, before: str) -> str:
+def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> str:
     """The listed hosts and slots that get no workers, why, and what lets them have some again."""
     text = ""
     out = [entry for entry in state.blacklist.entries if entry.active]
@@ -169,8 +171,8 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
     if places:
         text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
-    unused = unused_slots(state)
-    return text + (unused and before + unused)
+    left_over_slots = unused_slots(state) if unused else ""
+    return text + (left_over_slots and before + left_over_slots)
 
 
 def room_for_standbys(state: State, now: float) -> str:
@@ -197,19 +199,19 @@ def unused_slots(state: State) -> str:
     return "; ".join(parts)
 
 
-def _ready(state: State, members: int) -> str:
-    """How many are ready; and how many of these a multiple lets be in a round, if it is others."""
+def _ready(state: State, members: int) -> tuple[str, list[str]]:
+    """How many are ready; if a multiple lets fewer be in a round, how many, and the flags."""
     places = target_places(state) if state.policy.multiple == 1 else wanted_places(state)
     number = sum(in_target(record, places) for record in reachable(state))
     if state.policy.multiple == 1 or members >= number:
-        return str(number)
+        return str(number), []
     policy = state.policy
     flags = []
     if policy.num_proc_multiple > 1:
         flags.append(f"--np-multiple {policy.num_proc_multiple}")
     if policy.ranks_per_host_multiple > 1:
         flags.append(f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}")
-    return f"{number}, of whom {members} make up a round ({', '.join(flags)})"
+    return f"{number}, of whom {members} make up a round ({', '.join(flags)})", flags
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:

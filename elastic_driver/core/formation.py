@@ -101,7 +101,9 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
     state = t.state
     if not state.round_id:
         return "; ".join(("start", *causes(state)))
-    parts = causes(state)
+    # Who lost the round says what came of a cut; the host that is left out for it says why.
+    is_cut = any(worker.hostname in state.cuts.out for worker in state.members)
+    parts = [] if is_cut and not t.in_reset().crashes else causes(state)
     failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
     before = Counter(worker.hostname for worker in state.members)
     after = Counter(worker.hostname for worker in new)

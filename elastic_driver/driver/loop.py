@@ -463,10 +463,10 @@ class ElasticDriver:
         self._chronicle.waits(now, what, patience=patience)
 
     def _explained(self, now: float) -> str:
-        """Why the job stands where it stands, and what discovery does if that is what it waits for."""
+        """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
         state = self._stepper.state
         said = explain(state, now)
-        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING)
+        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
         return "; ".join(filter(None, (said, self._discovery.remark() if waits else "")))
 
     async def _tick(self) -> None:

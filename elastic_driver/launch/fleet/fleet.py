@@ -231,8 +231,10 @@ class Fleet:
         """Which hosts have no agent yet, and why; "" for none."""
         waits = [
             f"host {name} is not ready: {call.failure.reason} (tried {call.tries} time{'s' if call.tries > 1 else ''})"
-            for name, call in self._calls.items()
             if call.failure is not None
+            else f"host {name} is not ready: its agent has not come yet"
+            for name, call in self._calls.items()
+            if call.failure is not None or name not in self._hosts
         ] + ([] if self._check is None else self._check.remarks())
         more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
         return "; ".join(waits[:3]) + more

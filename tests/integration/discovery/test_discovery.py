@@ -351,7 +351,7 @@ sys.exit(main(sys.argv[1:]))
             "echo connecting >&2; sleep 1000",
             ["--discovery-timeout", "2"],
             2,
-            r"waiting for host discovery to answer; the host discovery script '.*' has run for \d s of 2 "
+            r"waiting for the first hosts; the host discovery script '.*' has run for \d s of 2 "
             r"\(--discovery-timeout\), and says on its standard error: connecting",
             "was killed: connecting",
         ),

@@ -67,8 +67,8 @@ def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
 
 
 def test_a_job_without_hosts_yet() -> None:
-    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for host discovery to answer"}
-    assert page("3f2a", nothing).endswith("waiting for host discovery to answer\nround 2, from commit 12, 1 reset")
+    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for the first hosts"}
+    assert page("3f2a", nothing).endswith("waiting for the first hosts\nround 2, from commit 12, 1 reset")
 
 
 def test_long_names_fit_into_eighty_columns() -> None:
