@@ -43,7 +43,7 @@ def test_defaults() -> None:
         (["--max-num-proc", "9"], "max_num_proc", 9),
         (["--np-multiple", "2"], "num_proc_multiple", 2),
         (["--ranks-per-host-multiple", "2"], "ranks_per_host_multiple", 2),
-        (["--protect", "a,b", "--protect", "[::1]"], "protect", ("a", "b", "::1")),
+        (["--accept-agents", "--protect", "a,b", "--protect", "[::1]"], "protect", ("a", "b", "::1")),
         (["-H", "a:2 rack=r1 spot,b"], "hosts", (Host("a", 2, ("rack=r1", "spot")), Host("b", 1))),
         (["--slots-per-host", "3"], "slots_per_host", 3),
         (["--slots", "3"], "slots_per_host", 3),
