@@ -19,7 +19,7 @@ from elastic_driver.core.placement import (
     wanted_places,
     why_left_over,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, concerning, finishing, in_phase
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import NoticeKind, OnChange
 
@@ -246,7 +246,7 @@ def _booting(state: State) -> str:
 
 def _unheard(state: State, now: float) -> str:
     """The hosts that are silent, and are not given up."""
-    silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in state.silent if one.sure and not one.given_up]
+    silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in concerning(state) if one.sure and not one.given_up]
     return f"; not heard: {_listed(silent)}" if silent else ""
 
 

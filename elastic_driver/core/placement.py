@@ -135,7 +135,10 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         rest.sort(key=lambda index: (urgency[index], places[index][0] in busy, index))
         standbys = rest[: policy.num_standby]
     if policy.multiple > 1 and policy.on_change is OnChange.IN_PLACE:
-        standbys += [index for index in by_urgency[:limit] if places[index] in alive and places[index] not in targets]
+        # Who lives and is left over may stay while max-np has room beside those who are chosen.
+        room = len(places) if limit is None else limit - len(targets)
+        left = [index for index in by_urgency if places[index] in alive and places[index] not in targets]
+        standbys += [index for index in left if index not in standbys][:room]
     return targets, dict.fromkeys(places[index] for index in sorted(standbys))
 
 

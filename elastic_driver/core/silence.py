@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elastic_driver.core.events import GiveUpHost
 from elastic_driver.core.placement import target_places, that_fit
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange
@@ -25,18 +25,18 @@ def give_up_silent(t: Transition) -> None:
     if not t.state.silent:
         return
     living = {record.worker.hostname for record in t.state.workers}
-    listed = {host.name for host in t.state.hosts}
-    silent = [one for one in t.state.silent if one.hostname in living or one.hostname in listed]
+    silent = concerning(t.state)
     # Neither those in doubt nor those whose end is told of soon can be relied on.
     why = why_needed(t.state, [one.hostname for one in silent])
     why_told = why_needed(t.state, [one.hostname for one in silent if one.sure]) if why else ""
     after = []
-    for one in silent:
+    for one in t.state.silent:
         silent_s = t.now - one.since
+        is_concerned = one in silent
         if one.kept_until is not None and t.now >= one.kept_until:
             one = replace(one, kept_until=None)
-        if one.given_up or not one.sure:
-            pass
+        if one.given_up or not one.sure or not is_concerned:
+            pass  # one that is on no list, and has no workers, may yet come back to the list, still silent
         elif one.kept_until is None and (not why or one.hostname not in living):
             t.commands.append(GiveUpHost(one.hostname, f"it was not heard for {silent_s:.1f} s"))
             one = replace(one, given_up=True)

@@ -459,6 +459,14 @@ def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
     return tuple(record for record in state.workers if record.phase in phases)
 
 
+def concerning(state: State) -> tuple[Silence, ...]:
+    """The silent hosts that matter to the job: they are listed, or workers live there."""
+    if not state.silent:
+        return ()
+    names = {host.name for host in state.hosts} | {record.worker.hostname for record in state.workers}
+    return tuple(one for one in state.silent if one.hostname in names)
+
+
 def silent_hosts(state: State) -> frozenset[str]:
     """The hosts that are surely silent."""
     return frozenset(one.hostname for one in state.silent if one.sure)

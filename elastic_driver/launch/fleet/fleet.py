@@ -190,7 +190,9 @@ class Fleet:
             return
         self._wanted = tuple(names)
         self._leaving &= {self._call_of(name) for name in (*names, *self._joined)}
-        self._silent &= {*names, *(link.facts.host for link in self._agents.values())}
+        for name in self._silent - {*names, *(link.facts.host for link in self._agents.values())}:
+            self._silent.discard(name)
+            self._listener.host_heard(name)  # there is nothing to be heard of any more
         for name in self._wanted:
             call = self._call_of(name)
             if call not in self._calls and call not in self._leaving:
