@@ -62,7 +62,7 @@ async def of_workers(host: str, deaths: int) -> list[float]:
     ways = Ways("127.0.0.1", addresses=lambda: listening_addresses(host_addresses(), words=()), ssl=None, is_wide=False)
     fleet = Fleet(
         door=door,
-        reach=Reach(ways.to, agent_timeout_s=15.0, fingerprint="", job="", owner=""),
+        reach=Reach(ways.to, agent_timeout_s=15.0, host_timeout_s=5.0, fingerprint="", job="", owner=""),
         local=SshDialler(),
         remote=SshDialler(),
         is_local=lambda name: False,

@@ -21,6 +21,23 @@ Per scenario the median and the range over the runs of
 - found: how much of that went by until discovery, which is asked each second, gave the new answer;
 - lost: steps that were done twice because a survivor went back to a commit.
 
+For kill, grow and grow-slot a table follows of what that time is made of, in milliseconds: the medians of when the last
+of those concerned had come to a stage (since the change), and of what it took beyond the stages before it. In each run
+these add up to the whole; medians of several runs need not, and the remainder is the difference. Times are those of the
+event log and of the marks of elastic_loop.py, all on one clock. The stages:
+
+- seen: the driver knows of the death from the worker's agent; or discovery has given the new host (it is asked each
+  second; a host counts when its agent is there);
+- started, booted: the joiners' processes run; they ask for their round (only where hosts come);
+- told: the notice has come to the survivors;
+- aborted: their collective has ended (a survivor comes to one after up to 50 ms of sleep); or left: they have found the
+  notice at a commit;
+- asked, formed, met again: what was not committed is undone, and the driver is asked for the next round; it is formed;
+  all members know it;
+- connected: the engines' connections stand;
+- synced: the state is equal on all ranks;
+- first step: all have done one, with its 50 ms of sleep.
+
 The yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's steps.
 """
 
@@ -37,7 +54,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, survivors_figures
+from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, stages, survivors_figures
 
 HEARTBEAT_S = 2.0
 # Steps before a change, and after it.
@@ -66,7 +83,9 @@ def kill(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
         at = time.time()
         os.kill(victim, signal.SIGKILL)
         job.wait_for_steps(half, steps=AFTER, since=at)
-        return survivors_figures(job, at, survivors(job, half))
+        figures = survivors_figures(job, at, survivors(job, half))
+        figures.stages = stages(job, at, survivors(job, half), half, planned=False)
+        return figures
 
 
 def kill_standby(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
@@ -113,7 +132,13 @@ def grow(folder: Path, workers: int, nodes: Namespaces | None, *flags: str) -> F
         at = time.time()
         job.set_hosts(2)
         job.wait_for_steps(workers, steps=AFTER, since=at)
-        return survivors_figures(job, at, survivors(job, half), join_size=workers)
+        return grown_figures(job, at, survivors(job, half), workers)
+
+
+def grown_figures(job: ElasticJob, at: float, members: set[int], size: int) -> Figures:
+    figures = survivors_figures(job, at, members, join_size=size)
+    figures.stages = stages(job, at, members, size, planned=True)
+    return figures
 
 
 def grow_cold(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
@@ -130,7 +155,7 @@ def grow_slot(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
         at = time.time()
         job.set_hosts(2)
         job.wait_for_steps(workers, steps=AFTER, since=at)
-        return survivors_figures(job, at, survivors(job, workers - 1), join_size=workers)
+        return grown_figures(job, at, survivors(job, workers - 1), workers)
 
 
 def shrink(folder: Path, workers: int, nodes: Namespaces | None) -> Figures:
@@ -186,6 +211,27 @@ def measured(scenario: Scenario, workers: int, nodes: Namespaces | None) -> Figu
         return scenario(Path(folder), workers, nodes)
 
 
+def print_stages(scenario: str, runs: list[dict[str, float]]) -> None:
+    """What a change is made of, stage by stage; nothing where no run tells."""
+    if not runs:
+        return
+    names = [name for name in max(runs, key=len) if all(name in run for run in runs)]
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for run in runs:
+        reached = 0.0
+        for name in names:
+            # One that was there before those of an earlier stage has cost nothing.
+            taken[name].append(max(0.0, run[name] - reached))
+            reached = max(reached, run[name])
+    print(f"  {scenario + ', ms':14} {'since the change':>18} {'takes':>8}")
+    for name in names:
+        since = statistics.median(run[name] for run in runs) * 1e3
+        print(f"  {name:14} {since:18.1f} {statistics.median(taken[name]) * 1e3:8.1f}")
+    total = statistics.median(run[names[-1]] for run in runs) * 1e3
+    parts = sum(statistics.median(each) for each in taken.values()) * 1e3
+    print(f"  {'total':14} {total:18.1f} {parts:8.1f}   remainder {total - parts:.1f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="runs of each scenario (default 5)")
@@ -223,6 +269,7 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
                         f"{spread([f.step_s for f in group], '.3f')}",
                         flush=True,
                     )
+            print_stages(name, [each.stages for each in figures if each.stages])
             if peers:
                 field = "join_s" if name == "start" else "stall_s"
                 mine = statistics.median(getattr(f, field) for f in figures)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,18 @@ HOSTS = ("localhost", "127.0.0.1", "127.0.0.2")
 
 @dataclass
 class Figures:
-    """One run: seconds, and a count of steps. None where the scenario has no such figure."""
+    """One run: seconds, and a count of steps. None where the scenario has no such figure.
+
+    ``stages`` are what a recovery is made of, in order: when the last of those concerned was there, seconds from the
+    change on. Empty where the scenario does not tell them.
+    """
 
     stall_s: float | None = None
     join_s: float | None = None
     found_s: float | None = None
     lost: int | None = None
     step_s: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 class Job:
@@ -42,12 +47,20 @@ class Job:
 
     def __init__(self, command: list[str], folder: Path, env: dict[str, str], *, at: list[str] | None = None) -> None:
         self.steps_file = folder / "steps.jsonl"
-        self.steps_file.touch()
+        self.marks_file = folder / "marks.jsonl"
+        for file in (self.steps_file, self.marks_file):
+            file.touch()
         self.output = (folder / "output.txt").open("wb")
         self.began = time.time()
         self.process = subprocess.Popen(
             [*(at or []), *command],
-            env={**os.environ, **env, "STEP_LOG": str(self.steps_file), "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                **env,
+                "STEP_LOG": str(self.steps_file),
+                "MARK_LOG": str(self.marks_file),
+                "PYTHONPATH": str(ROOT),
+            },
             stdout=self.output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -130,10 +143,23 @@ class ElasticJob(Job):
         else:
             super().__init__(command, folder, nodes[0].environment(), at=nodes[0].prefix)
 
+    def events(self, *kinds: str, since: float = 0.0) -> list[dict[str, Any]]:
+        """What the event log has of these kinds after this time."""
+        lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
+        return [line for line in lines if line["event"] in kinds and line["time"] > since]
+
+    def marks(self, mark: str, *, since: float) -> dict[int, float]:
+        """By process, when it has made this mark of elastic_loop.py first after this time, unix seconds."""
+        found: dict[int, float] = {}
+        for text in self.marks_file.read_text().splitlines():
+            line = json.loads(text)
+            if line["mark"] == mark and line["time"] > since:
+                found.setdefault(line["pid"], line["time"])
+        return found
+
     def found_at(self, since: float) -> float:
         """When discovery's answer changed first after this time, unix seconds."""
-        lines = (json.loads(line) for line in self.events_file.read_text().splitlines() if line.endswith("}"))
-        return min(line["time"] for line in lines if line["event"] == "hosts_discovered" and line["time"] > since)
+        return min(event["time"] for event in self.events("hosts_discovered", since=since))
 
     def set_hosts(self, count: int, *, last: int | None = None) -> None:
         """Lists the first ``count`` hosts, the last of them with ``last`` slots where that is given."""
@@ -191,3 +217,54 @@ def survivors_figures(job: Job, at: float, pids: set[int], *, join_size: int | N
         join = min(line["time"] for line in lines if line["size"] == join_size and line["time"] > at) - at
         found = job.found_at(at) - at
     return Figures(stall - step, join, found, lost, step)
+
+
+def stages(job: ElasticJob, at: float, survivors: set[int], size: int, *, planned: bool) -> dict[str, float]:
+    """The stages of a change at this time, see Figures.
+
+    Args:
+        job: whose change it was.
+        at: when something was killed, or the hosts file was edited.
+        survivors: processes that lived through it.
+        size: of the round that it led to.
+        planned: whether hosts came, and nobody died.
+    """
+    formed = next(event for event in job.events("round_formed", since=at) if event["size"] == size)
+    members = {member["pid"] for member in formed["members"]}
+    steps: dict[int, float] = {}
+    for line in job.steps():
+        # A survivor may finish the step that it is in.
+        if line["pid"] in members and line["size"] == size and line["time"] > formed["time"]:
+            steps.setdefault(line["pid"], line["time"])
+    last = max(steps.values())
+
+    def when(mark: str, pids: set[int]) -> float | None:
+        """When the last of these was there. Who was not by its first step had no need to be."""
+        times = [time for pid, time in job.marks(mark, since=at).items() if pid in pids and time < last]
+        return max(times, default=None)
+
+    def event(*kinds: str) -> float | None:
+        return min((one["time"] for one in job.events(*kinds, since=at)), default=None)
+
+    staying = survivors & members
+    found: dict[str, float | None] = {}
+    if planned:
+        started = [one["time"] for one in job.events("worker_started", since=at) if one["pid"] in members]
+        found |= {
+            "seen": event("hosts_discovered"),
+            "started": max(started),
+            "booted": when("asked", members - staying),
+        }
+    else:
+        found["seen"] = event("worker_dying", "worker_exited")
+    found |= {
+        "told": when("told", staying),
+        "left" if planned else "aborted": when("left", staying),
+        "asked": when("asked", staying),
+        "formed": formed["time"],
+        "met again": when("met", members),
+        "connected": when("connected", staying),
+        "synced": when("synced", members),
+        "first step": last,
+    }
+    return {name: time - at for name, time in found.items() if time is not None}

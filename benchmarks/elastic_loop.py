@@ -1,6 +1,14 @@
 """The training loop that benchmarks/elastic.py measures: 4 MB of gradient, 50 ms of sleep, a commit each step.
 
-Appends a JSON line for each step to STEP_LOG: time (unix s), pid, rank, size, step.
+Appends a JSON line for each step to STEP_LOG: time (unix s), pid, rank, size, step; and one for each stage of a change
+to MARK_LOG, if that is given: time, pid, mark. The marks, in the order of a change:
+
+    told       the driver's notice has come
+    left       the training function was left: the collective under way has failed, or a commit has found the notice
+    asked      what was done since the last commit is undone, and the driver is asked for the next round
+    met        it has answered
+    connected  the engine of the new round stands
+    synced     the state is equal on all ranks, and the training function is called again
 """
 
 from __future__ import annotations
@@ -8,17 +16,59 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import elastic_driver.torch as hvd
+from elastic_driver.errors import HorovodInternalError, HostsUpdatedInterrupt
+from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.runtime import Runtime
 
 STEPS = int(os.environ.get("BENCH_STEPS", "100000"))
 COMPUTE_S = 0.05
 NUMEL = 1 << 20  # float32: 4 MB
 
 
+def marking() -> Callable[[str], None]:
+    """What writes a mark; nothing where there is no file for them."""
+    if "MARK_LOG" not in os.environ:
+        return lambda name: None
+    log = open(os.environ["MARK_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
+
+    def mark(name: str) -> None:
+        log.write(json.dumps({"time": time.time(), "pid": os.getpid(), "mark": name}) + "\n")
+
+    # What comes of the driver passes through these two, and nothing that a script can hook into tells of it.
+    on_abort, on_hosts_updated, ask = Context.on_abort, Context.on_hosts_updated, Runtime._ask
+
+    def aborts(self: Context, reason: str) -> None:
+        mark("told")
+        on_abort(self, reason)
+
+    def changes(self: Context, *, leave: bool, reason: str) -> None:
+        if leave:
+            mark("told")
+        on_hosts_updated(self, leave=leave, reason=reason)
+
+    def asks(self: Runtime, *args: Any, **more: Any) -> Any:
+        mark("asked")
+        answer = ask(self, *args, **more)
+        mark("met")
+        return answer
+
+    for owner, name, function in (
+        (Context, "on_abort", aborts),
+        (Context, "on_hosts_updated", changes),
+        (Runtime, "_ask", asks),
+    ):
+        setattr(owner, name, function)
+    return mark
+
+
 def main() -> None:
+    mark = marking()
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(1024, NUMEL // 1024, bias=False)
@@ -28,9 +78,18 @@ def main() -> None:
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
     data = torch.randn(4, 1024)
+    state.register_reset_callbacks([lambda: mark("connected")])
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
+        mark("synced")
+        try:
+            steps(state)
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            mark("left")
+            raise
+
+    def steps(state: hvd.elastic.TorchState) -> None:
         while state.step < STEPS:
             time.sleep(COMPUTE_S)
             optimizer.zero_grad()

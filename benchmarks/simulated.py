@@ -176,6 +176,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         reach=Reach(
             lambda host: ways.to(""),
             agent_timeout_s=settings.agent_timeout_s,
+            host_timeout_s=settings.host_timeout_s,
             fingerprint="",
             job="simulated",
             owner=name_of_this_process(),

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from elastic_driver.discovery.objects import HostDiscoveryScript as HostDiscoveryScript
     from elastic_driver.driver import ElasticDriver as ElasticDriver
     from elastic_driver.function.launch import run as run
+    from elastic_driver.hosts import Host as Host
     from elastic_driver.worker.api.numpy import *  # noqa: F403
 
 _API = "elastic_driver.worker.api.numpy"
 _ELSEWHERE = {
     "ElasticDriver": "elastic_driver.driver",
     "FixedHosts": "elastic_driver.discovery.objects",
+    "Host": "elastic_driver.hosts",
     "HostDiscovery": "elastic_driver.discovery.objects",
     "HostDiscoveryScript": "elastic_driver.discovery.objects",
     "WorkerStateRegistry": "elastic_driver.core.registry",

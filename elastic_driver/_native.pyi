@@ -19,10 +19,16 @@ class CollectiveError(RuntimeError):
 class AbortedError(CollectiveError):
     """It was ended by abort(); the message is abort's reason."""
 
+class UnreachableError(CollectiveError):
+    """A peer cannot be reached, or nothing was heard of its machine for host_timeout_s."""
+
 class CollectiveTimeout(CollectiveError):
     """It did not end in the time allowed."""
 
 class ContextGroup:
+    unreachable: list[int]
+    """The ranks that could not be reached, or of which nothing was heard any more."""
+
     def __init__(
         self,
         groups: Sequence[tuple[str, Sequence[int], int]],
@@ -31,12 +37,15 @@ class ContextGroup:
         key: bytes = b"",
         purpose: str = "",
         ports: tuple[int, int] = (0, 0),
+        host_timeout_s: float = 0.0,
     ) -> None:
         """Groups as (name, global ranks of the members in order, this worker's index); host: local address.
 
         ports: the lowest and the highest at which to listen; 0 and 0 for any.
 
         key and purpose: the same on all members, which prove to each other that they have them.
+
+        host_timeout_s: for how long nothing may be heard of a member's machine while it is waited for; 0 for ever.
         """
     def prepare(self) -> bytes:
         """Listens. Returns what this worker publishes to the others."""
@@ -90,6 +99,8 @@ class Engine:
     """The ranks by machine. After connect()."""
     unshared: str
     """Why the ranks of one machine do not share memory."""
+    unreachable: list[int]
+    """The ranks that could not be reached, or of which nothing was heard any more."""
 
     def __init__(
         self,
@@ -105,8 +116,9 @@ class Engine:
         machine: str = "",
         key: bytes = b"",
         purpose: str = "",
+        host_timeout_s: float = 0.0,
     ) -> None:
-        """machine: ranks with different ones share no memory; key, purpose: as for ContextGroup."""
+        """machine: ranks with different ones share no memory; key, purpose, host_timeout_s: as for ContextGroup."""
     def prepare(self, host: str, ports: tuple[int, int] = (0, 0)) -> bytes:
         """On rank 0: listens, and returns how the others find it. On the others: nothing.
 

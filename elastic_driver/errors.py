@@ -62,7 +62,14 @@ class HorovodInternalError(ElasticError, RuntimeError):
 
     Inside a function under ``elastic.run`` it means: restore the last commit and join the next round. The name is
     Horovod's, which users' code knows.
+
+    Attributes:
+        unreachable: ranks that this one could not reach, or of whose machines nothing was heard any more.
     """
+
+    def __init__(self, *args: object, unreachable: tuple[int, ...] = ()) -> None:
+        super().__init__(*args)
+        self.unreachable = unreachable
 
 
 class MismatchError(ElasticError, ValueError, RuntimeError):

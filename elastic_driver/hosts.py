@@ -1,13 +1,14 @@
 """Values that name places and processes: hosts, slots, workers, and a worker's place in a round.
 
-Owns the text forms ("host:slots", "host[slot]#attempt") and their parsing. Knows nothing of how hosts are found.
+Owns the text forms ("host:slots rack=a spot", "host[slot]#attempt") and their parsing. Knows nothing of how hosts are
+found.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_driver.errors import SettingsError
 
@@ -18,18 +19,45 @@ _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 MAX_SLOTS_PER_HOST = 4096
 _INTEGER = re.compile(r"(?P<sign>-?)0*(?P<number>[0-9]+)")
 _MAX_DIGITS = 18
+# Room for what Kubernetes calls its nodes' labels, as topology.kubernetes.io/zone=eu-1a.
+_LABEL = re.compile(r"(?P<key>[A-Za-z]([A-Za-z0-9._/-]*[A-Za-z0-9])?)(=(?P<value>[A-Za-z0-9._:/@+-]+))?")
+MAX_LABELS = 32
+_MAX_LABEL_PART = 63
+# What other launchers' host lists say there, which is not to become a label by mistake.
+_NO_LABELS = frozenset(("slots", "max_slots", "max-slots"))
+RACK, PROTECTED = "rack", "protected"
+"""The labels that mean something here; all others are the user's."""
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine as discovery names it, and how many workers it has room for."""
+    """A machine as discovery names it, and how many workers it has room for.
+
+    Attributes:
+        name: of the machine.
+        slots: how many workers it has room for.
+        labels: what else was said of it, as ``key=value`` or a bare word each, in the order in which it was said; no
+            key twice.
+    """
 
     name: str
     slots: int
+    labels: tuple[str, ...] = ()
+
+    @property
+    def rack(self) -> str:
+        """The value of its label ``rack``; "" without one."""
+        return next((value for key, _, value in map(_parts, self.labels) if key == RACK), "")
+
+    @property
+    def protected(self) -> bool:
+        """Whether it has the label ``protected``."""
+        return PROTECTED in self.labels
 
     def __str__(self) -> str:
-        return f"[{self.name}]:{self.slots}" if ":" in self.name else f"{self.name}:{self.slots}"
+        place = f"[{self.name}]:{self.slots}" if ":" in self.name else f"{self.name}:{self.slots}"
+        return " ".join((place, *self.labels))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,8 +107,48 @@ def is_host_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text) or _IPV6.fullmatch(text))
 
 
+def _parts(label: str) -> tuple[str, str, str]:
+    return label.partition("=")
+
+
+def parse_labels(words: Sequence[str]) -> tuple[str, ...]:
+    """Reads labels, each ``key=value`` or a bare word.
+
+    Raises:
+        SettingsError: a word is none, a key is there twice, or there are too many.
+    """
+    seen: set[str] = set()
+    for word in words:
+        match = _LABEL.fullmatch(word)
+        shown = repr(word if len(word) <= 2 * _MAX_LABEL_PART else word[: 2 * _MAX_LABEL_PART] + "…")
+        if match is None and word.isdecimal():
+            raise SettingsError(f"cannot read {shown} as a label: slots are written as host:slots")
+        if match is None:
+            raise SettingsError(
+                f"cannot read {shown} as a label: expected key=value or a word, of letters, digits and ._/-, "
+                "with a letter first (in a value :@+ too)"
+            )
+        key, value = match["key"], match["value"]
+        if max(len(key), len(value or "")) > _MAX_LABEL_PART:
+            raise SettingsError(
+                f"cannot use the label {shown}: key and value have at most {_MAX_LABEL_PART} characters"
+            )
+        if key in _NO_LABELS:
+            raise SettingsError(f"cannot use the label {shown}: slots are written as host:slots")
+        if key == RACK and value is None:
+            raise SettingsError(f"cannot use the label {shown}: it needs a value, as in {RACK}=r1")
+        if key == PROTECTED and value is not None:
+            raise SettingsError(f"cannot use the label {shown}: it has no value; a host without it is not protected")
+        if key in seen:
+            raise SettingsError(f"the label {key!r} is there twice")
+        seen.add(key)
+    if len(words) > MAX_LABELS:
+        raise SettingsError(f"{len(words)} labels are too many for a host: the most is {MAX_LABELS}")
+    return tuple(words)
+
+
 def parse_host(text: str, *, default_slots: int | None) -> Host:
-    """Reads ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``.
+    """Reads ``host``, ``host:slots``, ``[ipv6]`` or ``[ipv6]:slots``, and behind it the host's labels.
 
     Args:
         text: one host, surrounding space allowed.
@@ -89,7 +157,16 @@ def parse_host(text: str, *, default_slots: int | None) -> Host:
     Raises:
         SettingsError: the text is not of these forms, or slots is not an integer from 1 to 4096.
     """
-    text = text.strip()
+    place, *words = text.split() or [""]
+    try:
+        labels = parse_labels(words)
+    except SettingsError as error:
+        raise SettingsError(f"host {place!r}: {error}") from None
+    host = _parse_place(place, default_slots)
+    return replace(host, labels=labels) if labels else host
+
+
+def _parse_place(text: str, default_slots: int | None) -> Host:
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or not _IPV6.fullmatch(name) or (rest and not rest.startswith(":")):
@@ -143,6 +220,19 @@ def parse_hosts(lines: Iterable[str], *, default_slots: int | None) -> tuple[Hos
         line_of[host.name] = number
         hosts.append(host)
     return tuple(hosts)
+
+
+def in_natural_order(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Hosts of which nobody has said in which order they are: by name, with worker-2 before worker-10."""
+    return tuple(sorted(hosts, key=lambda host: (_runs(host.name), host.name)))
+
+
+def _runs(name: str) -> list[tuple[int, str]]:
+    """The name's runs of digits and of others, in the order of which names are sorted."""
+    runs = re.findall(r"[0-9]+|[^0-9]+", name)
+    numbers = [run.lstrip("0") if run[0] in "0123456789" else None for run in runs]
+    # The longer of two numbers is the larger one; Python reads none of thousands of digits.
+    return [(-1, run) if number is None else (len(number), number) for run, number in zip(runs, numbers, strict=True)]
 
 
 def total_slots(hosts: Sequence[Host]) -> int:

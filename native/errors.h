@@ -16,6 +16,11 @@ struct AbortedError : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
+// A peer cannot be reached, or nothing is heard of its machine any more.
+struct UnreachableError : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
 // It did not end in the time allowed.
 struct CollectiveTimeout : CollectiveError {
   using CollectiveError::CollectiveError;

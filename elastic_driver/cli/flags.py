@@ -116,10 +116,17 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="keep N more workers booted and waiting in slots beyond --max-np (default then: -np), to take the place "
         "of a lost one at once (default {default})",
     )
+    add("num_proc_multiple", metavar="K", help="the number of workers is always a multiple of K (default {default})")
+    add(
+        "ranks_per_host_multiple",
+        metavar="K",
+        help="the number of workers on each host is always a multiple of K (default {default})",
+    )
     add(
         "discovery_script",
         metavar="COMMAND",
-        help="prints a line 'host' or 'host:slots' for each host there is; run each second",
+        help="prints a line 'host' or 'host:slots' for each host there is, and perhaps its labels behind it (rack=a "
+        "spot); run each second",
     )
     add("slots_per_host", metavar="N", help="slots of hosts that the script lists without any")
     add("slots_per_host", "--slots", metavar="N", help="same as --slots-per-host")
@@ -189,6 +196,13 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
     hosts("-H", "--hosts", metavar="HOST:N,...", help="fixed hosts and their slots (default localhost:NP)")
     hosts("-hostfile", "--hostfile", metavar="FILE", help="fixed hosts, one 'HOST slots=N' a line")
     add, setting = group.add_argument, _Settings(group).add
+    setting(
+        "protect",
+        action="append",
+        metavar="HOST,...",
+        help="of workers that are equally far, one on these hosts is rank 0 (also: the label protected); may be "
+        "repeated",
+    )
     setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="of the hosts' ssh servers (default: as ssh has it)")
     setting("ssh_identity_file", "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     setting("ssh_connect_timeout_s", metavar="S", help="seconds ssh may take to connect (default {default})")
@@ -232,6 +246,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a host that has not been heard of for this long is lost, and ends its workers (default {default})",
     )
+    setting(
+        "host_timeout_s",
+        metavar="S",
+        help="a host that has not been heard for this long is gone on without, and so is one that another host's "
+        "workers cannot reach (default {default})",
+    )
     setting("tls", action="store_const", const=True, help="encrypt connections to the driver")
     setting(
         "port_range",
@@ -244,6 +264,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         help="names, addresses or networks (10.0.0.0/8) to listen on, on each host what fits (default: by route)",
     )
     add("--network-interface", action="append", metavar="NAME", help="same, one at a time")
+    setting(
+        "check_network",
+        action="store_const",
+        const=True,
+        help="use a host only when it and those in use reach each other where workers listen, and name slow links",
+    )
     group = parser.add_argument_group("accepted for compatibility")
     add = group.add_argument
     add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.errors import RendezvousError, SettingsError
-from elastic_driver.hosts import MAX_SLOTS_PER_HOST, parse_host
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, parse_host, parse_labels
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
@@ -61,6 +61,8 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
     add("--driver", metavar="URL", action="append", required=True, help=text)
     add("--slots", metavar="N", type=read_by(integer), required=True, help="workers that this machine has room for")
     add("--host", metavar="NAME", default="", help="its name in the job (default: the machine's)")
+    text = "key=value or a word, as rack=r1 or spot; may be repeated"
+    add("--label", metavar="LABEL", action="append", default=[], help=text)
     add("--join-token-file", metavar="FILE", help=f"with the secret; {_STDIN} for standard input")
     add(
         "--agent-timeout",
@@ -75,6 +77,10 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
     if not 1 <= arguments.slots <= MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--slots {arguments.slots} is not within 1 to {MAX_SLOTS_PER_HOST}")
     check_agent_timeout(arguments.agent_timeout)
+    try:
+        labels = parse_labels(arguments.label)
+    except SettingsError as error:
+        raise SettingsError(f"argument --label: {error}") from None
     host = _host_name(arguments.host, arguments.slots) if arguments.host else ""
     return Bootstrap(
         urls,
@@ -82,6 +88,7 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         key=join_key(_token(arguments.join_token_file, in_environment)).hex(),
         host=host,
         slots=arguments.slots,
+        labels=labels,
         agent_timeout_s=arguments.agent_timeout,
         fingerprint=fingerprint,
     )

@@ -28,7 +28,7 @@ def leave(words: Sequence[str]) -> int:
         "time, 2 no agent of yours runs on this machine.",
     )
     parser.add_argument("--host", metavar="NAME", help="this machine's name in the job, where it has several")
-    parser.add_argument("--job", metavar="ID", help="which job, where it works for several")
+    parser.add_argument("--job", metavar="ID", help="which job, where it works for several; its beginning will do")
     text = "seconds to wait (default %(default)g)"
     parser.add_argument("--timeout", metavar="S", type=read_by(number), default=_PATIENCE_S, help=text)
     arguments = parser.parse_args(words)

@@ -6,6 +6,7 @@ Heavy imports come late, so that ``--help`` is quick.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else list(argv)
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
-            return subcommand(words[1:])
+            return _unless_nobody_reads(subcommand, words[1:])
         given = parse(words)
         if given.pop("check_build", False):
             from elastic_driver.cli.check_build import report
@@ -43,6 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+    """Runs a subcommand. It ends without a word when its reader has seen enough (``elasticrun status | head``)."""
+    try:
+        code = subcommand(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Or Python says that it cannot write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:

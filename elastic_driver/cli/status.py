@@ -88,20 +88,30 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     return "\n\n".join(parts)
 
 
+_REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}
+
+
 def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     listed = {host["name"]: host["slots"] for host in answer["hosts"]}
+    labels = {host["name"]: host.get("labels", []) for host in answer["hosts"]}
     of_workers = [worker["host"] for worker in answer["workers"]]
     rows = []
     for name in dict.fromkeys([*listed, *of_workers]):
-        remarks = [word for word in ("blacklisted", "drained") if name in answer[word]]
+        remarks = [word for kind, word in _REMARKS.items() if name in answer[kind]]
         remarks += [] if name in listed else ["not listed"]
+        remarks += labels.get(name, [])
         rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))
     return rows
 
 
 def _order(worker: dict[str, Any]) -> tuple[bool, int, str, int]:
-    has_rank = worker["rank"] is not None
+    has_rank = _has_rank(worker)
     return not has_rank, worker["rank"] if has_rank else 0, worker["host"], worker["slot"]
+
+
+def _has_rank(worker: dict[str, Any]) -> bool:
+    # Others have that of a round that they have left: two of them may have had the same one.
+    return worker["phase"] == "member" and worker["rank"] is not None
 
 
 def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
@@ -109,7 +119,7 @@ def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
     if phase == "member":
         phase = "training" if worker["running"] else "joining"
     return (
-        "-" if worker["rank"] is None else str(worker["rank"]),
+        str(worker["rank"]) if _has_rank(worker) else "-",
         f"{worker['host']}[{worker['slot']}]",
         phase,
         length(worker["since_s"]),

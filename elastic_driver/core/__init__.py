@@ -102,7 +102,8 @@ at once when one of them has ended the job:
 3. the registry is closed: the round is judged (was it a setback?), the job ends, waits, or has its next round, which
    may want standbys; a round that runs is told of changes instead;
 4. the limits of the waits are looked at last, since all of the above may have ended a wait;
-5. what there is no room for is told, when nothing else changes any more.
+5. what there is no room for is told, when nothing else changes any more;
+6. silent hosts are given up, or it is said why not: who is left is known now. What comes of it are other events.
 
 Whatever they decide leaves a deadline, an end, or a round that runs. :mod:`~elastic_driver.core.invariants` has this as
 assertions; ``next_deadline`` knows every time at which something is due without an event.

@@ -5,8 +5,7 @@ Owns the order of hosts and the arithmetic of rank, local_rank and cross_rank (H
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from elastic_driver.hosts import Host, SlotInfo, WorkerId
@@ -20,54 +19,66 @@ class Placed:
     slot: SlotInfo
 
 
-def order_hosts(known: Sequence[str], hosts: Sequence[Host]) -> tuple[Host, ...]:
+def order_hosts(known: Sequence[Host], listed: Sequence[Host], *, staying: Container[str] = ()) -> tuple[Host, ...]:
     """Puts hosts that were known before first, in their old order, and new ones behind, in the order given.
 
     So that a script whose order wanders does not move ranks, and a newcomer never takes a low rank from a survivor.
-    Newcomers whose names differ in numbers only are put in the order of these (worker-2 before worker-10): a script
-    that lists them sorted as text means that. Which kind of name comes first is the lister's choice.
+    Hosts of one rack are next to each other: racks are in the order of their first hosts, and a newcomer of a rack
+    comes behind its last.
+
+    Args:
+        known: the hosts in their order so far.
+        listed: those that there are now.
+        staying: names of those that keep their place also where they are no longer listed, with what was known of them.
     """
-    by_name = {host.name: host for host in hosts}
-    old = [by_name[name] for name in dict.fromkeys(known) if name in by_name]
-    known_names = frozenset(known)
-    new = [host for host in hosts if host.name not in known_names]
-    kinds = list(dict.fromkeys(_kind(host.name) for host in new))
-    return (*old, *sorted(new, key=lambda host: (kinds.index(_kind(host.name)), _numbers(host.name), host.name)))
+    now = {host.name: host for host in listed}
+    order = {host.name: now.get(host.name, host) for host in known if host.name in now or host.name in staying}
+    order |= now
+    racks: dict[tuple[str, str], list[Host]] = {}
+    for host in order.values():
+        racks.setdefault(rack_of(host), []).append(host)
+    return tuple(host for rack in racks.values() for host in rack)
 
 
-def _kind(name: str) -> str:
-    return re.sub(r"[0-9]+", "#", name)
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"[0-9]+", name))
+def rack_of(host: Host) -> tuple[str, str]:
+    """What its rack is told from others by; a host without a rack is one for itself."""
+    return (host.rack, "") if host.rack else ("", host.name)
 
 
 def assign_ranks(
-    workers: Sequence[WorkerId], *, host_order: Sequence[str], root: WorkerId | None
+    workers: Sequence[WorkerId], *, host_order: Sequence[Host], root: WorkerId | None
 ) -> tuple[Placed, ...]:
-    """Ranks run over host by host, within a host by slot; the root's host comes first and the root has rank 0.
+    """Ranks run over host by host, within a host by slot; the root has rank 0.
+
+    Its host comes first, and behind that the others of its rack, before all other racks: so ranks of a rack are next to
+    each other whoever the root is.
 
     local_rank follows the slots of the host, also where the root is not the lowest of them: processes choose their
     device by local_rank, so a choice of root must not move it.
 
     Args:
         workers: the members of the round, each once, in any order.
-        host_order: names of at least all their hosts, in rank order.
+        host_order: at least all their hosts, in rank order.
         root: the member whose state the round goes on from; None leaves the order as it is.
 
     Returns:
         The members by rank: element r has rank r.
     """
-    position = {name: index for index, name in enumerate(host_order)}
+    position = {host.name: index for index, host in enumerate(host_order)}
     members = sorted(workers, key=lambda worker: (position[worker.hostname], worker.slot, worker.attempt))
     by_host: dict[str, list[WorkerId]] = {}
     for worker in members:
         by_host.setdefault(worker.hostname, []).append(worker)
     local_rank = {worker: index for group in by_host.values() for index, worker in enumerate(group)}
     if root is not None:
+        home = rack_of(host_order[position[root.hostname]])
+        near = {host.name for host in host_order if rack_of(host) == home}
         members.sort(
-            key=lambda worker: (worker.hostname != root.hostname, worker != root and worker.hostname == root.hostname)
+            key=lambda worker: (
+                worker.hostname not in near,
+                worker.hostname != root.hostname,
+                worker != root and worker.hostname == root.hostname,
+            )
         )
     cross_rank: dict[WorkerId, int] = {}
     cross_size: dict[int, int] = {}  # so far, by local rank

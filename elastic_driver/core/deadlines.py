@@ -8,7 +8,9 @@ from elastic_driver.core.placement import (
     launch_places,
     next_members,
     next_places,
+    reachable,
     target_places,
+    that_fit,
 )
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
 from elastic_driver.words import NoticeKind, OnChange
@@ -28,32 +30,37 @@ def joiners_wait_until(state: State) -> float | None:
     joiners = any(record.phase is WorkerPhase.READY and not record.round_id for record in state.workers)
     if not joiners or not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         return None
-    targets = target_places(state)
-    ready = [record for record in in_phase(state, WorkerPhase.READY) if in_target(record, targets)]
-    joined = [record.since for record in ready if not record.round_id]
+    targets, runs = target_places(state), state.phase is JobPhase.RUNNING
+    # Who could be in a round by now: members stay, and a multiple may leave a joiner over until another has come.
+    fit = that_fit(state, (*(in_phase(state, WorkerPhase.MEMBER) if runs else ()), *reachable(state)))
+    joined = [record.since for record in fit if record.phase is WorkerPhase.READY and not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
     free = dict.fromkeys(place for place in targets if place not in alive)
     booting = [record for record in in_phase(state, WorkerPhase.BOOTING) if in_target(record, targets)]
     booting += [record for record in in_phase(state, WorkerPhase.LEAVING) if in_target(record, free)]
     if not joined or not booting:
         return None
-    if state.phase is JobPhase.RUNNING:
+    if runs:
         waiting = state.notice_kind is NoticeKind.NONE and not finishing(state)
     else:
-        waiting = state.registry.complete and len(ready) >= state.policy.min_num_proc
+        waiting = state.registry.complete and len(fit) >= state.policy.min_num_proc
     return min(joined) + JOINERS_WINDOW_S if waiting else None
 
 
 def pause_until(state: State) -> float | None:
-    """Until when no round is formed, since the last one was a setback; None when nothing is put off.
+    """Until when no round is formed, since the last one was a setback, or its members could not reach each other.
+
+    None when nothing is put off.
 
     It is not for a round in other places than the one that failed: a host that is new, drained or removed may be what
     makes the difference. Processes that were started again in the same places do not.
     """
-    if state.phase is not JobPhase.RESETTING or state.setbacks.count < 2 or not keeps_its_places(state):
+    pauses = [state.setbacks.present.until if state.setbacks.count >= 2 else None, state.cuts.until]
+    until = max((pause for pause in pauses if pause is not None), default=None)
+    if state.phase is not JobPhase.RESETTING or until is None or not keeps_its_places(state):
         return None
     failed = dict.fromkeys((worker.hostname, worker.slot) for worker in state.members)
-    return state.setbacks.present.until if all(place in failed for place in next_places(state)) else None
+    return until if all(place in failed for place in next_places(state)) else None
 
 
 def gone_by(state: State) -> float | None:
@@ -103,6 +110,7 @@ def next_deadline(state: State) -> float | None:
     times = [deadline_of(state, record) for record in in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING)]
     times += [record.leave_by for record in state.workers if record.leave_by is not None]
     times += [record.exit_by for record in state.workers if record.exit_by is not None]
+    times += [one.kept_until for one in state.silent if one.kept_until is not None]
     if state.discovery.outage is not None:
         times.append(state.discovery.outage.since + state.policy.elastic_timeout_s)
     match state.policy.on_change:
@@ -114,5 +122,5 @@ def next_deadline(state: State) -> float | None:
             times.append(launch_held_until(state))
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
-    times += [state.slots_deadline, state.blacklist.next_expiry()]
+    times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]
     return min((time for time in times if time is not None), default=None)

@@ -64,6 +64,7 @@ class WorkerReady:
         steps: operations that it has finished since its last commit.
         where: the line of code that raised the error; "" when that is not known.
         raised: whether its own code raised it, and not its collective.
+        unreachable: ranks of that round that it could not reach, or that acknowledged nothing.
     """
 
     worker: WorkerId
@@ -75,6 +76,7 @@ class WorkerReady:
     steps: int = 0
     where: str = ""
     raised: bool = False
+    unreachable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,39 @@ class WorkersReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSilent:
+    """Nothing is heard of a host, and its machine acknowledges nothing.
+
+    Attributes:
+        hostname: which.
+        silent_s: for how long.
+        sure: whether that is as long as it takes. Otherwise another host has been silent for so long, and this one may
+            be so for the same reason.
+    """
+
+    hostname: str
+    silent_s: float
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostHeard:
+    """A host that was silent is heard again, or begins anew."""
+
+    hostname: str
+
+
+HostReport = HostSilent | HostHeard
+
+
+@dataclass(frozen=True, slots=True)
+class HostsReported:
+    """Several hosts are silent, or heard again, at about the same time: one decision for all of them."""
+
+    reports: tuple[HostReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerNotStarted:
     """A worker's process could not be started, or was there for a moment, and may have asked for a round in it."""
 
@@ -228,6 +263,8 @@ Event = (
     | HostsUnusable
     | WorkerReport
     | WorkersReported
+    | HostReport
+    | HostsReported
     | WorkerNotStarted
     | DrainRequested
     | StopRequested
@@ -276,6 +313,14 @@ class KillWorker:
     reason: str
     hangs: bool = False
     exits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpHost:
+    """Take a silent host for lost, and its workers with it, although they may live: why, in words."""
+
+    hostname: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +417,7 @@ Command = (
     StartWorker
     | StopWorker
     | KillWorker
+    | GiveUpHost
     | DismissWorker
     | PublishRound
     | SetNotice

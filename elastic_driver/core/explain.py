@@ -6,14 +6,20 @@ from collections.abc import Sequence
 
 from elastic_driver.core.deadlines import gone_by, joiners_wait_until, pause_until
 from elastic_driver.core.placement import (
+    free_slots,
     in_target,
     is_drained,
     launch_places,
+    left_over,
+    next_members,
+    reachable,
     standby_places,
     standing_by,
     target_places,
+    wanted_places,
+    why_left_over,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, concerning, finishing, in_phase
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import NoticeKind, OnChange
 
@@ -42,41 +48,47 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
     match state.phase:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
-                return "waiting for host discovery to answer"
+                return "waiting for the first hosts"
             left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
-            return f"round {state.round_id} is being started{_booting(state)}{slots_left}"
+            return f"round {state.round_id} is being started{_unheard(state, now)}{_booting(state)}{slots_left}"
         case JobPhase.RESETTING if restarts:
             return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
             missing = names(state.registry.missing)
-            return f"waiting for {missing} to call hvd.init(){_left(None if reset is None else reset.deadline, now)}"
+            left = _left(None if reset is None else reset.deadline, now)
+            return f"waiting for {missing} to call hvd.init(){_unheard(state, now)}{left}"
         case JobPhase.RESETTING if not state.registry.complete:
             missing = names(state.registry.missing)
             left = _left(None if reset is None else reset.deadline, now)
-            return f"round {state.round_id} is over; waiting for {missing} to leave it{left}"
+            return f"round {state.round_id} is over; waiting for {missing} to leave it{_unheard(state, now)}{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
-            ready = [r for r in in_phase(state, WorkerPhase.READY) if in_target(r, target_places(state))]
+            ready = next_members(state)
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
-                times = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
-                return f"{times}; the next begins after a pause{_booting(state)}{_left(until, now)}"
+                why = f"{_count(state.setbacks.count, 'round')} in a row failed without progress"
+                if until == state.cuts.until:
+                    why = "workers cannot reach each other, and the job needs them all"
+                return f"{why}; the next begins after a pause{_booting(state)}{_left(until, now)}"
             if len(ready) >= policy.min_num_proc:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
-            return (
-                f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {len(ready)}, "
-                f"{_slots(state, now)}{_booting(state)}{_discovery(state, now)}{slots_left}"
+            some, flags = _ready(state, len(ready))
+            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {some}"
+            # Which multiple it is has been said then.
+            why = (
+                f"{_slots(state, now, unused=not flags)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
             )
+            return f"{lacks}, {why}{slots_left}"
         case JobPhase.RUNNING:
             members = f"round {state.round_id} runs with {_count(len(in_phase(state, WorkerPhase.MEMBER)), 'worker')}"
             if finishing(state):
                 return f"{members}; some have finished, waiting for the others"
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 return f"{members}; hosts changed, waiting for the next commit"
-            out = _kept_out(state, now, before="; ")
+            out = _unheard(state, now) + _kept_out(state, now, before="; ")
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
             return "the job has ended"
@@ -88,7 +100,7 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         members = dict.fromkeys(state.members)
         ending = [r.worker for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
-        return f"{over}; waiting for {names(ending)} to end{_left(until, now)}"
+        return f"{over}; waiting for {names(ending)} to end{_unheard(state, now)}{_left(until, now)}"
     places = len(launch_places(state))
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
@@ -106,7 +118,8 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
     short = "" if state.slots_deadline is None else f"; {state.policy.min_num_proc} needed (--min-np){slots_left}"
-    return f"{text}{_booting(state)}{short}{_kept_out(state, now, before='; ')}{_discovery(state, now)}"
+    out = _unheard(state, now) + _kept_out(state, now, before="; ")
+    return f"{text}{_booting(state)}{short}{out}{_discovery(state, now)}"
 
 
 def _pausing(state: State, what: str) -> str:
@@ -127,23 +140,15 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _slots(state: State, now: float) -> str:
+def _slots(state: State, now: float, *, unused: bool = True) -> str:
     """The slots that can be used, and of all others that are listed why they cannot."""
-    free = [Host(host.name, slots) for host in state.hosts if (slots := _free_slots(state, host))]
+    free = [Host(host.name, slots) for host in state.hosts if (slots := free_slots(state, host))]
     text = f"slots: {sum(host.slots for host in free)}"
     text += f" ({_listed([str(host) for host in free])})" if free else ""
-    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ')}"
+    return f"{text}{'' if state.hosts else ', no host is listed'}{_kept_out(state, now, before=', ', unused=unused)}"
 
 
-def _free_slots(state: State, host: Host) -> int:
-    if state.blacklist.is_blacklisted(host.name):
-        return 0
-    return (
-        host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
-    )
-
-
-def _kept_out(state: State, now: float, *, before: str) -> str:
+def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> str:
     """The listed hosts and slots that get no workers, why, and what lets them have some again."""
     text = ""
     out = [entry for entry in state.blacklist.entries if entry.active]
@@ -151,6 +156,9 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
         times = ["for good" if one.until is None else f"{max(0.0, one.until - now):.0f} s left" for one in out]
         hosts = [f"{one.hostname} ({time})" for one, time in zip(out, times, strict=True)]
         text += f"{before}blacklisted: {_listed(hosts)}"
+    left_out = [f"{one.hostname} ({max(0.0, one.until - now):.0f} s left)" for one in state.cuts.hosts if one.active]
+    if left_out:
+        text += f"{before}left out: {_listed(left_out)}"
     drained: dict[str, list[int | None]] = {}
     for hostname, slot in state.drained:
         drained.setdefault(hostname, []).append(slot)
@@ -163,7 +171,8 @@ def _kept_out(state: State, now: float, *, before: str) -> str:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
     if places:
         text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
-    return text
+    left_over_slots = unused_slots(state) if unused else ""
+    return text + (left_over_slots and before + left_over_slots)
 
 
 def room_for_standbys(state: State, now: float) -> str:
@@ -174,6 +183,35 @@ def room_for_standbys(state: State, now: float) -> str:
         f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
         f"{_count(ranked, 'worker')} (--max-np), {_slots(state, now)}"
     )
+
+
+def unused_slots(state: State) -> str:
+    """The slots that a multiple leaves over, and which; "" for none."""
+    policy = state.policy
+    flags = (f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}", f"--np-multiple {policy.num_proc_multiple}")
+    parts = []
+    for flag, by_host in zip(flags, left_over(state), strict=True):
+        number = sum(by_host.values())
+        of = f" of host {next(iter(by_host))}" if len(by_host) == 1 else ""
+        which = f" ({_listed([f'{name}: {count}' for name, count in by_host.items()])})" if len(by_host) > 1 else ""
+        if number:
+            parts.append(f"{_count(number, 'slot')}{of} {'is' if number == 1 else 'are'} not used: {flag}{which}")
+    return "; ".join(parts)
+
+
+def _ready(state: State, members: int) -> tuple[str, list[str]]:
+    """How many are ready; if a multiple lets fewer be in a round, how many, and the flags."""
+    places = target_places(state) if state.policy.multiple == 1 else wanted_places(state)
+    number = sum(in_target(record, places) for record in reachable(state))
+    if state.policy.multiple == 1 or members >= number:
+        return str(number), []
+    policy = state.policy
+    flags = []
+    if policy.num_proc_multiple > 1:
+        flags.append(f"--np-multiple {policy.num_proc_multiple}")
+    if policy.ranks_per_host_multiple > 1:
+        flags.append(f"--ranks-per-host-multiple {policy.ranks_per_host_multiple}")
+    return f"{number}, of whom {members} make up a round ({', '.join(flags)})", flags
 
 
 def why_no_place(state: State, hostname: str, slot: int) -> str:
@@ -189,6 +227,10 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"slot {slot} of host {hostname} is drained"
     if state.blacklist.is_blacklisted(hostname):
         return f"host {hostname} is blacklisted"
+    if hostname in state.cuts.out:
+        return f"host {hostname} is left out"
+    if flag := why_left_over(state, hostname):
+        return f"slot {slot} of host {hostname} is not used: {flag}"
     return f"the job has its {_count(state.policy.max_num_proc or len(state.members), 'worker')} (--max-np)"
 
 
@@ -200,6 +242,12 @@ def _booting(state: State) -> str:
     places = target_places(state) if leaving else {}
     ending = [record.worker for record in leaving if in_target(record, places)]
     return text + (f"; {names(ending)} still ending" if ending else "")
+
+
+def _unheard(state: State, now: float) -> str:
+    """The hosts that are silent, and are not given up."""
+    silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in concerning(state) if one.sure and not one.given_up]
+    return f"; not heard: {_listed(silent)}" if silent else ""
 
 
 def _discovery(state: State, now: float) -> str:

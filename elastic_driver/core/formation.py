@@ -13,7 +13,7 @@ from elastic_driver.core.assignment import assign_ranks
 from elastic_driver.core.events import PublishRound
 from elastic_driver.core.explain import names, why_no_place
 from elastic_driver.core.past import forget_round
-from elastic_driver.core.placement import all_offered, in_target, is_drained, wanted_places
+from elastic_driver.core.placement import all_offered, first_root, in_target, is_drained, wanted_places, why_left_over
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.state import Round, WorkerPhase, WorkerRecord, causes, most_advanced
 from elastic_driver.core.transition import Transition
@@ -27,7 +27,7 @@ _BACKENDS = (Backend.NATIVE, Backend.TORCH)
 def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
     state, reset = t.state, t.in_reset()
     stateful = tuple(record for record in members if record.has_state)
-    root = most_advanced(stateful) if stateful else None
+    root = most_advanced(state, stateful) if stateful else None
     backend = _common_backend(members)
     if backend is None:
         have = "; ".join(f"{one.worker} has {', '.join(one.backends) or 'none'}" for one in members[:6])
@@ -37,8 +37,13 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             "native extension or PyTorch in every worker's environment",
         )
         return
+    workers = tuple(record.worker for record in members)
+    if not state.round_id:
+        tell_of_strangers(t)
     placed = assign_ranks(
-        tuple(record.worker for record in members), host_order=state.discovery.order, root=root.worker if root else None
+        workers,
+        host_order=state.discovery.order,
+        root=first_root(state, workers) if root is None else root.worker,
     )
     # Members who were interrupted at one commit hold equal states, unless one of them is new.
     in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
@@ -82,12 +87,23 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             t.dismiss(record, why_no_place(t.state, record.worker.hostname, record.worker.slot))
 
 
+def tell_of_strangers(t: Transition) -> None:
+    """Hosts that are to be protected and are not there at the first round may come; or their names are slips."""
+    known = {host.name for host in t.state.discovery.order}
+    absent = [name for name in t.state.policy.protect if name not in known]
+    if absent:
+        hosts = f"host{'s' if len(absent) > 1 else ''} {', '.join(absent)}"
+        t.report(f"{hosts}, named by --protect, {'are' if len(absent) > 1 else 'is'} not in the job yet", warning=True)
+
+
 def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
     """What makes the round that is being formed, in words."""
     state = t.state
     if not state.round_id:
         return "; ".join(("start", *causes(state)))
-    parts = causes(state)
+    # Who lost the round says what came of a cut; the host that is left out for it says why.
+    is_cut = any(worker.hostname in state.cuts.out for worker in state.members)
+    parts = [] if is_cut and not t.in_reset().crashes else causes(state)
     failed = {worker.hostname for worker in state.registry.workers_in(WorkerState.FAILURE)}
     before = Counter(worker.hostname for worker in state.members)
     after = Counter(worker.hostname for worker in new)
@@ -103,7 +119,9 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
                 parts.append(f"host {name}: {old} -> {now} slot{'' if now == 1 else 's'}")
             else:
                 word = "drained" if any(place[0] == name for place in state.drained) else "removed"
-                parts.append(f"host {name} {word}")
+                word = "left out" if name in state.cuts.out else word
+                flag = why_left_over(state, name)
+                parts.append(f"host {name} {f'left over ({flag})' if flag else word}")
     reinits = t.in_reset().reinits
     if reinits:
         who = "all workers" if len(reinits) == len(state.members) else names(reinits)

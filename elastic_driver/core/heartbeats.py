@@ -12,7 +12,7 @@ may be a standby for hours, repeats its request for a round as often, and waits 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from elastic_driver.hosts import WorkerId
@@ -76,14 +76,27 @@ class Heartbeats:
                 due.append(member.progress_at + self._hang_timeout_s - now)
         return max(0.0, min(due))
 
-    def find(self, now: float) -> list[tuple[WorkerId, str, bool]]:
-        """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says."""
+    def find(
+        self, now: float, *, excused: Callable[[WorkerId], bool] = lambda worker: False
+    ) -> list[tuple[WorkerId, str, bool]]:
+        """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says.
+
+        Args:
+            now: the present, seconds.
+            excused: whether a worker could not have been heard: its time begins anew.
+        """
         found = []
         for worker, member in self._members.items():
             if self._timeout_s and now - member.heard_at >= self._timeout_s:
                 found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
             elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
                 found.append((worker, f"no progress for {now - member.progress_at:.1f} s", False))
-        for worker, *_ in found:
-            del self._members[worker]
-        return found
+        blamed = []
+        for worker, reason, silent in found:
+            if excused(worker):
+                member = self._members[worker]
+                member.heard_at = member.progress_at = now
+            else:
+                del self._members[worker]
+                blamed.append((worker, reason, silent))
+        return blamed

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.cuts import Accused, Accuser
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
     DiscoveryFailed,
@@ -17,7 +18,11 @@ from elastic_driver.core.events import (
     DriverFailed,
     Event,
     Fault,
+    HostHeard,
+    HostReport,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     KillWorker,
     ReportDying,
@@ -44,9 +49,12 @@ from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
+    HEALING_S,
     JobPhase,
     Kill,
     Outage,
+    Silence,
+    State,
     WorkerPhase,
     WorkerRecord,
     finishing,
@@ -77,6 +85,11 @@ def take(t: Transition, event: Event) -> None:
                 t.end(ExitCode.BAD_USAGE, f"no host can be used: {event.reasons}")
         case WorkersReported():
             _take_reports(t, event.reports)
+        case HostSilent() | HostHeard():
+            _take_host_report(t, event)
+        case HostsReported():
+            for report in event.reports:
+                _take_host_report(t, report)
         case WorkerNotStarted():
             _take_not_started(t, event)
         case DrainRequested():
@@ -95,20 +108,38 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
     discovery = t.state.discovery
     if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
         t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
-    ordered = order_hosts(discovery.order, hosts)
-    listed = [host.name for host in ordered]
-    living = [record.worker.hostname for record in t.state.workers]
-    # A host with living workers keeps its place in the order although it is no longer listed.
-    kept = [name for name in discovery.order if name in listed or name in living]
+    listed = dict.fromkeys(host.name for host in hosts)
+    living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
+    # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
+    known = () if t.state.phase is JobPhase.WAITING else discovery.order
+    order = order_hosts(known, hosts, staying=living)
     t.state = replace(
         t.state,
         discovery=replace(
-            discovery, hosts=ordered, order=(*kept, *(name for name in listed if name not in kept)), outage=None
+            discovery, hosts=tuple(host for host in order if host.name in listed), order=order, outage=None
         ),
         blacklist=t.state.blacklist.forgive_absent(listed),
+        cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
+
+
+def _take_host_report(t: Transition, event: HostReport) -> None:
+    known = next((one for one in t.state.silent if one.hostname == event.hostname), None)
+    others = tuple(one for one in t.state.silent if one is not known)
+    if isinstance(event, HostHeard):
+        if known is not None:
+            if known.told and not known.given_up:
+                others = tuple(replace(one, kept_until=t.now + HEALING_S) if one.told else one for one in others)
+            t.state = replace(t.state, silent=others)
+            if known.told and not known.given_up:
+                t.report(f"host {event.hostname} is heard again, after {t.now - known.since:.1f} s")
+    elif known is None:
+        fresh = Silence(event.hostname, t.now - event.silent_s, sure=event.sure)
+        t.state = replace(t.state, silent=(*others, fresh))
+    elif event.sure and not known.sure:
+        t.state = replace(t.state, silent=(*others, replace(known, sure=True)))
 
 
 def _take_drain(t: Transition, event: DrainRequested) -> None:
@@ -222,10 +253,12 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         commits=max(t.state.commits, event.commits),
         registry=t.state.registry.record(event.worker, WorkerState.READY),
     )
-    if not was_member and in_target(record, standby_places(t.state)):
+    if not was_member and t.state.round is not None and in_target(record, standby_places(t.state)):
         t.report(f"worker {event.worker} stands by for a member that is lost")
     if was_member:
         reset = t.in_reset()
+        if event.unreachable:
+            reset = replace(reset, accusers=reset.accusers.put(_accuser(t.state, event)))
         if event.cause is ReadyCause.REINIT:
             reset = replace(reset, reinits=(*reset.reinits, event.worker))
         setbacks = t.state.setbacks.came_to(max(event.commits, record.commits), event.steps)
@@ -236,6 +269,15 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
             reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
+
+
+def _accuser(state: State, event: WorkerReady) -> Accuser:
+    """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
+    by_host: dict[str, list[WorkerId]] = {}
+    for rank in sorted(set(event.unreachable)):
+        if rank < len(state.members) and state.members[rank].hostname != event.worker.hostname:
+            by_host.setdefault(state.members[rank].hostname, []).append(state.members[rank])
+    return Accuser(event.worker, tuple(Accused(accused[0], len(accused)) for accused in by_host.values()))
 
 
 def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from elastic_driver.core.assignment import rack_of
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, in_phase
 from elastic_driver.words import OnChange
@@ -10,6 +13,7 @@ from elastic_driver.words import OnChange
 def check_invariants(state: State) -> None:
     """Raises AssertionError when the state is one that must not be. For tests, and for the driver's debug mode."""
     policy = state.policy
+    assert min(policy.num_proc_multiple, policy.ranks_per_host_multiple) >= 1, "a multiple of nothing"
     places = [
         (record.worker.hostname, record.worker.slot)
         for record in state.workers
@@ -27,11 +31,23 @@ def check_invariants(state: State) -> None:
         assert state.round.reset_began >= state.began
         limit = policy.max_num_proc
         # The one round in which a job of one worker moves to another host has two.
-        assert limit is None or len(state.members) <= max(2, limit), "more members than max-np"
+        assert limit is None or len(state.members) <= max(2 * policy.multiple, limit), "more members than max-np"
         assert len(state.members) >= policy.min_num_proc, "fewer members than min-np"
+        assert len(state.members) % policy.multiple == 0, "members are no multiple of what they are to be"
+        on_hosts = Counter(worker.hostname for worker in state.members)
+        size = policy.ranks_per_host_multiple
+        assert not any(number % size for number in on_hosts.values()), "ranks of a host are no multiple"
+    _check_hosts(state)
     for record in in_phase(state, WorkerPhase.MEMBER):
         assert roundless or record.worker in state.members, "a member that the round does not know"
         assert record.round_id == state.round_id
+    names = [one.hostname for one in state.silent]
+    assert len(names) == len(set(names)), "a host is silent twice"
+    assert all(one.sure or not (one.given_up or one.told) for one in state.silent), "a host in doubt is judged"
+    out = state.cuts.out
+    assert in_place or not out, "a host is left out by workers that do not ask for rounds"
+    stays = [record.worker.hostname for record in state.workers if record.phase is not WorkerPhase.LEAVING]
+    assert state.ended or out.isdisjoint(stays), "a worker stays on a host that is left out"
     judged = state.setbacks.present.until is not None
     assert roundless or not judged or state.registry.complete, "a round is judged before it is over"
     if roundless:
@@ -47,3 +63,14 @@ def check_invariants(state: State) -> None:
         boots = record.phase is WorkerPhase.BOOTING
         assert not in_place or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"
+
+
+def _check_hosts(state: State) -> None:
+    order, listed = state.discovery.order, frozenset(state.hosts)
+    assert len({host.name for host in order}) == len(order), "a host twice in the order"
+    assert [host for host in order if host in listed] == list(state.hosts), "hosts in another order than theirs"
+    racks = [rack_of(host) for host in order]
+    blocks = [rack for index, rack in enumerate(racks) if not index or racks[index - 1] != rack]
+    assert len(set(blocks)) == len(blocks), "a rack that is torn apart"
+    known = {host.name for host in order}
+    assert all(record.worker.hostname in known for record in state.workers), "a worker on a host without a place"

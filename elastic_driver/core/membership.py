@@ -40,7 +40,7 @@ from elastic_driver.core.events import (
     WorkerNotStarted,
     WorkersReported,
 )
-from elastic_driver.core.explain import explain, names, room_for_standbys
+from elastic_driver.core.explain import explain, names, room_for_standbys, unused_slots
 from elastic_driver.core.formation import form_round
 from elastic_driver.core.intake import take
 from elastic_driver.core.invariants import check_invariants
@@ -49,12 +49,16 @@ from elastic_driver.core.placement import (
     in_target,
     is_drained,
     next_members,
+    reachable,
     standby_places,
     target_places,
+    that_fit,
     usable_slots,
+    why_left_over,
 )
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_misplaced
 from elastic_driver.core.state import (
     DISMISSED_GRACE_S,
@@ -71,6 +75,7 @@ from elastic_driver.core.state import (
     record_of,
 )
 from elastic_driver.core.transition import Transition
+from elastic_driver.core.unreachable import leave_out_unreachable
 from elastic_driver.words import ExitCode, NoticeKind, OnChange
 
 __all__ = ["Policy", "State", "check_invariants", "explain", "new_state", "next_deadline", "step"]
@@ -207,6 +212,9 @@ def _start_first_round(t: Transition) -> None:
 
 def _close_registry(t: Transition) -> None:
     """All who are expected have reported: ends the job, forms the next round, or waits."""
+    leave_out_unreachable(t)
+    if t.state.ended:
+        return
     ready = in_phase(t.state, WorkerPhase.READY)
     fails_again = judge(t)
     if _end_if_over(t, ready):
@@ -268,17 +276,19 @@ def _set_planned_notice(t: Transition) -> None:
     targets = target_places(t.state)
     members = in_phase(t.state, WorkerPhase.MEMBER)
     off = tuple(record for record in members if not in_target(record, targets))
-    joiners = tuple(r for r in in_phase(t.state, WorkerPhase.READY) if in_target(r, targets))
+    fit = that_fit(t.state, (*members, *reachable(t.state)))
+    joiners = tuple(record for record in fit if record.phase is WorkerPhase.READY)
     booting = tuple(r for r in in_phase(t.state, WorkerPhase.BOOTING) if in_target(r, targets))
     waits = joiners_wait_until(t.state)
     grows = bool(joiners) and (waits is None or t.now >= waits)
     # Members that leave go on training while those who are to replace them boot, if they are needed until then.
-    enough = len(members) - len(off) + len(joiners) >= t.state.policy.min_num_proc
+    enough = len(fit) >= t.state.policy.min_num_proc
     if grows or (off and (enough or not booting)):
         drained = dict.fromkeys(r.worker.hostname for r in off if is_drained(t.state, r.worker.hostname, r.worker.slot))
         going = [f"host {name} drained" for name in drained]
-        gone = dict.fromkeys(r.worker.hostname for r in off if r.worker.hostname not in drained)
-        going += [f"host {name} removed or reduced" for name in gone]
+        for name in dict.fromkeys(r.worker.hostname for r in off if r.worker.hostname not in drained):
+            flag = why_left_over(t.state, name)
+            going.append(f"host {name} {f'left over ({flag})' if flag else 'removed or reduced'}")
         coming = [f"host {name} ready" for name in dict.fromkeys(r.worker.hostname for r in joiners)]
         t.notify(NoticeKind.HOSTS_UPDATED, ", ".join((*going, *coming)))
     elif t.state.notice_kind is NoticeKind.HOSTS_UPDATED:
@@ -295,15 +305,36 @@ def _tell_of_standbys(t: Transition) -> None:
         t.state = replace(t.state, standby_room=room)
 
 
+def _tell_of_unused(t: Transition) -> None:
+    """Says which slots a multiple leaves over, whenever it is another answer."""
+    if t.state.policy.multiple == 1 or t.state.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return
+    text = unused_slots(t.state)
+    if text != t.state.unused:
+        t.state = replace(t.state, unused=text)
+        if text:
+            t.report(text)
+
+
 # For each kind of workers, in this order.
 _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
-    OnChange.IN_PLACE: (_vote_out, _place_workers, _close_or_tell, check_deadlines, _tell_of_standbys),
+    OnChange.IN_PLACE: (
+        _vote_out,
+        _place_workers,
+        _close_or_tell,
+        check_deadlines,
+        _tell_of_standbys,
+        _tell_of_unused,
+        give_up_silent,
+    ),
     OnChange.RESTART: (
         _kill_late_workers,
         stop_late_starts,
         restarting.begin_or_end_round,
         restarting.launch_next,
         check_deadlines,
+        _tell_of_unused,
+        give_up_silent,
     ),
     OnChange.NO_ROUNDS: (
         _kill_late_workers,
@@ -312,5 +343,7 @@ _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
         roundless.place_workers,
         roundless.end_or_wait_for_slots,
         check_deadlines,
+        _tell_of_unused,
+        give_up_silent,
     ),
 }

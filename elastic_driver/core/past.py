@@ -14,7 +14,10 @@ from elastic_driver.core.events import (
     DrainRequested,
     DriverFailed,
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     StopRequested,
     TimerExpired,
@@ -101,6 +104,12 @@ def why_impossible(state: State, event: Event) -> str:
             if len(names) != len(set(names)):
                 return "a host is listed twice"
             return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
+        case HostsReported():
+            return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
+        case HostSilent():
+            return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
+        case HostHeard():
+            return ""
         case DiscoveryFailed() | HostsUnusable() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
         case _:
@@ -117,6 +126,8 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
             last = state.round_id if record is None else record.round_id
             if not 0 <= round_id <= last:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
+            if isinstance(event, WorkerReady) and any(rank < 0 for rank in event.unreachable):
+                return f"worker {worker} speaks of rank {min(event.unreachable)}"
         case _:
             pass
     draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0

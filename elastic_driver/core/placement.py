@@ -1,14 +1,28 @@
 """Who is to be where: the usable slots, the places that are wanted, the standbys, and who is in them.
 
-Owns no decision; everything here is derived from the state.
+Owns no decision; everything here is derived from the state. Two multiples may bound what is chosen: each host has a
+multiple of ``ranks_per_host_multiple`` ranks, and the world one of ``num_proc_multiple``. So places and workers are
+chosen in groups of one host, of ``ranks_per_host_multiple`` each (:func:`_whole_groups`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
 
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, most_advanced
-from elastic_driver.hosts import WorkerId
+from elastic_driver.core.state import (
+    Policy,
+    State,
+    WorkerPhase,
+    WorkerRecord,
+    in_phase,
+    most_advanced,
+    protected_hosts,
+    silent_hosts,
+)
+from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import OnChange
 
 # Places (hostname, slot) in rank order. A mapping, because what is asked of it most is whether a place is among them.
@@ -16,15 +30,24 @@ Places = Mapping[tuple[str, int], None]
 
 
 def usable_slots(state: State) -> int:
-    """Slots of all listed hosts that are not blacklisted, at most max-np."""
-    slots = sum(
-        not is_drained(state, host.name, slot)
-        for host in state.hosts
-        if not state.blacklist.is_blacklisted(host.name)
-        for slot in range(host.slots)
+    """Slots of all listed hosts that may be used, at most max-np, as far as the multiples let them be used."""
+    policy = state.policy
+    slots = sum(_floor(free_slots(state, host), policy.ranks_per_host_multiple) for host in state.hosts)
+    limit = policy.max_num_proc
+    return _floor(slots if limit is None else min(slots, limit), policy.multiple)
+
+
+def free_slots(state: State, host: Host) -> int:
+    """How many slots of a listed host may be used: none while it is blacklisted, or left out."""
+    if state.blacklist.is_blacklisted(host.name) or host.name in state.cuts.out:
+        return 0
+    return (
+        host.slots if not state.drained else sum(not is_drained(state, host.name, slot) for slot in range(host.slots))
     )
-    limit = state.policy.max_num_proc
-    return slots if limit is None else min(slots, limit)
+
+
+def _floor(number: int, multiple: int) -> int:
+    return number - number % multiple
 
 
 def is_drained(state: State, hostname: str, slot: int) -> bool:
@@ -43,18 +66,24 @@ def all_offered(state: State, workers: Sequence[WorkerId]) -> bool:
 
 def keeps_its_places(state: State) -> bool:
     """Whether all places of the round's members are offered as they were when it was formed."""
-    return state.round is None or all_offered(
-        state, [worker for worker in state.round.members if worker != state.round.handing_over]
-    )
+    if state.round is None:
+        return True
+    leaves = state.round.handing_over
+    stay = [worker for worker in state.round.members if worker != leaves]
+    if leaves is not None and state.policy.ranks_per_host_multiple > 1:
+        # Those who hand over are several of one host.
+        stay = [worker for worker in stay if worker.hostname != leaves.hostname]
+    return all_offered(state, stay)
 
 
 def target_places(state: State) -> Places:
     """The places (hostname, slot) that are to have a rank, in rank order.
 
     A blacklisted host keeps the places where a worker still lives (siblings of a joiner that failed to boot), and
-    gets no others. When max-np leaves too little room, places of members go before READY ones, those before booting
-    ones, occupied before free, and free before those whose last worker is still leaving (it may never be gone). So a
-    standby that is READY takes the place of a lost member without a decision of its own.
+    gets no others; a host that is left out has none. When max-np leaves too little room, places of members go before
+    READY ones, those before booting ones, occupied before free, and free before those whose last worker is still
+    leaving (it may never be gone). So a standby that is READY takes the place of a lost member without a decision of
+    its own. Likewise where a multiple leaves some over.
     """
     return _choose_places(state)[0]
 
@@ -63,9 +92,10 @@ def standby_places(state: State) -> Places:
     """The places beyond those that are to have a booted worker all the same, in rank order.
 
     Who stands by already goes on; otherwise hosts without ranks come first, since a host is lost as a whole. Nobody is
-    started there before a round runs, whose forming it would slow down.
+    started there before a round runs, whose forming it would slow down. Who lives where only a multiple leaves no place
+    for a rank stands by too: it is needed as soon as others come.
     """
-    return _choose_places(state)[1] if state.policy.num_standby else {}
+    return _choose_places(state)[1] if state.policy.num_standby or state.policy.multiple > 1 else {}
 
 
 def wanted_places(state: State) -> Places:
@@ -74,7 +104,46 @@ def wanted_places(state: State) -> Places:
     return {**targets, **standbys} if standbys else targets
 
 
-def _choose_places(state: State) -> tuple[Places, Places]:
+def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> tuple[Places, Places]:
+    policy = state.policy
+    places = _offered_places(state, but)
+    limit = policy.max_num_proc
+    fits = limit is None or len(places) <= limit
+    if fits and _is_whole(policy, [hostname for hostname, _ in places]):
+        return dict.fromkeys(places), {}
+    alive: dict[tuple[str, int], int] = {}
+    leaving: set[tuple[str, int]] = set()
+    for record in state.workers:
+        place = (record.worker.hostname, record.worker.slot)
+        if record.phase is WorkerPhase.LEAVING:
+            leaving.add(place)
+        else:
+            # Of an older round is who has stood by since.
+            is_member = record.round_id and record.round_id == state.round_id
+            alive[place] = 0 if is_member else 1 if record.phase is WorkerPhase.READY else 2
+    urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
+    by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
+    chosen = by_urgency[:limit]
+    if policy.multiple > 1:
+        hosts = [hostname for hostname, _ in places]
+        chosen = _whole_groups(policy, hosts, urgency, limit)
+    targets = dict.fromkeys(places[index] for index in sorted(chosen))
+    standbys: list[int] = []
+    if policy.num_standby and not fits:
+        busy = {hostname for hostname, _ in targets}
+        rest = [index for index in by_urgency if places[index] not in targets]
+        rest.sort(key=lambda index: (urgency[index], places[index][0] in busy, index))
+        standbys = rest[: policy.num_standby]
+    if policy.multiple > 1 and policy.on_change is OnChange.IN_PLACE:
+        # Who lives and is left over may stay while max-np has room beside those who are chosen.
+        room = len(places) if limit is None else limit - len(targets)
+        left = [index for index in by_urgency if places[index] in alive and places[index] not in targets]
+        standbys += [index for index in left if index not in standbys][:room]
+    return targets, dict.fromkeys(places[index] for index in sorted(standbys))
+
+
+def _offered_places(state: State, but: Set[tuple[str, int]]) -> list[tuple[str, int]]:
+    """All places that may have a worker, but for these: a blacklisted host's only while one lives there."""
     closed = (
         {host.name for host in state.hosts if state.blacklist.is_blacklisted(host.name)}
         if state.blacklist.entries
@@ -85,36 +154,80 @@ def _choose_places(state: State) -> tuple[Places, Places]:
         for record in (state.workers if closed else ())
         if record.worker.hostname in closed and record.phase is not WorkerPhase.LEAVING
     }
-    places = [(host.name, slot) for host in state.hosts for slot in range(host.slots)]
-    if closed or state.drained:
+    out = state.cuts.out
+    places = [(host.name, slot) for host in state.hosts if host.name not in out for slot in range(host.slots)]
+    if closed or state.drained or but:
         places = [
-            place for place in places if (place[0] not in closed or place in kept) and not is_drained(state, *place)
+            place
+            for place in places
+            if (place[0] not in closed or place in kept) and not is_drained(state, *place) and place not in but
         ]
-    limit = state.policy.max_num_proc
-    if limit is None or len(places) <= limit:
-        return dict.fromkeys(places), {}
-    alive: dict[tuple[str, int], int] = {}
-    leaving: set[tuple[str, int]] = set()
-    for record in state.workers:
-        place = (record.worker.hostname, record.worker.slot)
-        if record.phase is WorkerPhase.LEAVING:
-            leaving.add(place)
-        else:
-            alive[place] = 0 if record.round_id else 1 if record.phase is WorkerPhase.READY else 2
-    urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
-    by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
-    targets = dict.fromkeys(places[index] for index in sorted(by_urgency[:limit]))
-    if not state.policy.num_standby:
-        return targets, {}
-    busy = {hostname for hostname, _ in targets}
-    rest = sorted(by_urgency[limit:], key=lambda index: (urgency[index], places[index][0] in busy, index))
-    return targets, dict.fromkeys(places[index] for index in sorted(rest[: state.policy.num_standby]))
+    return places
+
+
+def left_over(state: State) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """By host, the slots that could be used but for the multiples: that of each host, and that of the world."""
+    policy = state.policy
+    if policy.multiple == 1:
+        return {}, {}
+    places = _offered_places(state, frozenset())
+    if _is_whole(policy, [hostname for hostname, _ in places]):
+        return {}, {}
+    offered = Counter(hostname for hostname, _ in places)
+    of_hosts = {
+        hostname: over for hostname, number in offered.items() if (over := number % policy.ranks_per_host_multiple)
+    }
+    whole = offered - Counter(of_hosts)
+    if policy.max_num_proc is not None and whole.total() >= policy.max_num_proc:
+        return of_hosts, {}
+    return of_hosts, whole - Counter(hostname for hostname, _ in target_places(state))
+
+
+def why_left_over(state: State, hostname: str) -> str:
+    """The flag that leaves slots of this host unused; "" for none."""
+    of_hosts, of_world = left_over(state)
+    if hostname in of_hosts:
+        return f"--ranks-per-host-multiple {state.policy.ranks_per_host_multiple}"
+    return f"--np-multiple {state.policy.num_proc_multiple}" if hostname in of_world else ""
+
+
+def _is_whole(policy: Policy, hosts: Sequence[str]) -> bool:
+    """Whether places or workers of these hosts, one each, are multiples as they are."""
+    if policy.multiple == 1:
+        return True
+    if len(hosts) % policy.multiple:
+        return False
+    size = policy.ranks_per_host_multiple
+    return size == 1 or not any(number % size for number in Counter(hosts).values())
+
+
+def _whole_groups(policy: Policy, hosts: Sequence[str], urgency: Sequence[Any], limit: int | None) -> list[int]:
+    """Which of some places or workers are taken, at most so many: whole groups of a host, and a multiple in all.
+
+    Args:
+        policy: has the multiples.
+        hosts: of each of them, its host.
+        urgency: of each of them; those of the lowest go first, and among equals those that stand first.
+        limit: the most that may be taken; None for no bound.
+    """
+    size = policy.ranks_per_host_multiple
+    of_host: dict[str, list[int]] = {}
+    for index in sorted(range(len(hosts)), key=lambda index: (urgency[index], index)):
+        of_host.setdefault(hosts[index], []).append(index)
+    groups = [
+        indices[start : start + size]
+        for indices in of_host.values()
+        for start in range(0, _floor(len(indices), size), size)
+    ]
+    groups.sort(key=lambda group: ([urgency[index] for index in group], group))
+    most = len(groups) * size if limit is None else min(len(groups) * size, limit)
+    return [index for group in groups[: _floor(most, policy.multiple) // size] for index in group]
 
 
 def launch_places(state: State) -> Places:
     """The places that a round of newly started workers would have now. A leaving worker still holds its place."""
-    leaving = {(r.worker.hostname, r.worker.slot) for r in in_phase(state, WorkerPhase.LEAVING)}
-    return dict.fromkeys(place for place in target_places(state) if place not in leaving)
+    leaving = in_phase(state, WorkerPhase.LEAVING)
+    return _choose_places(state, but={(r.worker.hostname, r.worker.slot) for r in leaving})[0]
 
 
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:
@@ -128,21 +241,85 @@ def in_target(record: WorkerRecord, targets: Places) -> bool:
     return (record.worker.hostname, record.worker.slot) in targets
 
 
-def next_members(state: State) -> tuple[WorkerRecord, ...]:
-    """Who would be in a round that was formed now: the READY workers with a place.
-
-    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers.
-    """
-    targets = target_places(state)
+def reachable(state: State) -> tuple[WorkerRecord, ...]:
+    """The READY workers that can be told of a round, in order of start: none on hosts that are silent."""
     ready = in_phase(state, WorkerPhase.READY)
-    members = tuple(record for record in ready if in_target(record, targets))
+    if not state.silent:
+        return ready
+    silent = silent_hosts(state)
+    return tuple(record for record in ready if record.worker.hostname not in silent)
+
+
+def next_members(state: State) -> tuple[WorkerRecord, ...]:
+    """Who would be in a round that was formed now: the READY workers with a place, on hosts that are heard.
+
+    If all who hold the state are on hosts that left, one of them stays a round to hand it to the newcomers. With
+    multiples, that is as many of its host as one there must be; if they are not there, nobody can be in a round now.
+    If all are on silent hosts, there is nobody who could go on from it.
+    """
+    ready = reachable(state)
+    members = that_fit(state, ready)
     stateful = tuple(record for record in ready if record.has_state)
+    if state.silent and not stateful and any(record.has_state for record in in_phase(state, WorkerPhase.READY)):
+        return ()
     if not members or not stateful or any(record.has_state for record in members):
         return members
+    root = most_advanced(state, stateful)
     limit = state.policy.max_num_proc
+    if state.policy.multiple > 1:
+        return _handover(state, root, ready, members)
     # With max-np 1 there is no other way to hand over than to be two for this one round.
     kept = members if limit is None else members[: max(1, limit - 1)]
-    return (most_advanced(stateful), *kept)
+    return (root, *kept)
+
+
+def that_fit(state: State, records: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...]:
+    """Those of some workers that could make up a round: they have a place, and a multiple leaves none of them over."""
+    targets = target_places(state)
+    placed = tuple(record for record in records if in_target(record, targets))
+    if _is_whole(state.policy, [record.worker.hostname for record in placed]):
+        return placed
+    position = {place: index for index, place in enumerate(targets)}
+    return _as_many_as_fit(state.policy, sorted(placed, key=lambda r: position[r.worker.hostname, r.worker.slot]), None)
+
+
+def _as_many_as_fit(policy: Policy, records: Sequence[WorkerRecord], limit: int | None) -> tuple[WorkerRecord, ...]:
+    # Whoever is left over, it is nobody whose round runs, nor who has the state, or most of it.
+    urgency = [
+        (record.phase is not WorkerPhase.MEMBER, not record.has_state, -record.commits, -record.round_id)
+        for record in records
+    ]
+    chosen = _whole_groups(policy, [record.worker.hostname for record in records], urgency, limit)
+    return tuple(records[index] for index in sorted(chosen))
+
+
+def _handover(
+    state: State, root: WorkerRecord, ready: Sequence[WorkerRecord], members: tuple[WorkerRecord, ...]
+) -> tuple[WorkerRecord, ...]:
+    """The one round in which some of the root's host hand over to newcomers, who are a multiple with them."""
+    policy, size = state.policy, state.policy.ranks_per_host_multiple
+    others = [r for r in ready if r.worker.hostname == root.worker.hostname and r is not root and r not in members]
+    others.sort(key=lambda record: (not record.has_state, -record.commits))
+    if len(others) < size - 1:
+        return ()
+    room = len(members) + size
+    if policy.max_num_proc is not None:
+        room = min(room, policy.max_num_proc)
+    # In a job of one group there is no other way to hand over than to be two for this one round.
+    room = max(_floor(room, policy.multiple), policy.multiple + (size if policy.multiple == size else 0))
+    newcomers = _as_many_as_fit(replace(policy, num_proc_multiple=1), members, room - size)
+    return (root, *others[: size - 1], *newcomers)
+
+
+def first_root(state: State, workers: Iterable[WorkerId]) -> WorkerId | None:
+    """Who has rank 0 where nobody has any state: one on a protected host. None leaves the order as it is."""
+    protected = protected_hosts(state)
+    position = {host.name: index for index, host in enumerate(state.discovery.order)} if protected else {}
+    return min(
+        (worker for worker in workers if worker.hostname in protected),
+        key=lambda worker: (position[worker.hostname], worker.slot),
+        default=None,
+    )
 
 
 def next_places(state: State) -> Places:

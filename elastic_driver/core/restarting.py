@@ -25,9 +25,9 @@ from elastic_driver.core.endings import (
     wait_for_slots,
 )
 from elastic_driver.core.events import PublishRound, StartWorker
-from elastic_driver.core.formation import cause_of
+from elastic_driver.core.formation import cause_of, tell_of_strangers
 from elastic_driver.core.past import forget_round
-from elastic_driver.core.placement import Places, launch_places, usable_slots
+from elastic_driver.core.placement import Places, first_root, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.staffing import name_workers
 from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, in_phase
@@ -74,7 +74,9 @@ def launch_next(t: Transition) -> None:
 def _launch(t: Transition, places: Places) -> None:
     state = t.state
     fresh = name_workers(t, places)
-    placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=None)
+    if not state.round_id:
+        tell_of_strangers(t)
+    placed = assign_ranks(tuple(fresh), host_order=state.discovery.order, root=first_root(state, fresh))
     members = tuple(one.worker for one in placed)
     # A round whose processes could not all be started has never begun.
     old_size = len(state.members) if state.launch is None else state.launch.old_size

@@ -14,10 +14,11 @@ from elastic_driver.core.assignment import assign_ranks
 from elastic_driver.core.events import StartWorker
 from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.intake import give_up_start
-from elastic_driver.core.placement import in_target, standby_places, target_places, wanted_places
+from elastic_driver.core.placement import first_root, in_target, standby_places, target_places, wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
 
 
 def stop_late_starts(t: Transition) -> None:
@@ -29,10 +30,15 @@ def stop_late_starts(t: Transition) -> None:
 
 
 def stop_misplaced(t: Transition) -> None:
-    """Blank workers whose place is gone leave at once; those with state leave when the round is closed."""
+    """Blank workers whose place is gone leave at once; those with state leave when the round is closed.
+
+    While a round runs, those who are READY and not in it have nothing that its members lack: they were silent when it
+    was formed, or made room.
+    """
     places = wanted_places(t.state)
     for record in t.state.workers:
-        if record.round_id or record.phase is WorkerPhase.LEAVING or in_target(record, places):
+        stays = record.round_id and not (record.phase is WorkerPhase.READY and t.state.phase is JobPhase.RUNNING)
+        if stays or record.phase is WorkerPhase.LEAVING or in_target(record, places):
             continue
         t.state = replace(t.state, registry=t.state.registry.without(record.worker))
         reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
@@ -49,13 +55,17 @@ def fill_places(t: Transition) -> None:
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
     # Nobody boots a spare on the cores that a reset needs.
     standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
-    free = [place for place in (*target_places(t.state), *standbys) if place not in held]
+    targets = target_places(t.state)
+    free = [place for place in (*targets, *standbys) if place not in held]
     if not free:
         return
     fresh = name_workers(t, free)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
-    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=None):
+    # Before the first round it is known who will have rank 0.
+    starts = t.state.policy.on_change is OnChange.IN_PLACE and not t.state.round_id
+    root = first_root(t.state, ranked) if starts else None
+    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=root):
         if placed.worker in fresh:
             t.commands.append(StartWorker(placed.worker, placed.slot))
     if len(ranked) == len(staying):

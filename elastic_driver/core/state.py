@@ -6,12 +6,15 @@ what a reset collects is gone with the reset. So the phase of the job is not sto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import lcm
 
 from elastic_driver.core.assignment import Placed
 from elastic_driver.core.attempts import Attempts
 from elastic_driver.core.blacklist import Blacklist
+from elastic_driver.core.cuts import Accuser, Cuts
 from elastic_driver.core.events import Fault
 from elastic_driver.core.moments import Moment
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
@@ -27,6 +30,11 @@ DISMISSED_GRACE_S = 30.0
 # lasted for some runs of it.
 DISCOVERY_TOLD_S = 60.0
 DISCOVERY_OUTAGE_S = 5.0
+
+
+# When one of the hosts that the job waits for is heard again, its network may be whole, and the others be heard soon:
+# their connections try again at times that lie a few tenths of a second apart.
+HEALING_S = 2.0
 
 
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
@@ -57,6 +65,9 @@ class Policy:
         cooldown_range_s: see :class:`elastic_driver.core.blacklist.Blacklist`.
         durable: whether commits are on disc, so that the job outlives all who have its state in memory.
         num_standby: booted workers to keep beyond these, in slots that no member needs.
+        num_proc_multiple: a round's members are a multiple of this.
+        ranks_per_host_multiple: those on each host are a multiple of this.
+        protect: names of hosts that are the better place for rank 0; so are those with the label.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
         on_change: what a change means for the workers, which is their dialect's.
@@ -73,9 +84,17 @@ class Policy:
     cooldown_range_s: tuple[float, float] | None = None
     durable: bool = False
     num_standby: int = 0
+    num_proc_multiple: int = 1
+    ranks_per_host_multiple: int = 1
+    protect: tuple[str, ...] = ()
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
     on_change: OnChange = OnChange.IN_PLACE
+
+    @property
+    def multiple(self) -> int:
+        """What the number of a round's members is a multiple of, of which each host has a multiple too."""
+        return lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
 
 
 class JobPhase(StrEnum):
@@ -168,15 +187,37 @@ class Discovery:
 
     Attributes:
         hosts: the last answer, in rank order; None before the first.
-        order: names of all hosts that are listed or have living workers, in rank order.
+        order: all hosts that are listed or have living workers, as they were listed last, in rank order.
         outage: None while it answers.
         told_at: when its failing was last told of; None for never.
     """
 
     hosts: tuple[Host, ...] | None = None
-    order: tuple[str, ...] = ()
+    order: tuple[Host, ...] = ()
     outage: Outage | None = None
     told_at: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing is heard of a host.
+
+    Attributes:
+        hostname: which.
+        since: when something was heard last.
+        sure: see HostSilent.
+        told: whether it was told that the job waits for it.
+        kept_until: it is not given up before, since another host has been heard again; None for at once.
+        given_up: whether it was given up. Its workers are as good as dead; what lives of them is told so when it is
+            heard again.
+    """
+
+    hostname: str
+    since: Moment
+    sure: bool
+    told: bool = False
+    kept_until: Moment | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +254,7 @@ class Reset:
         crashes: its causes in words, in order; at most so many as are told.
         more_crashes: how many there were beyond these.
         first_failure: the first of them; None for none yet.
+        accusers: its members that cannot reach others, until that is judged.
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
             until the deadline.
@@ -225,6 +267,7 @@ class Reset:
     crashes: tuple[str, ...] = ()
     more_crashes: int = 0
     first_failure: Failure | None = None
+    accusers: Roster[Accuser] = field(default_factory=Roster)
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
 
@@ -289,6 +332,8 @@ class State:
         ended: whether it is over.
         discovery: the hosts, and how discovery does.
         blacklist: the failed hosts.
+        cuts: hosts that are left out, since others cannot reach them.
+        silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
@@ -300,6 +345,7 @@ class State:
         tally: the unplanned resets so far.
         setbacks: how far the training has come, and how often in a row it has come no further.
         standby_room: the fewest places for standbys that were told of, too few; None for none yet.
+        unused: what was told last of slots that are not used because of a multiple; "" for nothing.
         ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
         launch: of restarted workers, the current round until it has begun; None when it has.
     """
@@ -309,6 +355,8 @@ class State:
     ended: bool = False
     discovery: Discovery = field(default_factory=Discovery)
     blacklist: Blacklist = field(default_factory=Blacklist)
+    cuts: Cuts = field(default_factory=Cuts)
+    silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
@@ -320,6 +368,7 @@ class State:
     tally: ResetTally = field(default_factory=ResetTally)
     setbacks: Setbacks = field(default_factory=Setbacks)
     standby_room: int | None = None
+    unused: str = ""
     ever_ready: bool = False
     launch: Launch | None = None
 
@@ -410,6 +459,19 @@ def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
     return tuple(record for record in state.workers if record.phase in phases)
 
 
+def concerning(state: State) -> tuple[Silence, ...]:
+    """The silent hosts that matter to the job: they are listed, or workers live there."""
+    if not state.silent:
+        return ()
+    names = {host.name for host in state.hosts} | {record.worker.hostname for record in state.workers}
+    return tuple(one for one in state.silent if one.hostname in names)
+
+
+def silent_hosts(state: State) -> frozenset[str]:
+    """The hosts that are surely silent."""
+    return frozenset(one.hostname for one in state.silent if one.sure)
+
+
 def finishing(state: State) -> bool:
     """Whether a member has ended with success: no growth, no planned change any more."""
     return any(reported is WorkerState.SUCCESS for _, reported in state.registry.records)
@@ -424,6 +486,12 @@ def causes(state: State) -> list[str]:
     return [*state.reset.crashes, *([f"and {more} more failure{'' if more == 1 else 's'}"] if more else [])]
 
 
-def most_advanced(stateful: tuple[WorkerRecord, ...]) -> WorkerRecord:
-    """Whose state the next round goes on from: the most commits, then the lowest rank so far."""
-    return min(stateful, key=lambda record: (-record.commits, record.rank))
+def protected_hosts(state: State) -> frozenset[str]:
+    """Where rank 0 is better than elsewhere."""
+    return frozenset((*state.policy.protect, *(host.name for host in state.discovery.order if host.protected)))
+
+
+def most_advanced(state: State, stateful: Sequence[WorkerRecord]) -> WorkerRecord:
+    """Whose state the next round goes on from: the most commits, then on a protected host, then the lowest rank."""
+    protected = protected_hosts(state)
+    return min(stateful, key=lambda one: (-one.commits, one.worker.hostname not in protected, one.rank))

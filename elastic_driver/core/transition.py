@@ -31,7 +31,9 @@ class Transition:
 
     def __init__(self, state: State, now: float) -> None:
         blacklist = state.blacklist.expire(now)
-        self.state = state if blacklist is state.blacklist else replace(state, blacklist=blacklist)
+        cuts = state.cuts.expire(now)
+        is_same = blacklist is state.blacklist and cuts is state.cuts
+        self.state = state if is_same else replace(state, blacklist=blacklist, cuts=cuts)
         self.now = now
         self.commands: list[Command] = []
 

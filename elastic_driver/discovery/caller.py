@@ -15,10 +15,11 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from elastic_driver.errors import DiscoveryError, SettingsError
-from elastic_driver.hosts import Host, parse_host
+from elastic_driver.hosts import Host, parse_host, parse_labels
 from elastic_driver.system.job_clock import CallLater, time_limit
 
 # A list of 4,096 hosts with long names is under 300 KB.
@@ -32,8 +33,8 @@ _HOSTS, _ERROR = "hosts", "error"
 class Finder(Protocol):
     """What is asked: any object with Horovod's method."""
 
-    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """Host name -> slots. May block, and raise anything."""
+    def find_available_hosts_and_slots(self) -> Mapping[str, int | Host]:
+        """Host name -> slots, or the host with its labels. May block, and raise anything."""
 
 
 # --- in the caller's process -----------------------------------------------------------------------------------------
@@ -52,11 +53,21 @@ def answer_questions(finder: Finder, connection: socket.socket) -> None:
 def _answer(finder: Finder) -> dict[str, Any]:
     try:
         found = finder.find_available_hosts_and_slots()
-        return {_HOSTS: [[str(name), int(slots)] for name, slots in found.items()]}
+        hosts = [as_host(str(name), value) for name, value in found.items()]
+        return {_HOSTS: [[host.name, host.slots, list(host.labels)] for host in hosts]}
     except BaseException as error:  # a thread has nobody else to raise it to, and the job's log is where users look
         reason = traceback.format_exception_only(error)[-1].strip()
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {_ERROR: f"{reason} ({where.filename}:{where.lineno})"[:_MAX_SAID]}
+
+
+def as_host(name: str, value: int | Host) -> Host:
+    """A host as an object gives it, under its name. Raises ValueError."""
+    if not isinstance(value, Host):
+        return Host(name, int(value))
+    if value.name != name:
+        raise ValueError(f"it gives host {value.name!r} under the name {name!r}")
+    return Host(name, int(value.slots), tuple(map(str, value.labels)))
 
 
 # --- in the driver's process -----------------------------------------------------------------------------------------
@@ -152,17 +163,31 @@ def _read(line: bytes) -> tuple[Host, ...]:
     data = json.loads(line)
     if _ERROR in data:
         raise DiscoveryError(f"the discovery object raised {data[_ERROR]}")
-    return hosts_of((name, slots) for name, slots in data[_HOSTS])
+    return _checked(Host(name, slots, tuple(labels)) for name, slots, labels in data[_HOSTS])
 
 
-def hosts_of(found: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
+def hosts_of(found: Mapping[str, int | Host]) -> tuple[Host, ...]:
     """What an object has found, as hosts; those without slots are left out.
 
     Raises:
-        DiscoveryError: a name cannot be a host's, or slots are too few or too many.
+        DiscoveryError: a name cannot be a host's, slots are too few or too many, or a label is none.
     """
     try:
+        return _checked(as_host(name, value) for name, value in found.items())
+    except ValueError as error:
+        raise DiscoveryError(f"the discovery object gave no list of hosts: {str(error)[:_MAX_SAID]}") from error
+
+
+def _checked(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    try:
         # As a script's line would be read, so that no name goes further that cannot be a host's.
-        return tuple(parse_host(str(Host(name, slots)), default_slots=None) for name, slots in found if slots != 0)
+        return tuple(_checked_host(host) for host in hosts if host.slots != 0)
     except SettingsError as error:
         raise DiscoveryError(f"the discovery object gave no list of hosts: {str(error)[:_MAX_SAID]}") from error
+
+
+def _checked_host(host: Host) -> Host:
+    place = str(Host(host.name, host.slots))
+    if len(place.split()) != 1:
+        raise SettingsError(f"cannot read {place!r} as a host: expected host or host:slots")
+    return replace(parse_host(place, default_slots=None), labels=parse_labels(host.labels))

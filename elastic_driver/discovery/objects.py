@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic_driver.discovery.script import ScriptDiscovery
+from elastic_driver.hosts import Host
 
 # The default of --discovery-timeout.
 _TIMEOUT_S = 10.0
@@ -25,9 +26,10 @@ class HostDiscovery(ABC):
     """
 
     @abstractmethod
-    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+    def find_available_hosts_and_slots(self) -> Mapping[str, int | Host]:
         """Host name -> slots, now. May block, for ``discovery_timeout`` at most.
 
+        In place of its slots, a host with labels is given as ``Host(name, slots, ("rack=a", "spot"))``.
         Hosts that were there before keep their places, whatever the order. A host with 0 slots is as good as none. An
         exception means that there is no answer now: the job goes on with the hosts that it has.
         """
@@ -45,8 +47,8 @@ class HostDiscoveryScript(HostDiscovery):
     def __init__(self, discovery_script: str, slots: int | None = None, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._source = ScriptDiscovery(discovery_script, slots, timeout_s)
 
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Runs the script once.
+    def find_available_hosts_and_slots(self) -> dict[str, int | Host]:
+        """Runs the script once. Hosts that it prints labels of are given as a ``Host``.
 
         Raises:
             DiscoveryError: it failed, hung, or printed something else than hosts.
@@ -54,23 +56,23 @@ class HostDiscoveryScript(HostDiscovery):
         # In a thread of its own: the one that asks may have an event loop running.
         with ThreadPoolExecutor(1, thread_name_prefix="elastic-driver-script") as executor:
             hosts = executor.submit(lambda: asyncio.run(self._source.find_hosts())).result()
-        return {host.name: host.slots for host in hosts}
+        return {host.name: host if host.labels else host.slots for host in hosts}
 
 
 class FixedHosts(HostDiscovery):
     """The same hosts until they are set anew.
 
     Args:
-        available_hosts: host name -> slots.
+        available_hosts: host name -> slots, or the host with its labels.
     """
 
-    def __init__(self, available_hosts: Mapping[str, int]) -> None:
+    def __init__(self, available_hosts: Mapping[str, int | Host]) -> None:
         self._available_hosts = dict(available_hosts)
 
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
+    def find_available_hosts_and_slots(self) -> dict[str, int | Host]:
         """The hosts."""
         return self._available_hosts
 
-    def set(self, available_hosts: Mapping[str, int]) -> None:
+    def set(self, available_hosts: Mapping[str, int | Host]) -> None:
         """Other hosts from now on. From any thread."""
         self._available_hosts = dict(available_hosts)

@@ -32,12 +32,13 @@ from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
-from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_PORTS
+from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
@@ -110,6 +111,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             exported={
                 **settings.passed_env,
                 ENV_HEARTBEAT: f"{heard_s:g}",
+                ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
                 **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
                 **durable_env(settings),
                 **settings.worker_env,
@@ -162,6 +164,7 @@ def _agents_of(
         reach=Reach(
             ways.to,
             agent_timeout_s=settings.agent_timeout_s,
+            host_timeout_s=settings.host_timeout_s,
             fingerprint=fingerprint,
             job=_name_of_job(settings),
             owner=name_of_this_process(),
@@ -173,6 +176,7 @@ def _agents_of(
             facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host
         ),
         tasks=tasks,
+        check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
     )
     launcher = AgentLauncher(
         fleet,

@@ -27,7 +27,10 @@ from elastic_driver.core.events import (
     DismissWorker,
     DrainRequested,
     EndJob,
+    GiveUpHost,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
     HostsUnusable,
     KillWorker,
     PublishRound,
@@ -68,6 +71,7 @@ from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.link import AgentFacts
+from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.job_files import Posting
@@ -76,6 +80,7 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
@@ -108,6 +113,9 @@ def policy_of(settings: Settings) -> Policy:
         cooldown_range_s=settings.cooldown_range_s,
         durable=settings.durable_dir is not None,
         num_standby=settings.num_standby,
+        num_proc_multiple=settings.num_proc_multiple,
+        ranks_per_host_multiple=settings.ranks_per_host_multiple,
+        protect=settings.protect,
     )
 
 
@@ -160,7 +168,12 @@ class ElasticDriver:
             launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
-        self._supervisor = Supervisor(heartbeats, clock=self._clock, report=self._stepper.report)
+        self._supervisor = Supervisor(
+            heartbeats,
+            clock=self._clock,
+            report=self._stepper.report,
+            unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
+        )
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -374,6 +387,9 @@ class ElasticDriver:
                 self._workers.stop(command.worker)
             case KillWorker():
                 self._workers.kill(command)
+            case GiveUpHost():
+                if self._agents is not None:
+                    self._agents.fleet.give_up(command.hostname, command.reason)
             case DismissWorker():
                 self._chronicle.worker_dismissed(command.worker, command.reason)
                 self.rounds.dismiss(command.worker, command.reason)
@@ -447,10 +463,10 @@ class ElasticDriver:
         self._chronicle.waits(now, what, patience=patience)
 
     def _explained(self, now: float) -> str:
-        """Why the job stands where it stands, and what discovery does if that is what it waits for."""
+        """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
         state = self._stepper.state
         said = explain(state, now)
-        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING)
+        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
         return "; ".join(filter(None, (said, self._discovery.remark() if waits else "")))
 
     async def _tick(self) -> None:
@@ -517,6 +533,25 @@ class ElasticDriver:
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def network_checked(self, report: Checked) -> None:
+        """The network between hosts was checked."""
+        links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
+        self._chronicle.network_checked(
+            NetworkChecked(report.admitted, report.left_out, report.unheard, links, report.slow, report.took_s)
+        )
+
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while."""
+        return host in self._stepper.state.cuts.out
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing is heard of a host."""
+        self._stepper.report_host(HostSilent(host, silent_s, sure))
+
+    def host_heard(self, host: str) -> None:
+        """A host is heard again."""
+        self._stepper.report_host(HostHeard(host))
 
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""

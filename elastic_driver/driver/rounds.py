@@ -12,7 +12,7 @@ from typing import Protocol
 
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
 from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
-from elastic_driver.core.explain import explain
+from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_unpublished
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
@@ -134,6 +134,7 @@ class Rounds:
             request.steps,
             request.where,
             request.raised,
+            request.unreachable,
         )
         self._check(event)
         older = self._parked.get(worker)
@@ -260,8 +261,11 @@ class Rounds:
             "round_id": state.round_id,
             "commits": state.commits,
             "resets": state.resets,
-            "hosts": [{"name": host.name, "slots": host.slots} for host in state.hosts],
+            "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
+            "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
+            "silent": [one.hostname for one in state.silent if one.sure],
+            "left_out": sorted(state.cuts.out),
             "drained": sorted({name for name, _ in state.drained}),
             "workers": [
                 {

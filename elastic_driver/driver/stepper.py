@@ -17,6 +17,8 @@ from elastic_driver.core.events import (
     DriverFailed,
     EndJob,
     Event,
+    HostReport,
+    HostsReported,
     TimerExpired,
     WorkerReport,
     WorkersReported,
@@ -56,6 +58,7 @@ class Stepper:
         self.state: State = new_state(policy, clock())
         self.history: deque[tuple[float, Event]] = deque(maxlen=_HISTORY)
         self._reports: list[WorkerReport] = []
+        self._host_reports: list[HostReport] = []
         self._reporting: asyncio.Handle | None = None
         self._busy_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -72,6 +75,14 @@ class Stepper:
         they wait for; so after a step the loop has as much time for other things as the step took.
         """
         self._reports.append(report)
+        self._catch_up_soon()
+
+    def report_host(self, report: HostReport) -> None:
+        """Likewise of a host: a network that is cut silences many."""
+        self._host_reports.append(report)
+        self._catch_up_soon()
+
+    def _catch_up_soon(self) -> None:
         if self._reporting is None:
             loop = asyncio.get_running_loop()
             rest_s = self._busy_until - time.perf_counter()
@@ -79,14 +90,18 @@ class Stepper:
             self._reporting = loop.call_later(rest_s, take) if rest_s > 0 else loop.call_soon(take)
 
     def catch_up(self) -> None:
-        """Feeds the reports that have come so far."""
+        """Feeds the reports that have come so far, those of workers first."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
         reports, self._reports = tuple(self._reports), []
-        if reports:
+        of_hosts, self._host_reports = tuple(self._host_reports), []
+        if reports or of_hosts:
             began = time.perf_counter()
-            self._step(reports[0] if len(reports) == 1 else WorkersReported(reports))
+            if reports:
+                self._step(reports[0] if len(reports) == 1 else WorkersReported(reports))
+            if of_hosts:
+                self._step(of_hosts[0] if len(of_hosts) == 1 else HostsReported(of_hosts))
             now = time.perf_counter()
             self._busy_until = now + (now - began)
 

@@ -13,6 +13,8 @@ from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 
 _LATE_S = 0.005
+# Two beats of an agent: of what its workers do, nothing that is newer is known.
+_UNHEARD_S = 1.0
 
 
 class Supervisor:
@@ -22,11 +24,18 @@ class Supervisor:
         heartbeats: when each was heard last.
         clock: the job's time, seconds.
         report: takes who hangs.
+        unheard_s: for how long nothing has been heard of a host, on which workers are not blamed for their silence.
     """
 
     def __init__(
-        self, heartbeats: Heartbeats, *, clock: Callable[[], float], report: Callable[[WorkerHung], None]
+        self,
+        heartbeats: Heartbeats,
+        *,
+        clock: Callable[[], float],
+        report: Callable[[WorkerHung], None],
+        unheard_s: Callable[[str], float] = lambda hostname: 0.0,
     ) -> None:
+        self._unheard_s = unheard_s
         self._heartbeats = heartbeats
         self._clock = clock
         self._report = report
@@ -53,5 +62,8 @@ class Supervisor:
         while self.interval_s:
             # A little later than due: clocks are not compared for equality.
             await asyncio.sleep(self._heartbeats.look_in_s(self._clock()) + _LATE_S)
-            for worker, reason, silent in self._heartbeats.find(self._clock()):
+            for worker, reason, silent in self._heartbeats.find(self._clock(), excused=self._is_unheard):
                 self._report(WorkerHung(worker, reason, silent))
+
+    def _is_unheard(self, worker: WorkerId) -> bool:
+        return self._unheard_s(worker.hostname) > _UNHEARD_S

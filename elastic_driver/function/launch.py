@@ -81,6 +81,9 @@ def run(
     drain_timeout: float | None = None,
     grace_time: float | None = None,
     standby: int | None = None,
+    np_multiple: int | None = None,
+    ranks_per_host_multiple: int | None = None,
+    protect: str | Sequence[str] | None = None,
     preload: Sequence[str] | None = None,
     durable_dir: str | os.PathLike[str] | None = None,
     durable_every: int | None = None,
@@ -88,6 +91,7 @@ def run(
     durable_keep: int | None = None,
     rendezvous_port: int | None = None,
     agent_timeout: float | None = None,
+    host_timeout: float | None = None,
     accept_agents: bool | None = None,
     join_token_file: str | os.PathLike[str] | None = None,
     rsh_agent: str | Sequence[str] | None = None,
@@ -97,6 +101,7 @@ def run(
     ssh_connect_timeout: float | None = None,
     port_range: str | tuple[int, int] | None = None,
     tls: bool | None = None,
+    check_network: bool | None = None,
     config_file: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     prefix_output_with_timestamp: bool = False,
@@ -118,8 +123,9 @@ def run(
         reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
             elasticrun.
         host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
-            drain_timeout, grace_time, standby, durable_dir, durable_every, durable_interval, durable_keep,
-            rendezvous_port, config_file, event_log, prefix_output_with_timestamp: as the flags.
+            drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple, protect, durable_dir,
+            durable_every, durable_interval, durable_keep, rendezvous_port, config_file, event_log,
+            prefix_output_with_timestamp: as the flags.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
             see HostDiscovery. It is asked here, in a thread of this process.
         verbose: tells what the driver does. Without it only warnings and errors are told.
@@ -127,8 +133,9 @@ def run(
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
-        ssh_port, ssh_identity_file, network_interface, agent_timeout, accept_agents, join_token_file, rsh_agent,
-            launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls: as the flags.
+        ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
+            rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls,
+            check_network: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -167,6 +174,9 @@ def run(
         "drain_timeout_s": drain_timeout,
         "grace_s": grace_time,
         "num_standby": standby,
+        "num_proc_multiple": np_multiple,
+        "ranks_per_host_multiple": ranks_per_host_multiple,
+        "protect": protect,
         "preload": preload,
         "durable_dir": durable_dir,
         "durable_every": durable_every,
@@ -174,6 +184,7 @@ def run(
         "durable_keep": durable_keep,
         "rendezvous_port": rendezvous_port,
         "agent_timeout_s": agent_timeout,
+        "host_timeout_s": host_timeout,
         "accept_agents": accept_agents,
         "join_token_file": join_token_file,
         "rsh_agent": rsh_agent,
@@ -183,6 +194,7 @@ def run(
         "ssh_connect_timeout_s": ssh_connect_timeout,
         "port_range": port_range,
         "tls": tls,
+        "check_network": check_network,
         "config_file": config_file,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),

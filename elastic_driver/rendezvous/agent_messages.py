@@ -12,14 +12,14 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what is said here and of the frames; both ends must have the same."""
 
 
@@ -33,6 +33,7 @@ class Bootstrap:
         key: with what, in hexadecimal digits; empty for a joiner, which makes it from its token.
         host: its host's name in the job; "" to have it made of the machine's name.
         slots: of a host that joins by itself; 0 for one that discovery names.
+        labels: of a host that joins by itself.
         agent_timeout_s: how long it may go unacknowledged until it ends its workers, seconds.
         fingerprint: SHA-256 of the driver's certificate, in hexadecimal digits; "" without ``https``.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
@@ -45,6 +46,7 @@ class Bootstrap:
     key: str = field(repr=False)
     host: str
     slots: int = 0
+    labels: tuple[str, ...] = ()
     agent_timeout_s: float = 15.0
     fingerprint: str = ""
     owner: str = ""
@@ -64,7 +66,8 @@ class Bootstrap:
         try:
             values = json.loads(data)
             read = {each.name: values[each.name] for each in fields(cls)}
-            read["urls"] = tuple(str(url) for url in read["urls"])
+            for name in ("urls", "labels"):
+                read[name] = tuple(str(each) for each in read[name])
             return cls(**read)
         except (ValueError, TypeError, KeyError) as error:
             raise RendezvousProtocolError(f"cannot read what this agent was given: {error!r}") from None
@@ -84,10 +87,15 @@ _WHOLE = 1 << 53
 
 
 class Said:
-    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes."""
+    """A message as a value. Subclasses are frozen dataclasses; a field ``blob`` travels as bytes.
+
+    A field with a default travels only where it is another: so what has come to a message since can be left out by
+    those who do not know it, and the first words that two versions exchange can be read by both.
+    """
 
     name: ClassVar[str]
     _kinds: ClassVar[dict[str, Any]]
+    _left_out: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, *, name: str = "", **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -98,6 +106,9 @@ class Said:
     def message(self) -> Message:
         """As it travels."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        for name, default in _defaults(type(self)).items():
+            if values[name] == default:
+                del values[name]
         return Message(self.name, values, values.pop("blob", b""))
 
 
@@ -116,8 +127,10 @@ def said(message: Message, *, sound: bool = False) -> Said:
     if kind is None:
         raise RendezvousProtocolError(f"cannot read message: there is none called {message.name[:40]!r}")
     values: dict[str, Any] = {}
-    hints = _hints(kind)
+    hints, defaults = _hints(kind), _defaults(kind)
     for name, hint in hints.items():
+        if name in defaults and name not in message.fields:
+            continue
         if name == "blob":
             values[name] = message.blob
             continue
@@ -153,6 +166,14 @@ def _hints(kind: type[Said]) -> dict[str, Any]:
         hints = {each.name: every[each.name] for each in fields(kind)}  # type: ignore[arg-type]
         kind._kinds = hints
     return hints
+
+
+def _defaults(kind: type[Said]) -> dict[str, Any]:
+    defaults: dict[str, Any] | None = kind.__dict__.get("_left_out")
+    if defaults is None:
+        every = fields(kind)  # type: ignore[arg-type]
+        defaults = kind._left_out = {each.name: each.default for each in every if each.default is not MISSING}
+    return defaults
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -205,6 +226,8 @@ class Hello(Said, name="hello"):
         owner: the agent's process, as :mod:`elastic_driver.system.process_name` names it.
         address: of the agent's end of the connection.
         addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
+        labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
+            them.
     """
 
     agent: str
@@ -223,6 +246,7 @@ class Hello(Said, name="hello"):
     owner: str
     address: str
     addresses: list[str]
+    labels: str = ""
 
 
 @dataclass(frozen=True)
@@ -370,6 +394,57 @@ class Values(Said, name="values"):
     round_id: int
     scope: str
     blob: bytes
+
+
+@dataclass(frozen=True)
+class Listen(Said, name="listen"):
+    """For a check of the network: listen where workers would. Answered by Listening. Takes the place of an earlier one.
+
+    Attributes:
+        check: number of the check.
+        host: its host's name in the job, which it proves to whom it answers.
+        secret: of the check, in hexadecimal digits; who does not have it is a stranger.
+        address: where to listen.
+        ports: first and last port that may be taken; empty for any.
+        limit_s: for how long at most, seconds.
+    """
+
+    check: int
+    host: str
+    secret: str = field(repr=False)
+    address: str
+    ports: list[int]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Probe(Said, name="probe"):
+    """Look whether agents that listen for a check can be reached, and how fast. Answered by Probed, once for all.
+
+    Attributes:
+        check: that it belongs to.
+        number: of this probe; the Probed has it.
+        addresses: where they listen, by host.
+        ports: likewise.
+        burst_bytes: at most so many are sent each way to see how fast they get there; 0 for none.
+        burst_s: for so long at most each way, seconds.
+        limit_s: how long all that may take for one host, seconds.
+    """
+
+    check: int
+    number: int
+    addresses: dict[str, str]
+    ports: dict[str, int]
+    burst_bytes: int
+    burst_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Unlisten(Said, name="unlisten"):
+    """The check is over."""
+
+    check: int
 
 
 @dataclass(frozen=True)
@@ -531,6 +606,32 @@ class Warning(Said, name="warning"):
     """Something that the user should look at."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Listening(Said, name="listening"):
+    """The answer to a Listen: the port, or 0 and why there is none."""
+
+    check: int
+    port: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Probed(Said, name="probed"):
+    """The answer to a Probe. Each host is in ``rtt_s`` or in ``failures``.
+
+    Attributes:
+        number: of the probe.
+        rtt_s: by host: the shortest round trip, seconds.
+        speeds: by host: bytes a second there, and from there; only where both were measured.
+        failures: by host: why it cannot be reached, in words.
+    """
+
+    number: int
+    rtt_s: dict[str, float]
+    speeds: dict[str, list[float]]
+    failures: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _ranks(data: Mapping[str, Any]) -> tuple[int, ...]:
+    ranks = _get(data, "unreachable", list)
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
+        raise RendezvousProtocolError("cannot read message: its 'unreachable' is no list of ranks")
+    return tuple(ranks)
+
+
 def _worker(data: Mapping[str, Any]) -> WorkerId:
     try:
         return WorkerId.parse(_get(data, "worker", str))
@@ -94,6 +101,7 @@ class NextRoundRequest:
     steps: int = 0  # operations that it has finished since that restore point
     where: str = ""  # the line of the user's code that the error came through, for people
     raised: bool = False  # whether that code raised it, and not the library
+    unreachable: tuple[int, ...] = ()  # ranks of that round that could not be reached, or acknowledged nothing
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -110,6 +118,7 @@ class NextRoundRequest:
                 "steps": self.steps,
                 "where": self.where,
                 "raised": self.raised,
+                "unreachable": list(self.unreachable),
             }
         ).encode()
 
@@ -138,6 +147,7 @@ class NextRoundRequest:
             steps=steps,
             where=_text(data, "where"),
             raised=_get(data, "raised", bool),
+            unreachable=_ranks(data),
         )
 
 

@@ -30,6 +30,7 @@ from elastic_driver.report.happenings import (
     Listener,
     Member,
     MomentPassed,
+    NetworkChecked,
     NoticeGiven,
     ProcessDying,
     ProcessEnded,
@@ -154,6 +155,10 @@ class Chronicle:
     def host_lost(self, host: str, reason: str) -> None:
         """A host's agent is lost."""
         self._tell(HostLost(host, reason))
+
+    def network_checked(self, checked: NetworkChecked) -> None:
+        """The network between hosts was checked."""
+        self._tell(checked)
 
     def worker_started(self, worker: WorkerId, pid: int) -> None:
         """A process runs."""

@@ -27,6 +27,7 @@ from elastic_driver.report.happenings import (
     JobEnded,
     JobStarted,
     MomentPassed,
+    NetworkChecked,
     NoticeGiven,
     ProcessDying,
     ProcessEnded,
@@ -79,13 +80,17 @@ class EventLog:
             case JobStarted(url, job_id):
                 self.write("job_started", rendezvous=url, job_id=job_id)
             case HostsChanged(hosts):
-                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts})
+                labels = {host.name: list(host.labels) for host in hosts if host.labels}
+                more = {"labels": labels} if labels else {}
+                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts}, **more)
             case HostReady(host, address, joined):
                 self.write("host_ready", host=host, address=address, joined=joined)
             case HostUnready(host, reason, permanent):
                 self.write("host_unready", host=host, reason=reason, permanent=permanent)
             case HostLost(host, reason):
                 self.write("host_lost", host=host, reason=reason)
+            case NetworkChecked():
+                self._write_check(happening)
             case ProcessStarted(worker, pid):
                 self.write("worker_started", worker=worker.key, pid=pid)
             case Warmed(pid, took_s):
@@ -122,6 +127,24 @@ class EventLog:
                 self.write("internal_error", error=error, events=list(events))
             case JobEnded(exit_code, message):
                 self.write("job_ended", exit_code=exit_code, message=message)
+
+    def _write_check(self, checked: NetworkChecked) -> None:
+        self.write(
+            "network_checked",
+            admitted=list(checked.admitted),
+            left_out=dict(checked.left_out),
+            unheard=list(checked.unheard),
+            links=[
+                {
+                    "hosts": list(link.hosts),
+                    "rtt_ms": round(link.rtt_s * 1e3, 4),
+                    "mbit_s": round(link.speed * 8 / 1e6, 3),
+                }
+                for link in checked.links
+            ],
+            slow=list(checked.slow),
+            took_s=round(checked.took_s, 4),
+        )
 
     def _write_round(self, formed: RoundFormed) -> None:
         self.write(

@@ -5,7 +5,7 @@ Owns the words between the chronicle and its listeners, and the protocol of a li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -69,6 +69,42 @@ class HostLost:
 
     host: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """A link between two hosts.
+
+    Attributes:
+        hosts: its ends.
+        rtt_s: the shortest round trip, seconds.
+        speed: bytes a second, in the slower direction.
+    """
+
+    hosts: tuple[str, str]
+    rtt_s: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChecked:
+    """The network between hosts was checked, before some of them are used for the first time.
+
+    Attributes:
+        admitted: hosts that may be used from now on.
+        left_out: hosts that may not, and why; :class:`HostUnready` tells of them, too.
+        unheard: hosts in use that could not be asked.
+        links: what was measured.
+        slow: links that are slower than the others; one line each.
+        took_s: seconds.
+    """
+
+    admitted: Sequence[str]
+    left_out: Mapping[str, str]
+    unheard: Sequence[str]
+    links: Sequence[LinkMeasured]
+    slow: Sequence[str]
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +328,7 @@ Happening: TypeAlias = (
     | HostReady
     | HostUnready
     | HostLost
+    | NetworkChecked
     | ProcessStarted
     | Warmed
     | ProcessDying

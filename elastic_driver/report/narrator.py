@@ -22,6 +22,7 @@ from elastic_driver.report.happenings import (
     JobEnded,
     JobStarted,
     MomentPassed,
+    NetworkChecked,
     NoticeGiven,
     ProcessDying,
     ProcessEnded,
@@ -85,6 +86,10 @@ class Narrator:
                 console.warning(f"host {host} is not ready: {reason}{again}")
             case HostLost(host, reason):
                 console.warning(f"host {host} is lost: {reason}")
+            case NetworkChecked(slow=slow):
+                console.detail(_said_of_check(happening))
+                for text in slow:
+                    console.warning(text)
             case ProcessStarted(worker, pid):
                 console.detail(f"worker {worker} started (pid {pid})")
             case Warmed(pid, took_s):
@@ -162,3 +167,19 @@ class Narrator:
         self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
         for line in failure.last_lines:
             self._console.error(f"  {line}")
+
+
+def _said_of_check(checked: NetworkChecked) -> str:
+    """What it has found, for people."""
+    hosts = [*checked.admitted, *checked.left_out]
+    text = (
+        f"the network of host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)} was checked in {checked.took_s:.1f} s"
+    )
+    if checked.links:
+        speeds = [link.speed * 8 / 1e6 for link in checked.links]
+        rtts = [link.rtt_s * 1e3 for link in checked.links]
+        text += (
+            f": {len(speeds)} link{'s' if len(speeds) > 1 else ''} of {min(speeds):.0f} to {max(speeds):.0f} Mbit/s, "
+            f"round trips of {min(rtts):.2f} to {max(rtts):.2f} ms"
+        )
+    return text + (f"; not heard of: {', '.join(checked.unheard)}" if checked.unheard else "")

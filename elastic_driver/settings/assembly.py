@@ -124,9 +124,13 @@ def _typed(name: str, value: Any) -> Any:
             return read_port_range(value) if isinstance(value, str) else tuple(integer(str(port)) for port in value)
     except ValueError as error:
         raise SettingsError(f"argument {FLAGS[name]}: {error}") from None
-    if name in ("preload", "network_interfaces"):
-        words = value.split(",") if isinstance(value, str) else value
-        return tuple(word.strip() for word in words if word.strip())
+    if name in ("preload", "network_interfaces", "protect"):
+        texts = [value] if isinstance(value, str) else value
+        # As commands and arguments have them, one by one or with commas; in any of these it may be repeated.
+        words = [word.strip() for text in texts for word in text.split(",")]
+        if name == "protect":
+            words = [word[1:-1] if word.startswith("[") and word.endswith("]") else word for word in words]
+        return tuple(dict.fromkeys(word for word in words if word))
     return value.lower() if name == "horovod_shim" else value
 
 

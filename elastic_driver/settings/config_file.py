@@ -47,11 +47,17 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "thread_affinity": ("thread_affinity", int),
         "gloo_timeout_seconds": ("gloo_timeout_s", int),
     },
+    "placement": {
+        "np_multiple": ("num_proc_multiple", int),
+        "ranks_per_host_multiple": ("ranks_per_host_multiple", int),
+        "protect": ("protect", str),
+    },
     "warm_starts": {"enabled": ("warm_starts", bool), "preload": ("preload", str)},
     "agents": {
         "accept": ("accept_agents", bool),
         "join_token_file": ("join_token_file", str),
         "timeout_seconds": ("agent_timeout_s", float),
+        "host_timeout_seconds": ("host_timeout_s", float),
         "tls": ("tls", bool),
     },
     "launcher": {
@@ -65,7 +71,11 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "identity_file": ("ssh_identity_file", str),
         "connect_timeout_seconds": ("ssh_connect_timeout_s", float),
     },
-    "network": {"interfaces": ("network_interfaces", str), "port_range": ("port_range", str)},
+    "network": {
+        "interfaces": ("network_interfaces", str),
+        "port_range": ("port_range", str),
+        "check": ("check_network", bool),
+    },
     "logging": {"level": ("log_level", str), "with_timestamp": ("log_with_timestamp", bool)},
 }
 

@@ -1,4 +1,7 @@
-"""Fixed hosts as users write them: ``-H HOST:N,HOST:N`` and hostfiles. Owns the two notations, and reads the file."""
+"""Fixed hosts as users write them: ``-H HOST:N,HOST:N`` and hostfiles. Owns the two notations, and reads the file.
+
+In both, a host's labels stand behind it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def parse_list(text: str, default_slots: int) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
-    """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``).
+    """Reads lines ``HOST slots=N`` (or ``HOST:N``, or ``HOST``), each with labels behind that or without.
 
     Raises:
         SettingsError: the file cannot be read, or a line of it.
@@ -44,10 +47,9 @@ def read_hostfile(path: Path, default_slots: int) -> tuple[Host, ...]:
     plain = []
     for line in lines:
         words = line.split("#", 1)[0].split()
-        if len(words) == 2 and words[1].startswith("slots="):
-            plain.append(f"{words[0]}:{words[1].removeprefix('slots=')}")
-        else:
-            plain.append(" ".join(words))
+        if len(words) > 1 and words[1].startswith("slots="):
+            words[:2] = [f"{words[0]}:{words[1].removeprefix('slots=')}"]
+        plain.append(" ".join(words))
     try:
         return parse_hosts(plain, default_slots=default_slots)
     except SettingsError as error:

@@ -19,6 +19,7 @@ BOOTSTRAPS = (STDIN, "command")
 
 # The agent looks for acknowledgements each 0.5 s, and they come each second.
 LEAST_AGENT_TIMEOUT_S = 2.0
+LEAST_HOST_TIMEOUT_S = 2.0
 
 _INTERFACE = re.compile(r"[^\s/]{1,15}")  # IFNAMSIZ of Linux, less its zero
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -10,15 +10,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import lcm
 from pathlib import Path
 
 from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, total_slots
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.machines import (
     BOOTSTRAPS,
     LEAST_AGENT_TIMEOUT_S,
+    LEAST_HOST_TIMEOUT_S,
     STDIN,
     check_interface,
     check_port_range,
@@ -51,6 +53,9 @@ class Settings:
         min_num_proc: fewest workers of a round (--min-np).
         max_num_proc: most workers of a round; None for no bound (--max-np).
         num_standby: booted workers to keep beyond max_num_proc, in slots that no member needs (--standby).
+        num_proc_multiple: the workers of a round are a multiple of this (--np-multiple).
+        ranks_per_host_multiple: those on each host are a multiple of this.
+        protect: names of hosts on which rank 0 is better placed than elsewhere.
         slots_per_host: slots of hosts that name none.
         elastic: whether membership may change (a discovery script or --min-np was given).
         elastic_timeout_s: how long the job may lack slots.
@@ -86,6 +91,7 @@ class Settings:
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
         preload: those modules; None to choose them by the script.
         agent_timeout_s: how long an agent may go unacknowledged until it ends its workers, and its host is lost.
+        host_timeout_s: how long a host, or a peer of a worker, may go unheard until the others go on without it.
         accept_agents: whether hosts may join by themselves.
         join_token_file: file with the secret that they prove themselves with; None to have one made.
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
@@ -97,6 +103,7 @@ class Settings:
         port_range: first and last port that workers listen on, and the driver, unless it has a port of its own; None
             for any.
         network_interfaces: names, addresses or networks: on each host workers listen on what fits.
+        check_network: whether hosts must reach each other before they are used for the first time.
         tls: whether connections to the driver are encrypted.
         passed_env: variables for the workers on all hosts (-x).
 
@@ -109,6 +116,9 @@ class Settings:
     min_num_proc: int = field(metadata=_given_by("--min-np"))
     max_num_proc: int | None = field(default=None, metadata=_given_by("--max-np"))
     num_standby: int = field(default=0, metadata=_given_by("--standby"))
+    num_proc_multiple: int = field(default=1, metadata=_given_by("--np-multiple"))
+    ranks_per_host_multiple: int = field(default=1, metadata=_given_by("--ranks-per-host-multiple"))
+    protect: tuple[str, ...] = field(default=(), metadata=_given_by("--protect"))
     slots_per_host: int | None = field(
         default=None, metadata=_given_by("--slots-per-host", "OMPI_MCA_orte_set_default_slots")
     )
@@ -146,6 +156,7 @@ class Settings:
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
     agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout"))
+    host_timeout_s: float = field(default=5.0, metadata=_given_by("--host-timeout"))
     accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
     rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
@@ -157,11 +168,13 @@ class Settings:
     ssh_connect_timeout_s: float = field(default=10.0, metadata=_given_by("--ssh-connect-timeout"))
     port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
     network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
+    check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
     passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_multiples()
         self._check_hosts()
         self._check_durable()
         self._check_machines()
@@ -243,7 +256,29 @@ class Settings:
         if self.reset_limit is not None:
             _at_least("--reset-limit", self.reset_limit, 0)
 
+    def _check_multiples(self) -> None:
+        given = [name for name in ("num_proc_multiple", "ranks_per_host_multiple") if getattr(self, name) != 1]
+        for name in given:
+            _at_least(FLAGS[name], getattr(self, name), 1)
+        if self.ranks_per_host_multiple > MAX_SLOTS_PER_HOST:
+            raise SettingsError(
+                f"--ranks-per-host-multiple {self.ranks_per_host_multiple} is above {MAX_SLOTS_PER_HOST}, the most "
+                "slots a host may have"
+            )
+        multiple = lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
+        flags = ", ".join(f"{FLAGS[name]} {getattr(self, name)}" for name in given)
+        for name in ("num_proc", "min_num_proc", "max_num_proc"):
+            value = getattr(self, name)
+            if value is None or value % multiple == 0:
+                continue
+            below, above = value - value % multiple, value - value % multiple + multiple
+            would_do = f"{below} or {above}" if below else str(above)
+            raise SettingsError(f"{FLAGS[name]} {value} is no multiple of {multiple} ({flags}): {would_do} would do")
+
     def _check_hosts(self) -> None:
+        for name in self.protect:
+            if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has one
+                raise SettingsError(f"--protect {name!r} is not the name of a host")
         if self.discovery_script is not None:
             if self.hosts is not None or self.discovery_socket is not None:
                 other = "fixed hosts (-H, --hostfile)" if self.hosts is not None else "a discovery object"
@@ -270,6 +305,18 @@ class Settings:
                 f"-np {self.num_proc} is above the {slots} slots of the hosts given "
                 f"({', '.join(str(host) for host in self.hosts)})"
             )
+        size = self.ranks_per_host_multiple
+        whole = sum(host.slots - host.slots % size for host in self.hosts)
+        if whole < self.num_proc:
+            raise SettingsError(
+                f"-np {self.num_proc} is above the {whole} slots that --ranks-per-host-multiple {size} leaves of the "
+                f"hosts given ({', '.join(str(host) for host in self.hosts)})"
+            )
+        strangers = [name for name in self.protect if name not in {host.name for host in self.hosts}]
+        if strangers:
+            raise SettingsError(
+                f"--protect {strangers[0]} is none of the hosts given ({', '.join(host.name for host in self.hosts)})"
+            )
         if self.num_standby and slots < (self.max_num_proc or 0) + self.num_standby:
             raise SettingsError(
                 f"--standby {self.num_standby} needs as many slots beyond --max-np {self.max_num_proc}; the hosts "
@@ -291,6 +338,7 @@ class Settings:
     def _check_machines(self) -> None:
         check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)
         check_agent_timeout(self.agent_timeout_s)
+        check_host_timeout(self.host_timeout_s)
         if self.join_token_file is not None and not self.accept_agents:
             raise SettingsError("--join-token-file is without effect: give --accept-agents too")
         for name in ("rsh_agent", "launcher_command", "remote_python", "ssh_identity_file"):
@@ -338,12 +386,22 @@ def check_seconds(flag: str, value: float, *, zero: str = " above 0", most: floa
 
 def check_agent_timeout(seconds: float) -> None:
     """Raises SettingsError unless this can be --agent-timeout."""
-    check_seconds(FLAGS["agent_timeout_s"], seconds)
     if seconds < LEAST_AGENT_TIMEOUT_S:
         raise SettingsError(
             f"--agent-timeout {seconds:g} is below {LEAST_AGENT_TIMEOUT_S:g} s: machines acknowledge each other once "
             "a second"
         )
+    check_seconds(FLAGS["agent_timeout_s"], seconds)
+
+
+def check_host_timeout(seconds: float) -> None:
+    """Raises SettingsError unless this can be --host-timeout."""
+    if seconds < LEAST_HOST_TIMEOUT_S:
+        raise SettingsError(
+            f"--host-timeout {seconds:g} is below {LEAST_HOST_TIMEOUT_S:g} s: machines acknowledge each other once a "
+            "second"
+        )
+    check_seconds(FLAGS["host_timeout_s"], seconds)
 
 
 def script_words(script: str) -> list[str]:

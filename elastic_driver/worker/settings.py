@@ -19,6 +19,7 @@ from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.credentials import Credential, ranks_key
 from elastic_driver.rendezvous.environment import (
     ENV_HEARTBEAT,
+    ENV_HOST_TIMEOUT,
     ENV_JOB,
     ENV_OWNER,
     ENV_PATIENCE,
@@ -135,6 +136,7 @@ class WorkerSettings:
         round: the round that ran when this worker was started; 0 for none.
         port_range: the lowest and the highest port at which they may; None for any.
         heartbeat_s: at least as often the driver is to hear of this worker, seconds; 0 for its long poll only.
+        host_timeout_s: how long another member's machine may acknowledge nothing until it is given up; 0 for ever.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
         patience_s: how long a driver may be silent of which nothing else is known, seconds.
         warm: set in a process that is to be held in its start, for workers to be forked from.
@@ -167,6 +169,7 @@ class WorkerSettings:
     round: int = field(default=0, metadata=_by(ENV_ROUND, _round))
     port_range: tuple[int, int] | None = field(default=None, metadata=_by(ENV_PORTS, _ports))
     heartbeat_s: float = field(default=0.0, metadata=_by(ENV_HEARTBEAT, _number))
+    host_timeout_s: float = field(default=0.0, metadata=_by(ENV_HOST_TIMEOUT, _number))
     owner: str = field(default="", metadata=_by(ENV_OWNER, str))
     patience_s: float = field(default=PATIENCE_S, metadata=_by(ENV_PATIENCE, _seconds(_MOST_WAIT_S)))
     warm: str = field(default="", metadata=_by(ENV_WARM, str))

@@ -25,10 +25,12 @@ std::string reason() { return std::strerror(errno); }
 
 }  // namespace
 
-ControlLink::ControlLink(Identity self, int size)
+ControlLink::ControlLink(Identity self, int size, Reach reach)
     : self_(std::move(self)),
       rank_(self_.rank),
       size_(size),
+      reach_(std::move(reach)),
+      next_look_(reach_.limited() ? Clock::time_point::min() : Clock::time_point::max()),
       event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       by_rank_(static_cast<size_t>(size), SIZE_MAX) {
@@ -66,7 +68,7 @@ void ControlLink::connect(const std::string& where, Clock::time_point deadline, 
     const std::string host(reader.text());
     wanted.push_back({0, "", true, {host, static_cast<uint16_t>(reader.number())}});
   }
-  std::vector<Descriptor> sockets = shake_hands(self_, listener_.get(), wanted, deadline, check);
+  std::vector<Descriptor> sockets = shake_hands(self_, listener_.get(), wanted, deadline, check, reach_);
   listener_ = Descriptor();
   for (size_t i = 0; i < wanted.size(); ++i) add(wanted[i].rank, std::move(sockets[i]));
 }
@@ -79,15 +81,20 @@ void ControlLink::add(int rank, Descriptor socket) {
     throw CollectiveError("cannot watch a connection: " + reason());
   }
   by_rank_[static_cast<size_t>(rank)] = peers_.size();
-  peers_.push_back({rank, std::move(socket), {}});
+  peers_.push_back({rank, std::move(socket), {}, {}});
+  peers_.back().silence.begin(peers_.back().socket.get(), reach_);
 }
 
-void ControlLink::lost(int rank) const {
-  throw CollectiveError("rank " + std::to_string(rank) + " has closed its connection");
+void ControlLink::lost(const Peer& peer) const {
+  const std::string who = "rank " + std::to_string(peer.rank);
+  if (says_unreachable(peer.error)) {
+    give_up(reach_, peer.rank, who + " cannot be reached any more: " + std::strerror(peer.error));
+  }
+  throw CollectiveError(who + " has closed its connection");
 }
 
 void ControlLink::send(int rank, std::string_view bytes, const Check& check) {
-  const Peer& peer = peers_[by_rank_[static_cast<size_t>(rank)]];
+  Peer& peer = peers_[by_rank_[static_cast<size_t>(rank)]];
   const auto size = static_cast<uint32_t>(bytes.size());
   std::string frame(reinterpret_cast<const char*>(&size), sizeof(size));
   frame.append(bytes);
@@ -99,8 +106,13 @@ void ControlLink::send(int rank, std::string_view bytes, const Check& check) {
       continue;
     }
     if (errno == EINTR) continue;
-    if (errno != EAGAIN) lost(rank);
+    if (errno != EAGAIN) {
+      peer.error = errno;
+      lost(peer);
+    }
     check();
+    const auto time = Clock::now();
+    if (look_is_due(time)) look(time, true);
     pollfd polled{peer.socket.get(), POLLOUT, 0};
     poll(&polled, 1, kSliceMs);
   }
@@ -126,7 +138,10 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
         break;
       }
       if (got < 0 && errno == EINTR) continue;
-      if (got == 0 || errno != EAGAIN) peer.gone = true;
+      if (got == 0 || errno != EAGAIN) {
+        peer.gone = true;
+        peer.error = got == 0 ? 0 : errno;
+      }
       break;
     }
     size_t at = 0;
@@ -143,7 +158,7 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
   // What came before the end is used first.
   if (frames.empty()) {
     for (const Peer& peer : peers_) {
-      if (peer.gone) lost(peer.rank);
+      if (peer.gone) lost(peer);
     }
   }
   return frames;
@@ -153,7 +168,9 @@ std::map<int, std::string> ControlLink::receive_all(Clock::time_point deadline, 
   std::map<int, std::string> received;
   while (received.size() < peers_.size()) {
     check();
-    if (Clock::now() >= deadline) {
+    const auto now = Clock::now();
+    if (look_is_due(now)) look(now, true);
+    if (now >= deadline) {
       std::vector<int> missing;
       for (const Peer& peer : peers_) {
         if (received.count(peer.rank) == 0) missing.push_back(peer.rank);
@@ -177,7 +194,10 @@ void ControlLink::wake() {
 
 void ControlLink::disconnect() {
   listener_ = Descriptor();  // who was not let in yet sees it too
-  for (const Peer& peer : peers_) shutdown(peer.socket.get(), SHUT_RDWR);
+  for (const Peer& peer : peers_) {
+    if (is_suspicious(peer.socket.get(), reach_)) reach_.found->add({peer.rank});
+    shutdown(peer.socket.get(), SHUT_RDWR);
+  }
 }
 
 void ControlLink::check_peers() {
@@ -185,8 +205,18 @@ void ControlLink::check_peers() {
   for (const Peer& peer : peers_) polled.push_back({peer.socket.get(), POLLRDHUP, 0});
   if (poll(polled.data(), polled.size(), 0) <= 0) return;
   for (size_t i = 0; i < polled.size(); ++i) {
-    if ((polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) lost(peers_[i].rank);
+    if ((polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
+    socklen_t length = sizeof(int);
+    getsockopt(peers_[i].socket.get(), SOL_SOCKET, SO_ERROR, &peers_[i].error, &length);
+    lost(peers_[i]);
   }
+}
+
+void ControlLink::look(Clock::time_point now, bool judge) {
+  next_look_ = now + kLookInterval;
+  Look look(reach_, rank_, now);
+  for (Peer& peer : peers_) look.at(peer.rank, peer.socket.get(), peer.silence);
+  if (judge) look.judge();
 }
 
 }  // namespace elastic

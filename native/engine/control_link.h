@@ -20,8 +20,8 @@ class ControlLink {
   };
 
   // `self`: of this rank; see net/handshake.h. Both ends of each connection have proven themselves when connect() is
-  // done.
-  ControlLink(Identity self, int size);
+  // done. `reach`: what blocks here, for a peer of which nothing is heard for its limit, throws UnreachableError.
+  ControlLink(Identity self, int size, Reach reach = {});
   ~ControlLink() = default;
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
@@ -45,25 +45,33 @@ class ControlLink {
   std::map<int, std::string> receive_all(Clock::time_point deadline, const Check& check);
   // Closes all connections; wake() may still be called.
   void close();
-  // Lets the peers see the end of their connections.
+  // Lets the peers see the end of their connections. Notes of whom nothing was heard lately.
   void disconnect();
   // Throws CollectiveError when a peer has closed its connection.
   void check_peers();
+  // Whether it is time to look whether the peers are still there. Never where there is no limit.
+  bool look_is_due(Clock::time_point now) const { return now >= next_look_; }
+  // Looks. With `judge`, as something is awaited of them, throws UnreachableError.
+  void look(Clock::time_point now, bool judge);
 
  private:
   struct Peer {
     int rank;
     Descriptor socket;
     std::string received;
+    Silence silence;
     bool gone = false;
+    int error = 0;  // that it is gone with; 0: it was closed
   };
 
   void add(int rank, Descriptor socket);
-  [[noreturn]] void lost(int rank) const;
+  [[noreturn]] void lost(const Peer& peer) const;
 
   const Identity self_;
   const int rank_;
   const int size_;
+  const Reach reach_;
+  Clock::time_point next_look_;
   Descriptor listener_;
   Descriptor event_;
   Descriptor epoll_;

@@ -116,8 +116,9 @@ class Coordinator {
   void receive(int rank, std::string_view message, Clock::time_point now);
   // A message for all ranks; "" when nothing is ready.
   std::string flush();
+  // Whether some ranks wait for others.
+  bool awaits() const { return !pending_.empty(); }
   // What to tell the user about operations that have waited long. Costs nothing while none has.
-  // something.
   std::vector<std::string> look(Clock::time_point now);
 
  private:

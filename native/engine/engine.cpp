@@ -12,7 +12,7 @@ namespace elastic {
 namespace {
 
 // The thread looks up from its sleep now and then, for peers that have waited long.
-constexpr int kSleepMs = 1000;
+constexpr int kSleepMs = kLookInterval.count();
 
 }  // namespace
 
@@ -21,7 +21,7 @@ Engine::Engine(int rank, int size, EngineOptions options)
       size_(size),
       options_(options),
       owner_(getpid()),
-      link_({rank, options_.key, options_.purpose}, size) {
+      link_({rank, options_.key, options_.purpose}, size, options_.reach) {
   if (rank < 0 || rank >= size) throw std::invalid_argument("the rank is not below the size");
   if (options_.shared_memory) memory_ = shared_memory(options_.machine, options_.direct_reads);
   if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, options_.fusion_bytes, options_.patience);
@@ -189,6 +189,7 @@ std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   if (turns_.empty()) return std::nullopt;
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
+  ++turns_taken_;
   turn.taken = Clock::now();
   return turn;
 }
@@ -197,6 +198,7 @@ void Engine::conclude(const Turn& turn, const std::string& error) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++finished_;
+    --turns_taken_;
   }
   if (turn.operation) {
     if (timeline_.on()) {
@@ -244,6 +246,11 @@ void Engine::look() {
   link_.check_peers();
 }
 
+bool Engine::awaits() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !inflight_.empty() || !turns_.empty() || turns_taken_ != 0 || (coordinator_ && coordinator_->awaits());
+}
+
 // --- the engine's thread ------------------------------------------------------------------------------------------
 
 void Engine::run() {
@@ -263,6 +270,9 @@ void Engine::run() {
       }
       const std::vector<ControlLink::Frame> frames = link_.receive(idle ? kSleepMs : 0);
       asleep_ = false;
+      // Also while nothing is awaited: who is silent then is known at once when something is.
+      const auto now = Clock::now();
+      if (link_.look_is_due(now)) link_.look(now, awaits());
       for (const auto& frame : frames) {
         if (coordinator_) {
           const std::lock_guard<std::mutex> lock(mutex_);

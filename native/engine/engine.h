@@ -55,6 +55,7 @@ struct EngineOptions {
   std::string machine;        // ranks with different ones share no memory
   // What ranks prove to each other; see Identity.
   std::string key, purpose;
+  Reach reach;
 };
 
 class Engine {
@@ -119,6 +120,10 @@ class Engine {
   Timeline& timeline() { return timeline_; }
   int rank() const { return rank_; }
 
+  // The ranks that could not be reached, or of which nothing was heard any more while something was awaited of them.
+  // All are known when an operation has failed of it.
+  std::vector<int> unreachable() const { return options_.reach.found->ranks(); }
+
   // Ends everything under way and refuses what comes. Any thread, any time.
   void abort(const std::string& reason);
   // Aborts what is under way, and ends the thread.
@@ -133,6 +138,8 @@ class Engine {
   void throw_if_aborted() const;
   // Throws where there is nothing to wait for any more.
   void look();
+  // Whether operations wait for other ranks, here or on rank 0.
+  bool awaits() const;
 
   // The thread, and what it calls.
   void run();
@@ -165,6 +172,7 @@ class Engine {
   SharedMemory memory_;
   std::deque<std::shared_ptr<Operation>> queue_;
   std::deque<Turn> turns_;
+  size_t turns_taken_ = 0;  // and not concluded yet
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;
   std::string broken_;

@@ -93,8 +93,12 @@ struct ContextGroup::Group {
 };
 
 ContextGroup::ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose,
-                           PortRange ports)
-    : host_(std::move(host)), ports_(ports), self_{0, std::move(key), std::move(purpose)}, owner_(getpid()) {
+                           PortRange ports, Reach reach)
+    : host_(std::move(host)),
+      ports_(ports),
+      reach_(std::move(reach)),
+      self_{0, std::move(key), std::move(purpose)},
+      owner_(getpid()) {
   if (groups.size() > kMostGroups) throw std::invalid_argument("there can be no more than 16 groups");
   for (GroupPlan& plan : groups) {
     if (plan.name.size() > kLongestName) throw std::invalid_argument("a group's name is longer than 256 bytes");
@@ -186,7 +190,8 @@ void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeou
   const std::vector<Wanted> peers = wanted(blobs);
   phase_ = Phase::kBroken;                           // until it has worked
   const Descriptor listener = std::move(listener_);  // who fails here is not to be dialled any more
-  std::vector<Descriptor> sockets = shake_hands(self_, listener.get(), peers, deadline, [this] { switch_->check(); });
+  std::vector<Descriptor> sockets =
+      shake_hands(self_, listener.get(), peers, deadline, [this] { switch_->check(); }, reach_);
   {
     const std::lock_guard<std::mutex> lock(links_mutex_);
     size_t next = 0;
@@ -196,7 +201,8 @@ void ContextGroup::connect(const std::vector<std::string>& blobs, Seconds timeou
       for (size_t member = 0; member < own.size(); ++member) {
         if (group->plan.members[member] != self_.rank) own[member] = std::move(sockets[next++]);
       }
-      group->transport = std::make_shared<Transport>(group->plan.index, group->plan.members, std::move(own), switch_);
+      group->transport =
+          std::make_shared<Transport>(group->plan.index, group->plan.members, std::move(own), switch_, reach_);
       group->context = std::make_shared<GlooContext>(group->transport);
     }
   }
@@ -243,6 +249,8 @@ void ContextGroup::run(const std::string& name, const char* what, uint64_t signa
   } catch (const CollectiveTimeout&) {
     throw CollectiveTimeout(std::string(what) + " did not end within " + std::to_string(timeout.count()) +
                             " s: a member is late, or its call differs in size, type or operation");
+  } catch (const UnreachableError& error) {
+    throw UnreachableError(std::string(what) + " failed: " + error.what());
   } catch (const AbortedError&) {
     throw;
   } catch (const std::exception& error) {

@@ -39,9 +39,10 @@ struct GroupPlan {
 class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
  public:
   // `host` is the local address at which it listens, at one of the `ports`; `key` and `purpose` are what the members
-  // prove to each other; see Identity. Throws std::invalid_argument for a plan that cannot be.
+  // prove to each other; see Identity. What waits for a member of which nothing is heard for the limit of `reach`
+  // throws UnreachableError. Throws std::invalid_argument for a plan that cannot be.
   ContextGroup(std::vector<GroupPlan> groups, std::string host, std::string key, std::string purpose,
-               PortRange ports = {});
+               PortRange ports = {}, Reach reach = {});
   ~ContextGroup();
   ContextGroup(const ContextGroup&) = delete;
   ContextGroup& operator=(const ContextGroup&) = delete;
@@ -66,6 +67,9 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
   void alltoall(const std::string& group, const void* input, const std::vector<size_t>& sent, void* output,
                 const std::vector<size_t>& received, Seconds timeout);
   void barrier(const std::string& group, Seconds timeout);
+
+  // The ranks that could not be reached, or of which nothing was heard any more.
+  std::vector<int> unreachable() const { return reach_.found->ranks(); }
 
   // Members of a group, for checks of arguments. Throws std::invalid_argument for an unknown name.
   int group_size(const std::string& group) const;
@@ -92,6 +96,7 @@ class ContextGroup : public std::enable_shared_from_this<ContextGroup> {
 
   const std::string host_;
   const PortRange ports_;
+  const Reach reach_;
   Identity self_;
   const pid_t owner_;
   const std::shared_ptr<AbortSwitch> switch_ = std::make_shared<AbortSwitch>();

@@ -117,12 +117,14 @@ class Transport::Buffer final : public gloo::transport::UnboundBuffer {
 };
 
 Transport::Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets,
-                     std::shared_ptr<AbortSwitch> abort_switch)
+                     std::shared_ptr<AbortSwitch> abort_switch, Reach reach)
     : Context(index, static_cast<int>(ranks.size())),
       ranks_(std::move(ranks)),
       switch_(std::move(abort_switch)),
       links_(sockets.size()),
-      is_active_(sockets.size(), 0) {
+      is_active_(sockets.size(), 0),
+      reach_(std::move(reach)),
+      next_look_(reach_.limited() ? Clock::time_point::min() : Clock::time_point::max()) {
   for (size_t i = 0; i < sockets.size(); ++i) {
     if (sockets[i].open()) pairs_[i] = std::make_unique<NoPair>();
     links_[i].socket = std::move(sockets[i]);
@@ -143,21 +145,46 @@ void Transport::check() const {
 }
 
 void Transport::disconnect() {
-  for (const Link& one : links_) {
-    if (one.socket.open()) shutdown(one.socket.get(), SHUT_RDWR);
+  for (size_t member = 0; member < links_.size(); ++member) {
+    const int socket = links_[member].socket.get();
+    if (socket < 0) continue;
+    if (is_suspicious(socket, reach_)) reach_.found->add({ranks_[member]});
+    shutdown(socket, SHUT_RDWR);
   }
 }
 
-void Transport::lost(int member) {
-  broken_ = "rank " + std::to_string(ranks_[static_cast<size_t>(member)]) + " has closed its connection";
+void Transport::lost(int member, int error) {
+  const int other = ranks_[static_cast<size_t>(member)];
+  const bool unreachable = says_unreachable(error);
+  broken_ = "rank " + std::to_string(other) +
+            (unreachable ? std::string(" cannot be reached any more: ") + std::strerror(error)
+                         : " has closed its connection");
   switch_->check();  // or this end has
+  if (unreachable) give_up(reach_, other, broken_);
   throw CollectiveError(broken_);
+}
+
+void Transport::look(Clock::time_point now) {
+  next_look_ = now + kLookInterval;
+  Look look(reach_, ranks_[static_cast<size_t>(rank)], now);
+  for (const int member : active_) {
+    Link& one = link(member);
+    if (!one.busy()) continue;
+    look.at(ranks_[static_cast<size_t>(member)], one.socket.get(), one.silence);
+  }
+  try {
+    look.judge();
+  } catch (const UnreachableError& error) {
+    broken_ = error.what();
+    throw;
+  }
 }
 
 void Transport::activate(int member) {
   char& active = is_active_[static_cast<size_t>(member)];
   if (active == 0) active_.push_back(member);
   active = 1;
+  link(member).silence.begin(link(member).socket.get(), reach_);
 }
 
 void Transport::post_send(Buffer* buffer, int member, uint64_t tag, const char* data, size_t bytes) {
@@ -228,7 +255,7 @@ void Transport::push(int member) {
     const ssize_t sent = sendmsg(to.socket.get(), &all, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       if (would_block()) return;
-      lost(member);
+      lost(member, errno);
     }
     message.sent += static_cast<size_t>(sent);
     if (message.sent < sizeof(Head) + message.head.bytes) continue;
@@ -268,7 +295,7 @@ void Transport::pull(int member) {
       const ssize_t got = recv(from.socket.get(), reinterpret_cast<char*>(&from.head) + from.head_bytes,
                                sizeof(Head) - from.head_bytes, MSG_DONTWAIT);
       if (got < 0 && would_block()) return;
-      if (got <= 0) lost(member);
+      if (got <= 0) lost(member, got == 0 ? 0 : errno);
       from.head_bytes += static_cast<size_t>(got);
       if (from.head_bytes < sizeof(Head)) continue;
       place_message(member);
@@ -276,7 +303,7 @@ void Transport::pull(int member) {
     while (from.into_bytes > 0) {
       const ssize_t got = recv(from.socket.get(), from.into, from.into_bytes, MSG_DONTWAIT);
       if (got < 0 && would_block()) return;
-      if (got <= 0) lost(member);
+      if (got <= 0) lost(member, got == 0 ? 0 : errno);
       from.into += got;
       from.into_bytes -= static_cast<size_t>(got);
     }
@@ -293,9 +320,12 @@ void Transport::wait(Count& messages) {
   check();
   if (messages.done == 0 && messages.under_way == 0) throw std::logic_error("a wait for a message that nobody began");
   while (messages.done == 0) {
+    const auto now = Clock::now();
+    if (now >= next_look_) look(now);
     int wait_ms = -1;
-    if (deadline_ != Clock::time_point::max()) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+    const auto until = std::min(deadline_, next_look_);
+    if (until != Clock::time_point::max()) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now).count();
       wait_ms = static_cast<int>(std::clamp<int64_t>(left + 1, 0, 3'600'000));
     }
     if (!move(wait_ms) && Clock::now() >= deadline_) throw CollectiveTimeout("");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "net/reach.h"
 #include "net/sockets.h"
 
 namespace elastic {
@@ -46,9 +47,10 @@ class AbortSwitch {
 
 class Transport : public gloo::transport::Context {
  public:
-  // `ranks` of the members, for errors; `sockets` by member, do not block; this one's own place has none.
+  // `ranks` of the members, for errors; `sockets` by member, do not block; this one's own place has none. Waits for a
+  // member of which nothing is heard for the limit of `reach` throw UnreachableError.
   Transport(int index, std::vector<int> ranks, std::vector<Descriptor> sockets,
-            std::shared_ptr<AbortSwitch> abort_switch);
+            std::shared_ptr<AbortSwitch> abort_switch, Reach reach);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t bytes) override;
   // Throws: there are none.
@@ -60,7 +62,7 @@ class Transport : public gloo::transport::Context {
   void check() const;
   // Moves what can be moved without waiting. For those who compute while messages are under way.
   void move_some();
-  // Lets the peers see the end of their connections. Any thread, any time.
+  // Lets the peers see the end of their connections. Notes of whom nothing was heard lately. Any thread, any time.
   void disconnect();
 
  private:
@@ -109,6 +111,7 @@ class Transport : public gloo::transport::Context {
     char* into = nullptr;
     size_t into_bytes = 0;
     Buffer* into_buffer = nullptr;  // none: it is early
+    Silence silence;
 
     bool busy() const { return !outgoing.empty() || !incoming.empty(); }
   };
@@ -123,7 +126,10 @@ class Transport : public gloo::transport::Context {
   // Until one of these is done, which it takes.
   void wait(Count& messages);
   bool move(int wait_ms);
-  [[noreturn]] void lost(int member);
+  // `error`: that its connection has come to; 0: it was closed.
+  [[noreturn]] void lost(int member, int error);
+  // Looks whether those of whom something is awaited are still there.
+  void look(std::chrono::steady_clock::time_point now);
   void activate(int member);
 
   const std::vector<int> ranks_;
@@ -133,6 +139,8 @@ class Transport : public gloo::transport::Context {
   std::vector<char> is_active_;
   std::string broken_;
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
+  const Reach reach_;
+  std::chrono::steady_clock::time_point next_look_;
 };
 
 }  // namespace elastic

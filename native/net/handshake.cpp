@@ -25,6 +25,9 @@ constexpr int kSliceMs = 5;
 constexpr std::chrono::seconds kPatience{5};
 // Before a peer that has closed the connection is dialled again, and a listener that has failed is asked again.
 constexpr std::chrono::milliseconds kPause{20};
+// Before a peer is dialled again of which the system says that no packets come through to it, and how often.
+constexpr std::chrono::milliseconds kUnreachablePause{200};
+constexpr int kUnreachableTries = 3;
 // Guests that are kept beyond those who are awaited.
 constexpr size_t kSpareGuests = 64;
 // Guests let in at a time, so that a flood of them does not keep this end from those that are in.
@@ -43,8 +46,14 @@ std::string digest_of(const std::string& name) { return sha256(name).substr(0, k
 
 class Handshakes {
  public:
-  Handshakes(const Identity& self, int listener, const std::vector<Wanted>& wanted)
-      : self_(self), listener_(listener), wanted_(wanted), met_(wanted.size()), left_(wanted.size()) {
+  Handshakes(const Identity& self, int listener, const std::vector<Wanted>& wanted, const Reach& reach)
+      : self_(self),
+        listener_(listener),
+        wanted_(wanted),
+        reach_(reach),
+        met_(wanted.size()),
+        calls_(wanted.size()),
+        left_(wanted.size()) {
     epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
     if (!epoll_.open()) throw CollectiveError(std::string("cannot make a descriptor: ") + std::strerror(errno));
     for (size_t i = 0; i < wanted_.size(); ++i) {
@@ -66,6 +75,7 @@ class Handshakes {
         look_after(now);
         next_look = now + std::chrono::milliseconds(kSliceMs);
       }
+      if (reach_.limited() && now >= heard_looked_ + kLookInterval) listen_for_signs(now).judge();
       epoll_event events[64];
       const int count = epoll_wait(epoll_.get(), events, 64, kSliceMs);
       for (int i = 0; i < count && left_ > 0; ++i) {
@@ -80,6 +90,11 @@ class Handshakes {
     return std::move(met_);
   }
 
+  // It has ended in another way.
+  void suspect() {
+    if (reach_.limited()) listen_for_signs(Clock::now()).suspect();
+  }
+
  private:
   enum class Step { kConnecting, kHello, kAnswer, kProof, kWelcome };
   // A connection on which nothing but the handshake was said yet.
@@ -92,6 +107,12 @@ class Handshakes {
     std::string heard;  // of the step's message
     std::string nonce;  // this end's, where it dials
     std::string transcript;
+    Silence silence;
+  };
+  // What has come of dialling a peer so far.
+  struct Call {
+    int failed = 0;            // tries that have come to an error which says that it cannot be reached
+    Clock::duration silent{};  // for how long nothing has come back
   };
   using Talks = std::map<uint64_t, Talk>;  // in the order of their coming
 
@@ -137,11 +158,39 @@ class Handshakes {
       if (!drop_a_guest()) throw CollectiveError(what + std::strerror(errno));
     }
     if (connect(socket.get(), peer.get(), peer.length) != 0 && errno != EINPROGRESS) {
-      throw CollectiveError(what + std::strerror(errno));
+      fail(wanted, errno);
+      return;
     }
     const uint64_t id = next_id_++;
     watch(EPOLL_CTL_ADD, socket.get(), id, EPOLLOUT);
-    talks_.emplace(id, Talk{id, std::move(socket), Step::kConnecting, wanted, Clock::time_point::max(), {}, {}, {}});
+    talks_.emplace(id,
+                   Talk{id, std::move(socket), Step::kConnecting, wanted, Clock::time_point::max(), {}, {}, {}, {}});
+  }
+
+  // The call has come to an error: it is made again, or there is no use in that.
+  void fail(size_t wanted, int error) {
+    const std::string what = "cannot connect to " + peer_of(wanted) + ": " + std::strerror(error);
+    if (!says_unreachable(error)) throw CollectiveError(what);
+    if (++calls_[wanted].failed >= kUnreachableTries) give_up(reach_, wanted_[wanted].rank, what);
+    again_.emplace(Clock::now() + kUnreachablePause, wanted);
+  }
+
+  // Whether those who are dialled are there: their kernels answer, even while they themselves do not.
+  Look listen_for_signs(Clock::time_point now) {
+    const auto passed = counted(now - std::exchange(heard_looked_, now));
+    Look look(reach_, self_.rank, now);
+    for (auto& [id, talk] : talks_) {
+      if (guests_.count(id) != 0) continue;
+      Call& call = calls_[talk.wanted];
+      if (talk.step == Step::kConnecting) {
+        call.silent += passed;
+      } else {
+        call.silent = talk.silence.look(talk.socket.get(), reach_, now);
+      }
+      const Wanted& peer = wanted_[talk.wanted];
+      look.add(peer.rank, call.silent, peer.place.host, own_host(talk.socket.get()));
+    }
+    return look;
   }
 
   // --- being dialled ---
@@ -161,7 +210,7 @@ class Handshakes {
       if (guests_.size() >= awaited_.size() + kSpareGuests) drop_a_guest();
       const uint64_t id = next_id_++;
       watch(EPOLL_CTL_ADD, socket.get(), id, EPOLLIN);
-      talks_.emplace(id, Talk{id, std::move(socket), Step::kHello, SIZE_MAX, Clock::now() + kPatience, {}, {}, {}});
+      talks_.emplace(id, Talk{id, std::move(socket), Step::kHello, SIZE_MAX, Clock::now() + kPatience, {}, {}, {}, {}});
       guests_.insert(id);
     }
   }
@@ -275,7 +324,10 @@ class Handshakes {
     socklen_t length = sizeof(error);
     getsockopt(talk.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
-      throw CollectiveError("cannot connect to " + peer_of(talk.wanted) + ": " + std::strerror(error));
+      const size_t wanted = talk.wanted;
+      talks_.erase(talk.id);
+      fail(wanted, error);
+      return true;
     }
     // Nobody listens there any more, and the system has given this end that very port: it is connected to itself.
     if (own_end(talk.socket.get()) == far_end(talk.socket.get())) return false;
@@ -316,7 +368,9 @@ class Handshakes {
   const Identity& self_;
   const int listener_;
   const std::vector<Wanted>& wanted_;
+  const Reach& reach_;
   std::vector<Descriptor> met_;
+  std::vector<Call> calls_;  // by wanted
   size_t left_;
   std::map<std::pair<int, std::string>, size_t> awaited_;
   Descriptor epoll_;
@@ -324,6 +378,7 @@ class Handshakes {
   std::set<uint64_t> guests_;                       // of the talks, those of who has dialled this end
   std::multimap<Clock::time_point, size_t> again_;  // to be dialled again
   Clock::time_point listens_again_ = Clock::time_point::max();
+  Clock::time_point heard_looked_ = Clock::now();  // when it was last looked who is there
   uint64_t next_id_ = kListener + 1;
   uint64_t strangers_ = 0;
 };
@@ -331,8 +386,14 @@ class Handshakes {
 }  // namespace
 
 std::vector<Descriptor> shake_hands(const Identity& self, int listener, const std::vector<Wanted>& wanted,
-                                    Clock::time_point deadline, const Check& check) {
-  return Handshakes(self, listener, wanted).run(deadline, check);
+                                    Clock::time_point deadline, const Check& check, const Reach& reach) {
+  Handshakes handshakes(self, listener, wanted, reach);
+  try {
+    return handshakes.run(deadline, check);
+  } catch (const CollectiveError&) {
+    handshakes.suspect();
+    throw;
+  }
 }
 
 std::string named(const std::vector<int>& ranks) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "net/reach.h"
 #include "net/sockets.h"
 
 namespace elastic {
@@ -35,9 +36,10 @@ using Check = std::function<void()>;
 
 // Connects all, and returns their sockets, in the order of `wanted`, which do not block. The listener is needed where
 // this end is dialled. Strangers that come are sent away: of those who have proven nothing yet only so many are kept.
-// Throws CollectiveTimeout, naming who is missing, CollectiveError when a peer is gone, and what `check` throws.
+// Throws UnreachableError when nothing is heard from where this end dials for the limit of `reach`, CollectiveTimeout,
+// naming who is missing, CollectiveError when a peer is gone, and what `check` throws.
 std::vector<Descriptor> shake_hands(const Identity& self, int listener, const std::vector<Wanted>& wanted,
-                                    Clock::time_point deadline, const Check& check);
+                                    Clock::time_point deadline, const Check& check, const Reach& reach = {});
 
 // "rank 3", "ranks 3, 5".
 std::string named(const std::vector<int>& ranks);

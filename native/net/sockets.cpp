@@ -41,6 +41,8 @@ std::string end_of(int socket, NameCall call) {
   return std::string(text) + ":" + std::to_string(port);
 }
 
+std::string without_port(const std::string& end) { return end.substr(0, end.rfind(':')); }
+
 size_t open_descriptors() {
   size_t count = 0;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), closedir);
@@ -112,6 +114,10 @@ std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange por
 std::string own_end(int socket) { return end_of(socket, getsockname); }
 
 std::string far_end(int socket) { return end_of(socket, getpeername); }
+
+std::string own_host(int socket) { return without_port(own_end(socket)); }
+
+std::string far_host(int socket) { return without_port(far_end(socket)); }
 
 void require_descriptors(size_t more, const std::string& what) {
   rlimit limit{};

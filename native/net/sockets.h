@@ -62,6 +62,9 @@ std::pair<Descriptor, uint16_t> listen_on(const std::string& host, PortRange por
 // "address:port" at this end and at the other end of a connection; "" where there is none.
 std::string own_end(int socket);
 std::string far_end(int socket);
+// The addresses alone.
+std::string own_host(int socket);
+std::string far_host(int socket);
 
 // Sees to it that this process may open so many more files: raises its limit as far as is needed and allowed. Throws
 // CollectiveError where that is too little; `what` they are for.

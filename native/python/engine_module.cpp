@@ -147,8 +147,9 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
 
 std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double stall_warn_s, double stall_fail_s,
                              double timeout_s, bool shared_memory, bool direct_reads, const std::string& machine,
-                             const nb::bytes& key, const std::string& purpose) {
+                             const nb::bytes& key, const std::string& purpose, double host_timeout_s) {
   if (!(timeout_s > 0)) throw std::invalid_argument("timeout_s must be above 0");
+  if (!(host_timeout_s >= 0)) throw std::invalid_argument("host_timeout_s must not be below 0");
   EngineOptions options;
   options.fusion_bytes = fusion_bytes;
   options.patience = {stall_warn_s, stall_fail_s};
@@ -158,6 +159,7 @@ std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double sta
   options.machine = machine;
   options.key.assign(key.c_str(), key.size());
   options.purpose = purpose;
+  options.reach.limit = Seconds(host_timeout_s);
   return std::make_shared<Engine>(rank, size, options);
 }
 
@@ -219,7 +221,7 @@ void bind_engine(nb::module_& module) {
       .def("conclude", &Engine::conclude, arg("turn"), arg("error"), unlocked)
       .def(nb::new_(&make), arg("rank"), arg("size"), nb::kw_only(), arg("fusion_bytes"), arg("stall_warn_s"),
            arg("stall_fail_s"), arg("timeout_s"), arg("shared_memory"), arg("direct_reads"), arg("machine") = "",
-           arg("key") = nb::bytes("", 0), arg("purpose") = "")
+           arg("key") = nb::bytes("", 0), arg("purpose") = "", arg("host_timeout_s") = 0.0)
       .def(
           "prepare",
           [](Engine& self, const std::string& host, std::pair<int, int> ports) {
@@ -261,6 +263,7 @@ void bind_engine(nb::module_& module) {
       .def("submit", &submit, arg("operation"))
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
+      .def_prop_ro("unreachable", &Engine::unreachable)
       .def(
           "start_timeline",
           [](Engine& self, const std::string& path, bool mark_cycles) {

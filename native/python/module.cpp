@@ -54,11 +54,14 @@ using Plan = std::tuple<std::string, std::vector<int>, int>;
 
 // Shared with an engine, whose thread may be in it when Python drops it.
 std::shared_ptr<ContextGroup> make(const std::vector<Plan>& groups, const std::string& host, const nb::bytes& key,
-                                   const std::string& purpose, std::pair<int, int> ports) {
+                                   const std::string& purpose, std::pair<int, int> ports, double host_timeout_s) {
+  if (!(host_timeout_s >= 0)) throw std::invalid_argument("host_timeout_s must not be below 0");
+  elastic::Reach reach;
+  reach.limit = Seconds(host_timeout_s);
   std::vector<elastic::GroupPlan> plans;
   for (const auto& [name, members, index] : groups) plans.push_back({name, members, index});
   return std::make_shared<ContextGroup>(std::move(plans), host, std::string(key.c_str(), key.size()), purpose,
-                                        elastic::port_range(ports.first, ports.second));
+                                        elastic::port_range(ports.first, ports.second), std::move(reach));
 }
 
 nb::bytes prepare(ContextGroup& self) {
@@ -163,13 +166,15 @@ NB_MODULE(_native, module) {
   module.doc() = "The engine and the Gloo contexts of one worker in one round; see elastic_driver/_native.pyi.";
   const nb::object base = nb::exception<elastic::CollectiveError>(module, "CollectiveError", PyExc_RuntimeError);
   nb::exception<elastic::AbortedError>(module, "AbortedError", base.ptr());
+  nb::exception<elastic::UnreachableError>(module, "UnreachableError", base.ptr());
   nb::exception<elastic::CollectiveTimeout>(module, "CollectiveTimeout", base.ptr());
 
   using nb::arg;
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<ContextGroup>(module, "ContextGroup")
       .def(nb::new_(&make), arg("groups"), nb::kw_only(), arg("host"), arg("key") = nb::bytes("", 0),
-           arg("purpose") = "", arg("ports") = std::pair(0, 0))
+           arg("purpose") = "", arg("ports") = std::pair(0, 0), arg("host_timeout_s") = 0.0)
+      .def_prop_ro("unreachable", &ContextGroup::unreachable)
       .def("prepare", &prepare)
       .def("connect", &connect_peers, arg("blobs"), arg("timeout_s"))
       .def("allreduce", &allreduce, arg("group"), arg("buffer"), arg("dtype"), arg("op"), arg("timeout_s"))

@@ -11,6 +11,7 @@ int main() {
   const std::pair<const char*, void (*)()> tests[] = {
       {"SHA-256 and HMAC", test_hmac},
       {"handshakes", test_handshakes},
+      {"silent peers", test_reach},
       {"collectives", test_collectives},
       {"abort while blocked", test_abort_while_blocked},
       {"abort while connecting", test_abort_while_connecting},

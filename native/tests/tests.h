@@ -14,6 +14,7 @@
 
 void test_hmac();
 void test_handshakes();
+void test_reach();
 void test_collectives();
 void test_abort_while_blocked();
 void test_abort_while_connecting();

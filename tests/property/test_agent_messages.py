@@ -24,6 +24,7 @@ from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.reception import Reception, Terms
@@ -56,11 +57,11 @@ A, B, OTHER = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
 TO_DRIVER = (
     *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
     *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
-    *(words.Warning, words.Leaves, words.Bye),
+    *(words.Warning, words.Leaves, words.Bye, words.Listening, words.Probed),
 )
 TO_AGENT = (
     *(words.Start, words.Stop, words.Kill, words.KillAll, words.Labels, words.WarmUp, words.Round, words.Reply),
-    *(words.NoticeSet, words.Answer, words.Value, words.Values),
+    *(words.NoticeSet, words.Answer, words.Value, words.Values, words.Listen, words.Probe, words.Unlisten),
 )
 
 _KEYS = st.sampled_from([A.key, B.key, OTHER.key, "c[0]#0", "a[0]#7", "a[0]", "a[٣]#0", "a[" + "9" * 5000 + "]#0"])
@@ -144,7 +145,7 @@ class _Job:
     """A driver with one fake agent, whose two workers run."""
 
     def __init__(self, folder: Path) -> None:
-        self.fleet = fleet = FakeFleet()
+        self.fleet = fleet = FakeFleet(check=True)
         self.console = _Console()
         self.log = EventLog(folder / "events.jsonl")
         chronicle = Chronicle(self.log, Narrator(self.console))  # type: ignore[arg-type]
@@ -195,6 +196,8 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
                     agent.say(words.Ready(worker.key, request.to_json()))
                 await asyncio.sleep(0.1)
                 agent.say(*(words.Running(RunningReport(worker, 1, 0).to_json()) for worker in (A, B)))
+            job.fleet.arrives("b")  # which has the network checked
+            await asyncio.sleep(0.01)
             for message in messages:
                 if not agent.link.connected and not agent.link.is_lost:
                     agent.connect()
@@ -285,16 +288,18 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
         rounds = HostRounds(told.append, workers, is_heard=lambda: True)
         server = RendezvousServer(rounds, routes=ROUNDS_ROUTES, key=JobKey.new(), own=rounds.routes, upstream=rounds)  # type: ignore[arg-type]
         rounds.serve(server)
+        probes = Probes(told.append, tasks)
         for message in messages:
             try:
                 value = said(message)
                 if isinstance(value, words.Round):
                     rounds.begin_round(value.round_id)
                 else:
-                    workers.take(value) or rounds.take(value)
+                    workers.take(value) or rounds.take(value) or probes.take(value)
             except RendezvousProtocolError:
                 pass
             await asyncio.sleep(0.01)
+        probes.close()
         await tasks.end()
         rounds.close()
         for each in told:

@@ -8,6 +8,7 @@ promises hold: workers that do as they are told bring the job to rest or to its 
 from __future__ import annotations
 
 import os
+from math import lcm
 
 import pytest
 from hypothesis import settings
@@ -20,7 +21,10 @@ from elastic_driver.core.events import (
     DiscoveryFailed,
     DrainRequested,
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     StopRequested,
     WorkerDying,
     WorkerExited,
@@ -44,20 +48,28 @@ HOSTNAMES = ("a", "b", "c")
 
 draws = st.integers(0, 1024).map(lambda number: number / 1024)
 
+labels = st.sampled_from(((), (), ("rack=1",), ("rack=2",), ("rack=1", "spot"), ("protected",)))
+
 host_lists = st.lists(
-    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2)), max_size=3, unique_by=lambda host: host.name
+    st.builds(Host, st.sampled_from(HOSTNAMES), st.integers(1, 2), labels), max_size=3, unique_by=lambda host: host.name
 ).map(tuple)
 
 
 @st.composite
 def limits(draw: st.DrawFn) -> dict[str, object]:
     """Limits that settings would accept."""
-    least = draw(st.integers(1, 3))
-    wanted = draw(st.integers(least, 4))
+    of_world, of_hosts = draw(st.sampled_from(((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 2))))
+    multiple = lcm(of_world, of_hosts)
+    least = draw(st.integers(1, max(1, 3 // multiple)))
+    wanted = draw(st.integers(least, max(1, 4 // multiple)))
+    most = draw(st.one_of(st.none(), st.integers(wanted, max(wanted, 5 // multiple))))
     return {
-        "num_proc": wanted,
-        "min_num_proc": least,
-        "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 5))),
+        "num_proc": wanted * multiple,
+        "min_num_proc": least * multiple,
+        "max_num_proc": None if most is None else most * multiple,
+        "num_proc_multiple": of_world,
+        "ranks_per_host_multiple": of_hosts,
+        "protect": draw(st.sampled_from(((), (), ("b",), ("c", "z")))),
         "elastic_timeout_s": 40.0,
         "start_timeout_s": 15.0,
         "drain_timeout_s": 10.0,
@@ -177,6 +189,40 @@ class Membership(RuleBasedStateMachine):
     def spared(self, data: st.DataObject) -> None:
         killed = [record.worker for record in self.job.state.workers if record.killed]
         self.job.feed(WorkerSpared(data.draw(st.sampled_from(killed))))
+
+    @precondition(lambda self: self.job.of(WorkerPhase.MEMBER))
+    @rule(data=st.data(), silent=st.integers(0, 4))
+    def members_cannot_reach_others(self, data: st.DataObject, silent: int) -> None:
+        """A network between workers is cut, one way or both, or they accuse at random."""
+        ranks = st.lists(st.integers(0, len(self.job.members)), max_size=3)
+        accusers = data.draw(st.lists(st.sampled_from(self.job.of(WorkerPhase.MEMBER)), min_size=1, unique=True))
+        for name in accusers:
+            self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR, unreachable=tuple(data.draw(ranks)))
+        if silent:
+            for name in self.job.of(WorkerPhase.MEMBER):
+                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR)
+
+    @rule(hosts=st.sets(st.sampled_from(HOSTNAMES), min_size=1), sure=st.integers(0, 3), long=st.booleans())
+    def hosts_are_silent(self, hosts: set[str], sure: int, *, long: bool) -> None:
+        """Agents that are mute, or on the other side of a split; late ones are in doubt only."""
+        silent_s = 5.0 if sure else 2.0
+        self.job.feed(HostsReported(tuple(HostSilent(name, silent_s + long, bool(sure)) for name in sorted(hosts))))
+
+    @precondition(lambda self: self.job.state.silent)
+    @rule(data=st.data())
+    def a_host_is_heard_again(self, data: st.DataObject) -> None:
+        self.job.feed(HostHeard(data.draw(st.sampled_from(self.job.state.silent)).hostname))
+
+    @precondition(lambda self: any(one.given_up for one in self.job.state.silent))
+    @rule(resurrected=st.booleans())
+    def those_given_up_are_gone(self, *, resurrected: bool) -> None:
+        """Their agents' verdicts are carried out; another agent may come at once."""
+        for one in self.job.state.silent:
+            if one.given_up:
+                for record in [r for r in self.job.state.workers if r.worker.hostname == one.hostname]:
+                    self.job.exit(str(record.worker), -9)
+                if resurrected:
+                    self.job.feed(HostHeard(one.hostname))
 
     @rule()
     def those_told_to_go_are_gone(self) -> None:

@@ -17,7 +17,9 @@ from membership_job import BOTH, Job
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
     Event,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
     TimerExpired,
     WorkerDying,
     WorkerExited,
@@ -42,6 +44,8 @@ class World:
         limits: of the job.
         trained: whether the walk begins with a running round after one commit; else with the start of the job.
         depth: how many events.
+        silent: a host that may be silent, first in doubt, and be heard again.
+        cut: whether members may say that they cannot reach the next one by rank.
         states: how many different states there are at least; a walk that finds fewer has gone wrong.
     """
 
@@ -50,6 +54,8 @@ class World:
     trained: bool
     depth: int
     states: int
+    silent: str = ""
+    cut: bool = False
 
 
 def limits(least: int, wanted: int, most: int | None = None, **others: object) -> dict[str, object]:
@@ -100,6 +106,19 @@ WORLDS = {
     "no rounds, below min-np": World(
         ("a:1 b:1", "a:1"), limits(2, 2, on_change=OnChange.NO_ROUNDS, cooldown_range_s=COOLDOWN), False, 5, 400
     ),
+    "a multiple of two": World(("a:1 b:1 c:1", "b:1 c:1 d:1 e:1"), limits(2, 2, num_proc_multiple=2), True, 4, 500),
+    "two a host, all hosts replaced": World(("a:2", "b:3"), limits(2, 2, 2, ranks_per_host_multiple=2), True, 5, 2000),
+    "one is silent": World(("a:1 b:1", "a:1"), limits(1, 2), True, 5, 3000, silent="b"),
+    "the first is silent, below min-np": World(("a:1 b:1 c:1", "b:1 c:1"), limits(3, 3, 3), True, 4, 5000, silent="a"),
+    "all but a joiner are silent": World(("a:1", "a:1 c:1"), limits(1, 1, 2), True, 6, 2500, silent="a"),
+    "restarted, one is silent": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.RESTART), True, 6, 2000, silent="b"
+    ),
+    "no rounds, one is silent": World(
+        ("a:1 b:1", "a:1"), limits(1, 2, on_change=OnChange.NO_ROUNDS), True, 6, 700, silent="b"
+    ),
+    "cut off": World(("a:1 b:1 c:1", "a:1 b:1"), limits(2, 3, 3), True, 4, 4500, cut=True),
+    "cut off, below min-np": World(("a:1 b:1",), limits(2, 2), True, 7, 1200, cut=True),
     "three hosts of two": World(("a:2 b:2 c:2", "a:2 c:1"), limits(2, 4, 5), True, 3, 2000),
 }
 
@@ -108,8 +127,9 @@ def hosts_of(answer: str) -> tuple[Host, ...]:
     return tuple(parse_host(text, default_slots=None) for text in answer.split())
 
 
-def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
+def possible(job: Job, world: World) -> Iterator[Event]:
     """What can happen next in this world."""
+    answers, silent = world.answers, world.silent
     asks = job.policy.on_change is OnChange.IN_PLACE
     for record in job.state.workers:
         worker = record.worker
@@ -134,6 +154,10 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
                 yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerReady(worker, job.round_id, record.commits, ReadyCause.INTERNAL_ERROR, "", BOTH)
+                if world.cut:
+                    rank = (record.rank + 1) % len(job.members)
+                    commits, cause = record.commits, ReadyCause.INTERNAL_ERROR
+                    yield WorkerReady(worker, job.round_id, commits, cause, "", BOTH, unreachable=(rank,))
                 if job.state.notice_kind is NoticeKind.HOSTS_UPDATED and record.running:
                     # All leave at one commit: the next after what they had.
                     commits = job.round_commits + 1
@@ -143,6 +167,13 @@ def possible(job: Job, answers: tuple[str, ...]) -> Iterator[Event]:
     for answer in answers:
         if frozenset(hosts_of(answer)) != frozenset(job.state.hosts):
             yield HostsDiscovered(hosts_of(answer))
+    known = next((one for one in job.state.silent if one.hostname == silent), None)
+    if known is not None:
+        yield HostHeard(silent)
+    if silent and (known is None or not known.sure):
+        yield HostSilent(silent, 5.0)
+        if known is None:
+            yield HostSilent(silent, 2.0, sure=False)
     if next_deadline(job.state) is not None:
         yield TimerExpired()
 
@@ -163,7 +194,7 @@ def test_every_order_of_events(name: str) -> None:
     for depth in range(1, world.depth + 1):
         reached = []
         for here in frontier:
-            for event in possible(here, world.answers):
+            for event in possible(here, world):
                 there = here.fork()
                 at = next_deadline(here.state) if isinstance(event, TimerExpired) else here.now
                 there.feed(event, at=at)

@@ -5,18 +5,20 @@ A line that is not indented is input:
     # a comment
     job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart
                                     or no-rounds for workers of these kinds
-    TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list)
+    TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
     TIME started WHO                of workers that do not ask for their rounds: their processes run
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
-               [raised=1]           _ for a space in TEXT
+               [raised=1] [unreachable=0,2]     _ for a space in TEXT
     TIME running WHO [round=ROUND] [commits=N]
     TIME exit WHO CODE [draw=0.5] [error=TEXT] [where=TEXT]     negative for a signal
     TIME dying WHO                  killed by SIGKILL, but not dead yet
     TIME exiting WHO                says that its script is over
     TIME spared WHO                 was to be killed at its exit, but its script had ended
     TIME hung WHO REASON            found by its heartbeats; silent instead: not heard at all
+    TIME unheard HOST,HOST [S]      nothing is heard of them for S seconds (5); in-doubt instead: not sure yet
+    TIME heard HOST,HOST            they are heard again, or begin anew
     TIME drain HOST [SLOT]          undrain for the opposite
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
@@ -52,6 +54,10 @@ from elastic_driver.core.events import (  # noqa: E402
     DrainRequested,
     DriverFailed,
     EndJob,
+    GiveUpHost,
+    HostHeard,
+    HostSilent,
+    HostsReported,
     HostsUnusable,
     KillWorker,
     PublishRound,
@@ -87,6 +93,8 @@ LIMITS = {
     "--elastic-timeout": "elastic_timeout_s",
     "--start-timeout": "start_timeout_s",
     "--drain-timeout": "drain_timeout_s",
+    "--np-multiple": "num_proc_multiple",
+    "--ranks-per-host-multiple": "ranks_per_host_multiple",
     "--reset-limit": "reset_limit",
     "--reset-window": "reset_window_s",
 }
@@ -100,6 +108,8 @@ def make_job(flags: list[str]) -> Job:
         flag = rest.pop(0)
         if flag == "--durable-dir":
             limits["durable"] = bool(rest.pop(0))
+        elif flag == "--protect":
+            limits["protect"] = tuple(rest.pop(0).split(","))
         elif flag == "--on-change":
             limits["on_change"] = OnChange(rest.pop(0))
         elif flag == "--blacklist-cooldown-range":
@@ -123,6 +133,8 @@ def told(command: Command) -> str:
             how = " (prints its stacks)" if command.hangs else ""
             unless = " (unless its script has ended)" if command.exits else ""
             return f"kill {command.worker}: {command.reason}{how}{unless}"
+        case GiveUpHost():
+            return f"give up host {command.hostname}: {command.reason}"
         case DismissWorker():
             return f"dismiss {command.worker}: {command.reason}"
         case PublishRound():
@@ -172,6 +184,12 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
         case "drain" | "undrain":
             slot = int(words[1]) if len(words) > 1 else None
             return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
+        case "unheard" | "in-doubt":
+            silent_s = float(words[1]) if len(words) > 1 else 5.0 if verb == "unheard" else 2.0
+            names = words[0].split(",")
+            return job.feed(HostsReported(tuple(HostSilent(name, silent_s, verb == "unheard") for name in names)))
+        case "heard":
+            return job.feed(HostsReported(tuple(HostHeard(name) for name in words[0].split(","))))
         case "driver-failed":
             return job.feed(DriverFailed(" ".join(words)))
         case "stop":
@@ -192,6 +210,7 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                     detail=options.get("detail", "").replace("_", " "),
                     where=options.get("where", "").replace("_", " "),
                     raised="raised" in options,
+                    unreachable=tuple(int(rank) for rank in options.get("unreachable", "").split(",") if rank),
                 )
             case "running":
                 round_id = int(options.get("round", job.round_id))

@@ -1,8 +1,8 @@
 """What a job's training was, told by the lines of its workers, and whether it is what it should have been.
 
 Owns the rules: ranks agree bit for bit, steps follow each other, no more is lost than since the last commit (nothing
-by a planned change), each sample of an epoch is used once. Reads no file and knows no process; a broken rule is an
-AssertionError.
+by a planned change), each sample of an epoch is used once, no two rounds train side by side. Reads no file and knows no
+process; a broken rule is an AssertionError.
 
 The steps that count are those of the last round that did them: what was done after the commit to which a job went
 back is not part of the training, and is dropped here, too.
@@ -58,6 +58,7 @@ class _Round:
     size: int
     workers: frozenset[str]
     rank_last: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # ranks that have finished a step after another round's first
 
 
 @dataclass(slots=True)
@@ -76,12 +77,16 @@ class History:
         commit_every: steps from one commit to the next; there is one at each end of an epoch as well.
         samples: of the data set.
         per_step: samples that all ranks together use in a step; divides ``samples``.
+        on_disc_after_s: seconds of training after which a commit is on disc at the latest.
     """
 
-    def __init__(self, *, commit_every: int, samples: int, per_step: int) -> None:
+    def __init__(
+        self, *, commit_every: int, samples: int, per_step: int, on_disc_after_s: float = ON_DISC_AFTER_S
+    ) -> None:
         self.commit_every = commit_every
         self.samples = samples
         self.per_epoch = samples // per_step
+        self.on_disc_after_s = on_disc_after_s
         self.steps: dict[int, _Step] = {}
         self.last = 0
         self.epochs = 0
@@ -124,6 +129,12 @@ class History:
         before = one.rank_last.get(rank, one.first - 1)
         assert step == before + 1, f"rank {rank} of round {line['round']} went from step {before} to {step}"
         one.rank_last[rank] = step
+        if line["round"] < max(job.rounds):
+            # A step needs all members, so those that were left behind finish the one they were in and no other.
+            assert rank not in one.late, f"two rounds train side by side: {line}"
+            assert step <= one.last + 1, f"two rounds train side by side: {line}"
+            one.late.add(rank)
+            return
         assert line["epoch"] == (step - 1) // self.per_epoch, f"step {step} is not of epoch {line['epoch']}"
         if step <= one.last:
             known = self.steps[step]
@@ -170,11 +181,13 @@ class History:
             newest = job.members[max(job.rounds)]
             living = sorted(newest - job.gone)
             assert not living, f"went back to the disc though {living} had the state: {line}"
-        since = self.steps[self.last].trained_s - ON_DISC_AFTER_S
+        since = self.steps[self.last].trained_s - self.on_disc_after_s
         first = line["step"]
         late = [step for step in range(first, self.last + 1) if self.steps[step].trained_s < since]
         # The steps after the last commit are nowhere, however old they are.
-        assert len(late) < self.commit_every, f"{len(late)} steps older than {ON_DISC_AFTER_S:g} s were lost: {line}"
+        assert len(late) < self.commit_every, (
+            f"{len(late)} steps older than {self.on_disc_after_s:g} s were lost: {line}"
+        )
         expected, self.on_disc = self.on_disc, None
         if expected is None:
             return

@@ -1,18 +1,15 @@
 """A real job under random faults, checked after each of them. Run by ``scripts/soak MINUTES SEED``.
 
-    python tests/soak/soak.py 30 1
-
 Events come from a shuffled deck, so that a run of some minutes has all of them. After each, training must go on within
 a minute. All the time the rules of history.py are looked at: ranks agree bit for bit, no more is lost than since the
 last commit (none by a planned change), each sample of an epoch is used once, also by the jobs that go on from the
 commits on disc when ``elasticrun`` was killed, was told to end, or ended because a rank left early. Nothing may be left
-by a job or gather in one: processes, descriptors, shared memory, memory, files. Ends with exit code 1 and the reason at
-the first thing that is wrong.
+by a job or gather in one: processes, descriptors, shared memory, memory, files. The first thing that is wrong ends
+it, as an AssertionError.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import json
@@ -21,9 +18,7 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +29,7 @@ import torch  # noqa: F401 - else it is imported when the first commit is read, 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
+from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
 from jobs import ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
@@ -46,31 +42,24 @@ GOES_ON_WITHIN_S = 60.0
 # The guard ends a dead driver's workers within two seconds; the rest is for a busy machine.
 GONE_WITHIN_S = 2.0 + 4.0
 ENDS_WITHIN_S = 20.0
-BOTH = "localhost:2\n127.0.0.1:2\n"
-HOSTS = ("localhost", "127.0.0.1")
-
-
-class Tail:
-    """Reads whole JSON lines that have come since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
 
 
 class Soak:
-    """A training, the jobs that carry it on one after another, and what is done to them."""
+    """A training, the jobs that carry it on one after another, and what is done to them.
+
+    Args:
+        folder: for all files.
+        seed: of the random choices.
+
+    Attributes:
+        hosts: that are listed for the job, of two slots each.
+        gone_within_s: after this, workers of a driver that was killed are gone.
+        files_at_most: how many commits the folder has at the end.
+    """
+
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
+    gone_within_s = GONE_WITHIN_S
+    files_at_most = 3
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -83,14 +72,14 @@ class Soak:
         self.step_log.touch()
         self.mode.write_text("")
         self.shared = shared_names()
-        self.history = History(commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP)
+        self.history = self.new_history()
         self.counts: collections.Counter[str] = collections.Counter()
         self.longest: dict[str, float] = collections.defaultdict(float)
         self.lived: dict[int, set[tuple[str, int]]] = collections.defaultdict(set)  # rounds that a process was seen in
         self.of_drivers = Gathering(descriptors=30, threads=10, memory_mb=60)
         self.of_workers = Gathering(descriptors=10, threads=6, memory_mb=40)
-        self.lines = Tail(self.step_log)
-        self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=800)
+        self.follower = Follower(self.step_log, self.history)
+        self.recent = self.follower.recent
         self.jobs = 0
         self.decks = 0
         self.spared = ""  # a host whose workers nothing is done to, so that somebody lives through many rounds
@@ -100,6 +89,10 @@ class Soak:
         self.job: Job
         self.begin()
 
+    def new_history(self) -> History:
+        """The rules for what is trained."""
+        return History(commit_every=COMMIT_EVERY, samples=SAMPLES, per_step=PER_STEP)
+
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -108,6 +101,19 @@ class Soak:
         self.spared = ""
         folder = self.folder / f"job{self.jobs}"
         folder.mkdir()
+        self.job = self.start(folder)
+        # The list is as the soak says; now and then the script fails or hangs instead.
+        (folder / "discover.sh").write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
+        self.follower.begin(self.job.event_log)
+        end = time.monotonic() + ENDS_WITHIN_S
+        while not self.look():
+            assert self.job.process.poll() is None, f"the job does not start\n{self.job.said()[-3000:]}"
+            assert time.monotonic() < end, "elasticrun does not start"
+            time.sleep(0.05)
+        self.job_id: str = self.seen[0]["job_id"]
+
+    def start(self, folder: Path) -> Job:
+        """Starts elasticrun; its files go into the folder."""
         flags = ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2", "--heartbeat-timeout", "3"]
         flags += ["--elastic-timeout", "90", "--discovery-timeout", "1", "--grace-time", "2"]
         flags += ["--durable-dir", str(self.durable)]
@@ -119,34 +125,16 @@ class Soak:
             self.counts["(without preloading)"] += 1
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"}
         env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
-        self.job = Job(folder, BOTH, *flags, command=[sys.executable, str(HERE / "program.py")], env=env)
-        # The list is as the soak says; now and then the script fails or hangs instead.
-        (folder / "discover.sh").write_text(f"#!/bin/sh\n. {self.mode}\ncat {self.job.hosts_file}\n")
-        self.events = Tail(self.job.event_log)
-        self.seen: list[dict[str, Any]] = []
-        end = time.monotonic() + ENDS_WITHIN_S
-        while not self.look():
-            assert self.job.process.poll() is None, f"the job does not start\n{self.job.said()[-3000:]}"
-            assert time.monotonic() < end, "elasticrun does not start"
-            time.sleep(0.05)
-        self.job_id: str = self.seen[0]["job_id"]
+        return Job(folder, self.listing(), *flags, command=[sys.executable, str(HERE / "program.py")], env=env)
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The present job's events."""
+        return self.follower.seen
 
     def look(self) -> bool:
         """Takes in what was written since the last time. Returns whether the present job has begun."""
-        # Lines first: what the driver wrote before them is there by then.
-        lines, events = self.lines.read(), self.events.read()
-        for event in events:
-            if event["event"] == "job_started":
-                self.history.begin_job(event["job_id"])
-            self.history.event(event)
-            assert event["event"] != "internal_error", event
-        self.seen += events
-        for line in lines:
-            self.history.line(line)
-            if "step" in line:
-                self.recent.append(line)
-        self.history.check_epochs()
-        return bool(self.seen)
+        return self.follower.look()
 
     def until(self, what: str, found: Callable[[], Any], *, within_s: float = GOES_ON_WITHIN_S) -> Any:
         """Blocks until it is so, looking all the while."""
@@ -209,8 +197,12 @@ class Soak:
                 _, values = durable_format.read(path)
             except FileNotFoundError:  # two newer ones have come meanwhile
                 continue
-            return Commit(commits, values["step"], digest(one.numpy() for one in values["model"].values()))
+            return Commit(commits, values["step"], self.weights_of(values))
         raise AssertionError("commits are removed faster than they can be read")
+
+    def weights_of(self, values: dict[str, Any]) -> str:
+        """The weights of a commit's state."""
+        return digest(one.numpy() for one in values["model"].values())
 
     def begin_again(self) -> None:
         """Starts a job that must go on from what the one before has put on disc."""
@@ -219,6 +211,10 @@ class Soak:
         self.look()  # the last that the driver wrote
         self.history.on_disc = self.newest_commit()
         self.begin()
+
+    def close(self) -> None:
+        """Ends the present job; for the end of a soak, good or bad."""
+        self.job.__exit__()
 
     # --- who and where -----------------------------------------------------------------------------------------------
 
@@ -229,7 +225,8 @@ class Soak:
 
         def there() -> bool:
             lists = [event["hosts"] for event in self.seen if event["event"] == "hosts_discovered"]
-            return bool(lists) and {name: str(slots) for name, slots in lists[-1].items()} == wanted
+            known = lists[-1] if lists else {}
+            return {name: str(slots) for name, slots in known.items() if name in self.hosts} == wanted
 
         self.until("the driver knows the hosts", there)
 
@@ -249,29 +246,31 @@ class Soak:
             return False
 
     def full(self) -> list[dict[str, Any]]:
-        """Waits for a round on both hosts, so that one may be lost; its workers."""
-        self.set_hosts(BOTH)
+        """Waits for a round on all hosts, so that one may be lost; its workers."""
+        self.set_hosts(self.listing())
         since = time.time()
 
         def found() -> list[dict[str, Any]]:
             living = self.workers()
             hosts = {self.host(line) for line in living if line["time"] > since}
-            return living if len(hosts) == 2 and len(living) == living[0]["size"] >= 3 else []
+            whole = hosts.issuperset(self.hosts) and len(living) == living[0]["size"] > len(self.hosts)
+            return living if whole else []
 
-        answer: list[dict[str, Any]] = self.until("a round on both hosts", found)
+        answer: list[dict[str, Any]] = self.until("a round on all hosts", found)
         return answer
 
     def victims(self) -> list[dict[str, Any]]:
-        """Those in a round on both hosts to whom something may be done."""
-        return [line for line in self.full() if self.host(line) != self.spared]
+        """Those in a round on all hosts to whom something may be done."""
+        return [line for line in self.full() if self.host(line) != self.spared and self.host(line) in self.hosts]
 
     def a_host(self) -> str:
         """One that may be taken away."""
-        return self.random.choice([name for name in HOSTS if name != self.spared])
+        return self.random.choice([name for name in self.hosts if name != self.spared])
 
-    @staticmethod
-    def without(host: str) -> str:
-        return BOTH.replace(f"{host}:2\n", "")
+    def listing(self, *, without: str = "", less: str = "") -> str:
+        """The list of hosts, without one of them, or with one that has a slot less."""
+        names = [name for name in self.hosts if name != without]
+        return "".join(f"{name}:{1 if name == less else 2}\n" for name in names)
 
     @staticmethod
     def host(line: dict[str, Any]) -> str:
@@ -285,8 +284,8 @@ class Soak:
 
     def back_on_the_list(self, host: str) -> None:
         """A drained host may be used again when it was off the list."""
-        self.set_hosts(self.without(host))
-        self.set_hosts(BOTH)
+        self.set_hosts(self.listing(without=host))
+        self.set_hosts(self.listing())
 
     # --- what is done: unplanned -------------------------------------------------------------------------------------
 
@@ -302,10 +301,10 @@ class Soak:
     def kill_a_newcomer(self) -> None:
         """While it boots, or just when it has joined."""
         self.full()
-        self.set_hosts(self.without(self.a_host()))
+        self.set_hosts(self.listing(without=self.a_host()))
         self.goes_on(time.time())
         known = len(self.seen)
-        self.set_hosts(BOTH)
+        self.set_hosts(self.listing())
         started = self.until(
             "newcomers", lambda: [event for event in self.seen[known:] if event["event"] == "worker_started"]
         )
@@ -329,13 +328,13 @@ class Soak:
             elif what == "exception":
                 self.fault(victim, what)
             else:
-                self.job.set_hosts(self.without(self.host(victim)))
+                self.job.set_hosts(self.listing(without=self.host(victim)))
             time.sleep(self.random.choice((0.0, 0.0, 0.02, 0.2)))
         if paused:
             time.sleep(self.random.uniform(0.5, 5.0))
             os.kill(self.job.process.pid, signal.SIGCONT)
         time.sleep(1.0)
-        for host in HOSTS:
+        for host in self.hosts:
             if host != self.spared:
                 self.back_on_the_list(host)
 
@@ -376,8 +375,12 @@ class Soak:
             self.back_on_the_list(host)
 
     def say_drain(self, *words: str) -> None:
+        self.elasticrun("drain", "--job", self.job_id, *words)
+
+    def elasticrun(self, *words: str) -> None:
+        """Runs one of its subcommands beside the driver; it must succeed."""
         subprocess.run(
-            [sys.executable, "-m", "elastic_driver", "drain", "--job", self.job_id, *words],
+            [sys.executable, "-m", "elastic_driver", *words],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=60,
@@ -399,16 +402,18 @@ class Soak:
         assert not broken, f"a drain broke a round: {broken}\n{self.job.said()[-3000:]}"
 
     def remove_host(self) -> None:
-        self.set_hosts(self.random.choice((self.without(self.a_host()), "localhost:2\n127.0.0.1:1\n")))
+        self.set_hosts(self.random.choice((self.listing(without=self.a_host()), self.listing(less=self.hosts[-1]))))
 
     def all_hosts(self) -> None:
-        self.set_hosts(BOTH)
+        self.set_hosts(self.listing())
 
     def flap(self) -> None:
+        last = self.hosts[-1]
+        lists = (self.listing(without=last), self.listing(), self.listing(less=last))
         for _ in range(6):
-            self.job.set_hosts(self.random.choice(("localhost:2\n", BOTH, "localhost:2\n127.0.0.1:1\n")))
+            self.job.set_hosts(self.random.choice(lists))
             time.sleep(self.random.uniform(0.05, 0.4))
-        self.set_hosts(BOTH)
+        self.set_hosts(self.listing())
 
     def discovery_fails(self) -> None:
         self.mode.write_text("exit 3\n")
@@ -458,9 +463,9 @@ class Soak:
             # The next job does not wait for the workers of this one to be gone.
             old, began = self.job, time.monotonic()
             self.begin_again()
-            self.left_nothing(of=old, since=began, within_s=GONE_WITHIN_S)
+            self.left_nothing(of=old, since=began, within_s=self.gone_within_s)
         else:
-            self.left_nothing(within_s=GONE_WITHIN_S)
+            self.left_nothing(within_s=self.gone_within_s)
             self.begin_again()
 
     def interrupt(self) -> None:
@@ -487,7 +492,7 @@ class Soak:
             events += ends
             self.random.shuffle(events)
             return events
-        self.spared = "localhost"
+        self.spared = self.hosts[0]
         self.random.shuffle(events)
         self.random.shuffle(ends)
         return [*ends, *events]
@@ -515,7 +520,7 @@ class Soak:
             self.counts[event.__name__] += 1
             self.goes_on(time.time())
             self.check_gathering()
-        self.set_hosts(BOTH)
+        self.set_hosts(self.listing())
         self.goes_on(time.time() + 4)
         self.check_gathering()
         self.until("children are waited for", lambda: not zombies(self.job.process.pid), within_s=10)
@@ -525,7 +530,7 @@ class Soak:
         self.history.check_epochs(all_of_them=True)
         marks = ("job.lock", "begun", "folder.id")
         files = sorted(path.name for path in self.durable.iterdir() if path.name not in marks)
-        assert len(files) <= 3, f"left in the folder of commits: {files}"
+        assert len(files) <= self.files_at_most, f"left in the folder of commits: {files}"
         left = left_in_shared_memory(self.shared)
         assert not left, f"left in /dev/shm: {left}"
 
@@ -548,34 +553,3 @@ class Soak:
         events = sum(count for name, count in self.counts.items() if not name.startswith("("))
         gathered = f"drivers gathered at most {self.of_drivers}; workers {self.of_workers}"
         return f"{json.dumps(facts)}\n{events} events: {done}\n{gathered}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("minutes", type=float)
-    parser.add_argument("seed", type=int)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="elastic-soak-") as folder:
-        soak: Soak | None = None
-        try:
-            soak = Soak(Path(folder), options.seed)
-            try:
-                soak.run(options.minutes)
-            finally:
-                soak.job.__exit__()
-        except Exception as error:
-            reason = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
-            keep = Path(tempfile.gettempdir()) / f"elastic-soak-failed-{options.seed}-{os.getpid()}"
-            Path(folder).rename(keep)
-            Path(folder).mkdir()
-            print(f"soak: FAILED with seed {options.seed}: {reason}\nsoak: its files are in {keep}", file=sys.stderr)
-            if soak is not None:
-                print(soak.summary(), file=sys.stderr)
-            return 1
-        print(soak.summary())
-        print(f"soak: ok, {options.minutes:g} minutes, seed {options.seed}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -134,6 +134,20 @@ def test_rounds_and_jobs_of_the_past() -> None:
         history.line(a_line(4, 1))
 
 
+def test_a_round_that_others_have_gone_on_without() -> None:
+    behind = told([formed(1)], steps(1, 5), [ABORT, formed(2)], steps(4, 5, round_id=2))
+    behind.line(a_line(6, 1))  # the step that it was in
+    assert behind.last == 5
+    with pytest.raises(AssertionError, match="two rounds train side by side"):
+        behind.line(a_line(7, 1))
+    for line in (a_line(6, 0, round_id=2), a_line(6, 1, round_id=2)):
+        behind.line(line)
+    ahead = told([formed(1)], [*steps(1, 4), a_line(5, 0)], [ABORT, formed(2)], steps(4, 4, round_id=2))
+    ahead.line(a_line(5, 1))
+    with pytest.raises(AssertionError, match="two rounds train side by side"):
+        ahead.line(a_line(6, 1))
+
+
 def test_back_to_the_disc_in_the_same_job() -> None:
     events = [ABORT, *BOTH_GONE, formed(2, attempt=1)]
     history = told([formed(1)], steps(1, 8), events, steps(4, 13, round_id=2, attempt=1, commits=1))

@@ -125,7 +125,7 @@ class FakeDriver:
     def arrives(self, facts: AgentFacts) -> AgentLink:
         if self.refuses:
             raise RefusedError(self.refuses)
-        link = AgentLink(facts, self, agent_timeout_s=self.agent_timeout_s)
+        link = AgentLink(facts, self, agent_timeout_s=self.agent_timeout_s, host_timeout_s=5.0)
         self.links[link.agent] = link
         return link
 
@@ -140,6 +140,12 @@ class FakeDriver:
         if isinstance(message, Bye):
             link.close("its agent has ended")
         self._news.set()
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        """See LinkOwner."""
+
+    def link_heard(self, link: AgentLink) -> None:
+        """See LinkOwner."""
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)

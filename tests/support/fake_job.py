@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+from namespaces import NamespaceHost
 
 from elastic_driver.dialects.ours import OUR_ROUTES
 from elastic_driver.errors import StaleRoundError
@@ -71,11 +72,27 @@ class Process:
 
 
 class FakeJob:
-    """The driver's side of a job, as a context manager; leaving it kills what still runs."""
+    """The driver's side of a job, as a context manager; leaving it kills what still runs.
 
-    def __init__(self, *, backend: Backend = Backend.TORCH, auto: bool = True, address: str = "127.0.0.1") -> None:
+    Args:
+        backend: of all rounds.
+        auto: whether a member's death aborts its round and plans the next one with the rest.
+        address: at which all workers listen.
+        machines: hosts in networks of their own, for workers with their names; the server is on the first.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend = Backend.TORCH,
+        auto: bool = True,
+        address: str = "127.0.0.1",
+        machines: Sequence[NamespaceHost] = (),
+    ) -> None:
         self.backend = backend
         self._address = address
+        self._machines = {machine.name: machine for machine in machines}
+        self._server_address = machines[0].ipv4 if machines else "127.0.0.1"
         self.auto = auto
         self.processes: dict[WorkerId, Process] = {}
         self.rounds: list[tuple[WorkerId, ...]] = []
@@ -98,7 +115,9 @@ class FakeJob:
 
         async def start() -> int:
             self._news = asyncio.Event()
-            return await self._server.start("127.0.0.1", 0)
+            for machine in list(self._machines.values())[:1]:
+                machine.enter()  # the loop's thread alone
+            return await self._server.start(self._server_address, 0)
 
         self.port = asyncio.run_coroutine_threadsafe(start(), self._loop).result(10)
         return self
@@ -191,7 +210,7 @@ class FakeJob:
                 sync=self._sync,
                 commits=ready[root][0].commits,
                 backend=self.backend,
-                address=self._address,
+                address=self._machines[worker.hostname].ipv4 if self._machines else self._address,
             )
             ready[worker][1].set_result(reply)
         self._wake()
@@ -231,7 +250,7 @@ class FakeJob:
         """Starts a worker process that runs one of the file's programs."""
         full = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
         full |= {
-            ENV_RENDEZVOUS: f"http://127.0.0.1:{self.port}",
+            ENV_RENDEZVOUS: f"http://{self._server_address}:{self.port}",
             ENV_KEY: self.key.of_worker(worker).hex(),
             ENV_RANKS_KEY: self.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
@@ -240,12 +259,17 @@ class FakeJob:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",
         }
         full |= env or {}
+        prefix = []
+        if self._machines:
+            assert self.backend is Backend.NATIVE, "what is forked stays in the test's own network"
+            full["ELASTIC_DRIVER_MACHINE"] = worker.hostname
+            prefix = self._machines[worker.hostname].prefix
         popen: subprocess.Popen[str] | forked.ForkedProcess
         if self.backend is Backend.TORCH or _imports_torch(file, program):
             popen = forked.start([str(file), program, *args], full)
         else:
             popen = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(file), program, *args],
+                [*prefix, sys.executable, "-X", "faulthandler", str(file), program, *args],
                 env=full,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -258,11 +282,16 @@ class FakeJob:
         return process
 
     def start(
-        self, workers: Sequence[WorkerId], program: str, *args: str, hold: dict[WorkerId, str] | None = None
+        self,
+        workers: Sequence[WorkerId],
+        program: str,
+        *args: str,
+        hold: dict[WorkerId, str] | None = None,
+        env: dict[str, str] | None = None,
     ) -> None:
         """Starts these workers and plans their round; ``hold`` names steps (HOLD_AT) at which a worker waits."""
         for worker in workers:
-            self.spawn(worker, program, *args, env={"HOLD_AT": (hold or {}).get(worker, "")})
+            self.spawn(worker, program, *args, env={"HOLD_AT": (hold or {}).get(worker, "")} | (env or {}))
         self.plan(workers)
 
     def _reap(self, process: Process) -> None:

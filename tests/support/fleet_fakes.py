@@ -20,6 +20,7 @@ from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
 from elastic_driver.launch.fleet.launcher import AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.network_check import Checked, NetworkCheck
 from elastic_driver.launch.launcher import Stream
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Bootstrap, Bye, Close, Hello, Said, said
 from elastic_driver.rendezvous.channel import FrameConnection
@@ -29,6 +30,7 @@ from elastic_driver.system.tasks import Tasks
 from elastic_driver.version import __version__
 
 AGENT_TIMEOUT_S = 15.0
+HOST_TIMEOUT_S = 5.0
 _T = TypeVar("_T", bound=Said)
 _KEY = bytes(32)
 
@@ -84,6 +86,21 @@ class FakeTransport(asyncio.Transport):
         self.is_closed = True
 
 
+class FakeConnection(FrameConnection):
+    """A connection whose other end's kernel acknowledges, until it vanishes.
+
+    Attributes:
+        acknowledged_at: when it did so last, by the loop's clock; None for always.
+    """
+
+    acknowledged_at: float | None = None
+
+    @property
+    def unacknowledged_s(self) -> float:
+        at = self.acknowledged_at
+        return 0.0 if at is None else asyncio.get_running_loop().time() - at
+
+
 class FakeAgent:
     """The other end of a link: keeps what it is told, says what the test says.
 
@@ -102,7 +119,7 @@ class FakeAgent:
         """It dials in, for the first time or again."""
         self.transport = FakeTransport()
         self._writer = FrameWriter(_KEY)
-        self.connection = FrameConnection(
+        self.connection = FakeConnection(
             FrameReader(_KEY),
             FrameWriter(_KEY),
             on_frame=self.link.received,
@@ -114,6 +131,14 @@ class FakeAgent:
     def hang_up(self) -> None:
         """Its connection ends."""
         self.connection.connection_lost(None)
+
+    def vanishes(self) -> None:
+        """From now on its machine acknowledges nothing."""
+        self.connection.acknowledged_at = asyncio.get_running_loop().time()
+
+    def is_back(self) -> None:
+        """Its machine acknowledges again."""
+        self.connection.acknowledged_at = None
 
     def beat(self) -> None:
         """It says that it lives."""
@@ -191,8 +216,12 @@ class Listener:
     def __init__(self) -> None:
         self.came: list[str] = []
         self.lost: list[tuple[str, str]] = []
+        self.silent: list[tuple[str, bool]] = []
+        self.heard: list[str] = []
         self.unready: list[tuple[str, DialFailure]] = []
         self.leaves: list[tuple[str, str]] = []
+        self.checks: list[Checked] = []
+        self.left_out: set[str] = set()
         self.useless: list[str] = []
         self.errors: list[BaseException] = []
 
@@ -202,8 +231,20 @@ class Listener:
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
         self.lost.append((facts.host, why))
 
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        self.silent.append((host, sure))
+
+    def host_heard(self, host: str) -> None:
+        self.heard.append(host)
+
     def host_unready(self, host: str, failure: DialFailure) -> None:
         self.unready.append((host, failure))
+
+    def network_checked(self, report: Checked) -> None:
+        self.checks.append(report)
+
+    def is_left_out(self, host: str) -> bool:
+        return host in self.left_out
 
     def host_leaves(self, host: str, why: str) -> None:
         self.leaves.append((host, why))
@@ -253,10 +294,16 @@ class FakeFleet:
         local_names: mean this machine.
         spokesman: takes what workers say.
         no_address: hosts that have no address for the others.
+        check: whether the network is checked before a host is used.
     """
 
     def __init__(
-        self, *, local_names: Sequence[str] = ("here",), spokesman: Any = None, no_address: Sequence[str] = ()
+        self,
+        *,
+        local_names: Sequence[str] = ("here",),
+        spokesman: Any = None,
+        no_address: Sequence[str] = (),
+        check: bool = False,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
@@ -275,12 +322,13 @@ class FakeFleet:
 
         self.fleet = Fleet(
             door=self.door,
-            reach=Reach(urls, AGENT_TIMEOUT_S, fingerprint="f", job="job", owner="owner"),
+            reach=Reach(urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner"),
             local=self.local,
             remote=self.remote,
             is_local=lambda name: name in local_names,
             address=address,
             tasks=self.tasks,
+            check=NetworkCheck((100, 199), self.tasks) if check else None,
         )
         self.launcher = AgentLauncher(
             self.fleet,

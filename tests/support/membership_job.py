@@ -19,7 +19,11 @@ from elastic_driver.core.events import (
     DismissWorker,
     EndJob,
     Event,
+    GiveUpHost,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     KillWorker,
     PublishRound,
     Report,
@@ -108,6 +112,9 @@ class Job:
         self.failed: set[WorkerId] = set()
         self.waiting: set[WorkerId] = set()
         self.left: set[WorkerId] = set()
+        self.asked: set[WorkerId] = set()  # of these, who has said so itself, and not only been told
+        self.silent: dict[str, bool] = {}  # hosts, and whether that is sure
+        self.given_up: set[str] = set()
         self.holders: set[WorkerId] = set()
         self.last_round: dict[WorkerId, int] = {}
         self.commits: dict[WorkerId, int] = {}
@@ -158,8 +165,9 @@ class Job:
         return commands
 
     def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
-        """Discovery lists these hosts ("a:2")."""
-        return self.feed(HostsDiscovered(tuple(parse_host(text, default_slots=1) for text in texts)), at=at)
+        """Discovery lists these hosts ("a:2", or "a:2,rack=r1,spot" with labels)."""
+        hosts = tuple(parse_host(text.replace(",", " "), default_slots=1) for text in texts)
+        return self.feed(HostsDiscovered(hosts), at=at)
 
     def ready(
         self,
@@ -174,13 +182,14 @@ class Job:
         steps: int = 0,
         where: str = "",
         raised: bool = False,
+        unreachable: tuple[int, ...] = (),
     ) -> list[Command]:
         """A worker asks for its next round; by default as a worker in its place would."""
         worker = worker_id(text)
         record = record_of(self.state, worker)
         last = record.round_id if record is not None else 0
         if cause is None:
-            aborted = self.state.notice_kind is NoticeKind.ABORT
+            aborted = self.state.notice_kind is NoticeKind.ABORT or bool(unreachable)
             cause = ReadyCause.INTERNAL_ERROR if aborted else ReadyCause.HOSTS_UPDATED
             cause = cause if last else ReadyCause.START
         event = WorkerReady(
@@ -193,6 +202,7 @@ class Job:
             steps,
             where,
             raised,
+            unreachable,
         )
         return self.feed(event, at=at)
 
@@ -243,7 +253,14 @@ class Job:
             case WorkerReady() | WorkerRunning():
                 named = event.after_round if isinstance(event, WorkerReady) else event.round_id
                 alive = event.worker in self.alive
-                last = self.last_round.get(event.worker, 0) if alive else self.round_id
+                # A launch is a round whether it begins or not, and its workers are in it from then on.
+                restarts = self.policy.on_change is OnChange.RESTART
+                record = record_of(self.state, event.worker)
+                last = self.state.round_id if restarts else self.round_id
+                if record is not None and restarts:
+                    last = record.round_id
+                elif alive:
+                    last = self.last_round.get(event.worker, 0)
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
@@ -299,6 +316,8 @@ class Job:
                     self.told_to_go.add(command.worker)
                     self.waiting.discard(command.worker)
                     self.left.add(command.worker)
+                case GiveUpHost():
+                    self._audit_verdict(command)
                 case KillWorker():
                     assert command.reason
                     assert command.worker in self.alive - self.killed, "one that does not live, or is killed already"
@@ -374,6 +393,7 @@ class Job:
                     self.commits[worker] = max(event.commits, self.commits.get(worker, 0) if member else 0)
                     self.waiting.add(worker)
                     self.left.add(worker)
+                    self.asked.add(worker)
             case WorkerRunning():
                 inside = event.worker in self.members and event.worker in self.alive - self.left
                 if inside and event.round_id == self.round_id and self.ended is None:
@@ -385,15 +405,38 @@ class Job:
                     self._came_to(record.commits, 0)
             case WorkerSpared():
                 self.killed.discard(event.worker)
-            case WorkersReported():
+            case WorkersReported() | HostsReported():
                 for report in event.reports:
                     self._note(report)
+            case HostSilent():
+                self.silent[event.hostname] = event.sure or self.silent.get(event.hostname, False)
+            case HostHeard():
+                self.silent.pop(event.hostname, None)
+                self.given_up.discard(event.hostname)
             case _:
                 pass
 
     def _came_to(self, commits: int, steps: int) -> None:
         if (commits, steps) > self.furthest:
             self.furthest, self.idle = (commits, steps), 0
+
+    def _audit_verdict(self, command: GiveUpHost) -> None:
+        """Who is given up may live: the job must not have a second life there, and no less than it needs here."""
+        assert command.reason
+        assert self.silent.get(command.hostname), "a host that is heard, or in doubt, is given up"
+        assert command.hostname not in self.given_up, "given up twice"
+        self.given_up.add(command.hostname)
+        if not any(worker.hostname == command.hostname for worker in self.alive):
+            return
+        heard = {worker for worker in self.alive if worker.hostname not in self.silent}
+        if self.policy.on_change is OnChange.IN_PLACE:
+            assert len(heard - self.told_to_go) >= self.policy.min_num_proc, "given up, and too few are left"
+        # Restarted workers that do not end in time are not waited for: a later round is being started already.
+        if self.round_id and self.round_id == self.state.round_id:
+            there = {worker for worker in self.members if worker in self.alive and worker.hostname in self.silent}
+            assert not there or not heard.isdisjoint(self.members), "given up, and it may train alone"
+        if self.policy.on_change is OnChange.NO_ROUNDS and self.state.round is not None:
+            assert heard, "given up, and nobody is left"
 
     def _audit_start(self, command: StartWorker) -> None:
         worker = command.worker
@@ -403,10 +446,12 @@ class Job:
         listed = {host.name: host.slots for host in self.state.hosts}
         assert worker.slot < listed.get(worker.hostname, 0), "a slot that discovery does not list"
         assert not self.state.blacklist.is_blacklisted(worker.hostname), "a blacklisted host gets a worker"
+        assert worker.hostname not in self.state.cuts.out, "a host that is left out gets a worker"
         assert 0 <= command.planned.rank < command.planned.size
         if self.policy.on_change is OnChange.RESTART:
             assert all(worker in self.left for worker in self.members), "a start beside the last round"
             self.planned[worker] = command.planned
+            self.last_round[worker] = self.state.round_id
         self.started.add(worker)
         self.alive.add(worker)
 
@@ -420,10 +465,17 @@ class Job:
         assert command.round_id == self.round_id + 1, "rounds grow by one"
         assert set(workers) <= self.waiting, "a member that has not asked for the round"
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
+        # Who was told to go, and is not heard, may train on with others of whom that is true.
+        may_train = [worker for worker in self.members if worker in self.alive - self.asked]
+        together = len(may_train) == len(self.members) > 0
+        assert not together or any(worker.hostname not in self.silent for worker in may_train), "two rounds live"
+        assert not any(self.silent.get(worker.hostname) for worker in workers), "a member that is not heard"
+        assert self.state.cuts.out.isdisjoint(worker.hostname for worker in workers), "a member that is left out"
         assert [one.slot for one in command.placed] == naive_slots(workers)
-        limit = self.policy.max_num_proc
+        self._audit_places(workers)
+        limit, group = self.policy.max_num_proc, self.policy.multiple
         assert self.policy.min_num_proc <= len(workers)
-        assert limit is None or len(workers) <= limit or (limit == 1 and len(workers) == 2)
+        assert limit is None or len(workers) <= limit or (limit == group and len(workers) == 2 * group)
         if self.round_id:
             holders = [worker for worker in workers if worker in self.holders]
             assert holders or self.policy.durable, "the state is lost, and the job goes on in silence"
@@ -431,20 +483,41 @@ class Job:
             most = max((self.commits[worker] for worker in holders), default=0)
             assert most == command.commits, "a root that is behind"
             assert not holders or self.commits[workers[0]] == most, "a root that is behind"
+            self._audit_protected(workers[0], [worker for worker in holders if self.commits[worker] == most])
             assert command.sync or set(workers) == set(holders), "a newcomer without sync"
         else:
             assert command.commits == 0
+            self._audit_protected(workers[0], workers)
         assert command.sync or not self.broken, "no sync after a failure"
         self.round_id, self.members, self.round_commits = command.round_id, workers, command.commits
         self.broken = False
         self.idle += 1
         assert self.state.setbacks.count < self.idle, "more setbacks than rounds without progress"
         self.waiting -= set(workers)
-        self.left = set()
+        self.left, self.asked = set(), set()
         for worker in workers:
             self.last_round[worker] = command.round_id
         if not command.commits:
             self.holders.update(workers)
+
+    def _audit_places(self, workers: Sequence[WorkerId]) -> None:
+        """The multiples, and hosts of one rack next to each other."""
+        assert len(workers) % self.policy.num_proc_multiple == 0, "no multiple of --np-multiple"
+        for name in {worker.hostname for worker in workers}:
+            ranks = sum(worker.hostname == name for worker in workers)
+            assert ranks % self.policy.ranks_per_host_multiple == 0, "no multiple of --ranks-per-host-multiple"
+        if self.policy.on_change is OnChange.IN_PLACE:  # others were placed when they were started
+            racks = {host.name: host.rack or f"of {host.name} alone" for host in self.state.discovery.order}
+            by_rank = [racks[worker.hostname] for worker in workers]
+            blocks = [rack for index, rack in enumerate(by_rank) if index == 0 or by_rank[index - 1] != rack]
+            assert len(set(blocks)) == len(blocks), "a rack that is torn apart"
+
+    def _audit_protected(self, root: WorkerId, equals: Sequence[WorkerId]) -> None:
+        """Of those who could lead the round, one on a protected host does."""
+        labelled = [host.name for host in self.state.discovery.order if "protected" in host.labels]
+        protected = {*labelled, *self.policy.protect}
+        if any(worker.hostname in protected for worker in equals):
+            assert root.hostname in protected, "rank 0 is on a host that is not protected"
 
     def _audit_restart(self, command: PublishRound, workers: tuple[WorkerId, ...]) -> None:
         assert command.round_id > self.round_id, "rounds grow"
@@ -452,6 +525,7 @@ class Job:
         assert all(worker in self.left for worker in self.members), "two rounds overlap"
         assert [one.slot for one in command.placed] == naive_slots(workers)
         assert [self.planned[worker] for worker in workers] == naive_slots(workers), "other ranks than at the start"
+        self._audit_places(workers)
         limit = self.policy.max_num_proc
         assert self.policy.min_num_proc <= len(workers)
         assert limit is None or len(workers) <= limit
@@ -471,6 +545,9 @@ class Job:
         for _ in range(300):
             if self.ended is not None or self._is_known(known):
                 return
+            if self.state.silent:
+                self._hear_all()
+                continue
             if not any(self._act_for(record) for record in self.state.workers):
                 if next_deadline(self.state) is None:
                     break
@@ -480,6 +557,14 @@ class Job:
         assert self.state.phase is JobPhase.RUNNING
         assert self.state.notice_kind is NoticeKind.NONE
         assert {(worker.hostname, worker.slot) for worker in self.alive} == set(wanted_places(self.state))
+
+    def _hear_all(self) -> None:
+        """The networks are whole again. Who was given up hears it, and begins anew."""
+        given_up = {one.hostname for one in self.state.silent if one.given_up}
+        for record in [record for record in self.state.workers if record.worker.hostname in given_up]:
+            self.exit(str(record.worker), -9)
+        for one in self.state.silent:
+            self.feed(HostHeard(one.hostname))
 
     def _act_for(self, record: WorkerRecord) -> bool:
         name = str(record.worker)
@@ -522,9 +607,14 @@ class Job:
         while self.ended is None:
             if self._is_known(known):
                 return
-            going = [r for r in self.state.workers if r.phase is WorkerPhase.LEAVING or r.killed is not None]
+            lost = {one.hostname for one in self.state.silent if one.given_up}
+            going = [
+                r
+                for r in self.state.workers
+                if r.phase is WorkerPhase.LEAVING or r.killed is not None or r.worker.hostname in lost
+            ]
             if going:
-                self.exit(str(going[0].worker), -15)
+                self.exit(str(going[0].worker), -9 if going[0].worker.hostname in lost else -15)
                 continue
             deadline = next_deadline(self.state)
             if deadline is None or deadline > horizon:

@@ -11,6 +11,7 @@ test that asks for hosts is skipped. Everything is gone afterwards; what a kille
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -96,6 +97,14 @@ class Namespaces:
                 lines += [f"{name} {host.public_host_key}", f"[{name}]:* {host.public_host_key}"]
         self.known_hosts.write_text("".join(f"{line}\n" for line in lines))
 
+    def write_names(self) -> None:
+        """Writes the present addresses of all hosts, for all of them; processes that run there see them as well."""
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for host in self.hosts:
+            lines += [f"{host.ipv4} {host.name}"] + ([f"{host.ipv6} {host.name_v6}"] if host.ipv6 else [])
+        for host in self.hosts:
+            (host.etc / "hosts").write_text("".join(f"{line}\n" for line in lines))
+
     def _make(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self._mark}-"))
         self._exit.callback(shutil.rmtree, self.folder, ignore_errors=True)
@@ -105,18 +114,16 @@ class Namespaces:
         self.key, self.other_key = self.folder / "key", self.folder / "other_key"
         switch = f"{self._mark}-sw"
         self._exit.callback(_remove, switch)
-        _ip("netns", "add", switch)
-        _batch(switch, "link set lo up", "link add br0 type bridge stp_state 0 forward_delay 0", "link set br0 up")
-        etc_hosts = ["127.0.0.1 localhost", "::1 localhost"]
+        ip("netns", "add", switch)
+        batch(switch, "link set lo up", "link add br0 type bridge stp_state 0 forward_delay 0", "link set br0 up")
         for index in range(self._count):
             host = NamespaceHost(self, index, f"{self._mark}-{index}", switch)
             self._exit.callback(host.remove)
             self.hosts.append(host)
             host.make()
-            etc_hosts += [f"{host.ipv4} {host.name}"] + ([f"{host.ipv6} {host.name_v6}"] if host.ipv6 else [])
         for host in self.hosts:
-            (host.etc / "hosts").write_text("".join(f"{line}\n" for line in etc_hosts))
             (host.etc / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        self.write_names()
         if self._sshd:
             self._make_ssh()
 
@@ -148,6 +155,8 @@ class NamespaceHost:
         ipv4: address.
         ipv6: unique local address; "" where the kernel has none.
         namespace: its name for ``ip -n``.
+        switch: the namespace of the bridge.
+        port: the host's link there.
         etc: files there lie over those in /etc.
         prefix: words before a command that is to run on the host. The process keeps its number.
         public_host_key: of its ssh server, type and key.
@@ -157,8 +166,8 @@ class NamespaceHost:
 
     def __init__(self, hosts: Namespaces, index: int, namespace: str, switch: str) -> None:
         self._hosts = hosts
-        self._switch = switch
-        self._port = f"p{index}"
+        self.switch = switch
+        self.port = f"p{index}"
         self._host_key = hosts.folder / f"host_key{index}"
         self._sshd: subprocess.Popen[str] | None = None
         self._popens: list[subprocess.Popen[Any]] = []
@@ -202,11 +211,66 @@ class NamespaceHost:
 
     def cut(self) -> None:
         """Takes the host off the bridge: from now on packets vanish in both directions, and nobody is told."""
-        _ip("-n", self._switch, "link", "set", self._port, "nomaster")
+        ip("-n", self.switch, "link", "set", self.port, "nomaster")
 
     def heal(self) -> None:
         """Puts it back."""
-        _ip("-n", self._switch, "link", "set", self._port, "master", "br0")
+        ip("-n", self.switch, "link", "set", self.port, "master", "br0")
+
+    def power_off(self) -> None:
+        """Its machine goes at once: all is dead there, and nobody is sent anything, no end of a connection either."""
+        self.cut()
+        _kill_all(self.namespace)
+        if self._sshd is not None:
+            self._sshd.wait(timeout=30)
+            self._sshd = None
+
+    def power_on(self) -> None:
+        """It is there again, with an ssh server and nothing else."""
+        self.heal()
+        self.start_sshd()
+
+    def move(self, number: int) -> None:
+        """Gives it other addresses under its old names, which resolve to them on all hosts from now on.
+
+        Args:
+            number: what the addresses end with; one that no host has.
+        """
+        old_v4, old_v6 = self.ipv4, self.ipv6
+        self.ipv4, self.ipv6 = f"10.77.0.{number}", f"fd77::{number:x}" if old_v6 else ""
+        batch(self.namespace, f"addr del {old_v4}/24 dev eth0", f"addr add {self.ipv4}/24 brd + dev eth0")
+        if old_v6:
+            batch(self.namespace, f"addr del {old_v6}/64 dev eth0", f"addr add {self.ipv6}/64 dev eth0 nodad")
+        self._hosts.write_names()
+
+    def lose_way_to(self, other: NamespaceHost) -> None:
+        """From now on what it sends to the other vanishes; the other way is open, and so are all others."""
+        for address in filter(None, (other.ipv4, other.ipv6)):
+            # To a card that is none of the bridge's.
+            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+            ip("-n", self.namespace, "neigh", "replace", address, *nobody)
+
+    def find_way_to(self, other: NamespaceHost) -> None:
+        """Ends that."""
+        for address in filter(None, (other.ipv4, other.ipv6)):
+            ip("-n", self.namespace, "neigh", "del", address, "dev", "eth0")
+
+    def cut_from(self, other: NamespaceHost) -> None:
+        """From now on packets between the two vanish; both have all other hosts."""
+        self.lose_way_to(other)
+        other.lose_way_to(self)
+
+    def heal_with(self, other: NamespaceHost) -> None:
+        """Ends that."""
+        self.find_way_to(other)
+        other.find_way_to(self)
+
+    def enter(self) -> None:
+        """Brings the calling thread, and what it starts from here on, into the host's network."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(_NAMED / self.namespace) as file:
+            if libc.setns(file.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter the network of {self.name}")
 
     def start_sshd(self, *, port: int = 22, addresses: Sequence[str] = ("0.0.0.0", "::")) -> None:
         """Starts its ssh server. Blocks until it listens."""
@@ -244,6 +308,13 @@ class NamespaceHost:
         self._sshd.wait(timeout=30)
         self._sshd = None
 
+    def end_sessions(self) -> None:
+        """Ends its ssh sessions. One whose client is gone without a word lasts until the kernel gives up, 15 min."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_text().startswith("sshd: root@"):
+                    os.kill(pid, signal.SIGKILL)
+
     def change_host_key(self) -> None:
         """Gives its ssh server a new key, which nobody knows; from its next start on."""
         for file in (self._host_key, self._host_key.with_suffix(".pub")):
@@ -255,16 +326,16 @@ class NamespaceHost:
         """Makes the namespace and its link."""
         self.runtime.mkdir(mode=0o700)
         self.etc.mkdir(parents=True)
-        _ip("netns", "add", self.namespace)
-        _batch(
-            self._switch,
-            f"link add {self._port} type veth peer name eth0 netns {self.namespace}",
-            f"link set {self._port} master br0 up",
+        ip("netns", "add", self.namespace)
+        batch(
+            self.switch,
+            f"link add {self.port} type veth peer name eth0 netns {self.namespace}",
+            f"link set {self.port} master br0 up",
         )
-        _batch(self.namespace, "link set lo up", f"addr add {self.ipv4}/24 brd + dev eth0", "link set eth0 up")
+        batch(self.namespace, "link set lo up", f"addr add {self.ipv4}/24 brd + dev eth0", "link set eth0 up")
         # At once, not after a search for others with this address.
         try:
-            _ip("-n", self.namespace, "addr", "add", f"{self.ipv6}/64", "dev", "eth0", "nodad")
+            ip("-n", self.namespace, "addr", "add", f"{self.ipv6}/64", "dev", "eth0", "nodad")
         except RuntimeError:
             self.ipv6 = ""
 
@@ -292,10 +363,10 @@ def cannot_make_namespaces() -> str:
         return f"needs {missing[0]} (scripts/install-test-hosts)"
     probe = f"edt{os.getpid()}x{next(_numbers)}-sw"
     try:
-        _ip("netns", "add", probe)
-        _batch(probe, "link add br0 type bridge", "link add p0 type veth peer name p1")
+        ip("netns", "add", probe)
+        batch(probe, "link add br0 type bridge", "link add p0 type veth peer name p1")
         _ETC.mkdir(exist_ok=True)
-        _run(["ip", "netns", "exec", probe, "unshare", "--uts", "sh", "-c", _WITH_NAME, "probe", "true"])
+        run(["ip", "netns", "exec", probe, "unshare", "--uts", "sh", "-c", _WITH_NAME, "probe", "true"])
     except (OSError, RuntimeError) as error:
         return f"no network namespaces here: {error}"
     finally:
@@ -323,6 +394,12 @@ def _remove_stale() -> None:
 
 
 def _remove(namespace: str) -> None:
+    _kill_all(namespace)
+    subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+    shutil.rmtree(_ETC / namespace, ignore_errors=True)
+
+
+def _kill_all(namespace: str) -> None:
     # What is killed may be in the middle of starting others.
     while (_NAMED / namespace).exists():
         listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
@@ -337,8 +414,6 @@ def _remove(namespace: str) -> None:
                     _wait_for_end(pidfd)
                 finally:
                     os.close(pidfd)
-    subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-    shutil.rmtree(_ETC / namespace, ignore_errors=True)
 
 
 def _wait_for_end(pidfd: int) -> None:
@@ -348,18 +423,21 @@ def _wait_for_end(pidfd: int) -> None:
 
 
 def _keygen(file: Path) -> None:
-    _run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", file.name, "-f", str(file)])
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", file.name, "-f", str(file)])
 
 
-def _ip(*words: str) -> None:
-    _run(["ip", *words])
+def ip(*words: str) -> None:
+    """Runs ``ip``. Raises RuntimeError, with what it says."""
+    run(["ip", *words])
 
 
-def _batch(namespace: str, *lines: str) -> None:
-    _run(["ip", "-n", namespace, "-batch", "-"], given="".join(f"{line}\n" for line in lines))
+def batch(namespace: str, *lines: str) -> None:
+    """Runs these lines of ``ip`` in a namespace. Raises RuntimeError."""
+    run(["ip", "-n", namespace, "-batch", "-"], given="".join(f"{line}\n" for line in lines))
 
 
-def _run(command: Sequence[str], *, given: str = "") -> None:
+def run(command: Sequence[str], *, given: str = "") -> None:
+    """Runs a command. Raises RuntimeError, with what it says."""
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from elastic_driver.core.assignment import order_hosts
 from elastic_driver.core.blacklist import Blacklist
-from elastic_driver.discovery.caller import Finder
+from elastic_driver.discovery.caller import Finder, as_host
 from elastic_driver.discovery.objects import FixedHosts, HostDiscovery, HostDiscoveryScript
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Host, in_natural_order
 
 __all__ = [
     "DiscoveredHosts",
@@ -97,11 +97,11 @@ class HostManager:
 
     def update_available_hosts(self) -> int:
         """Asks discovery. Returns what has changed, as HostUpdateResult has it; raises what discovery raises."""
-        found = self._discovery.find_available_hosts_and_slots()
+        listed = [as_host(name, value) for name, value in self._discovery.find_available_hosts_and_slots().items()]
+        found = {host.name: host.slots for host in listed}
         with self._lock:
             before = {host.name: host.slots for host in self._listed}
-            listed = [Host(name, slots) for name, slots in found.items()]
-            self._listed = order_hosts([host.name for host in self._listed], listed)
+            self._listed = order_hosts(self._listed, listed)
             self._blacklist = self._blacklist.forgive_absent(found)
         result = HostUpdateResult.no_update
         for name in {*before, *found}:
@@ -126,5 +126,7 @@ class HostManager:
     @staticmethod
     def order_available_hosts(available_hosts: Iterable[str], ordered_hosts: Sequence[str]) -> list[str]:
         """The available hosts, those of ``ordered_hosts`` first and in that order."""
-        ordered = order_hosts(ordered_hosts, [Host(name, 1) for name in sorted(available_hosts)])
+        # Those that are available have no order of their own: Horovod gives a set.
+        listed = in_natural_order(Host(name, 1) for name in available_hosts)
+        ordered = order_hosts([Host(name, 1) for name in ordered_hosts], listed)
         return [host.name for host in ordered]

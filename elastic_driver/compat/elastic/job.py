@@ -27,6 +27,7 @@ from elastic_driver.core.events import (
     DismissWorker,
     EndJob,
     Event,
+    GiveUpHost,
     HostsDiscovered,
     KillWorker,
     PublishRound,
@@ -196,7 +197,7 @@ class ThreadJob:
         while not self._over.is_set():
             event: HostsDiscovered | DiscoveryFailed
             try:
-                event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots().items()))
+                event = HostsDiscovered(hosts_of(self._discovery.find_available_hosts_and_slots()))
             except DiscoveryError as error:
                 event = DiscoveryFailed(str(error))
             except BaseException as error:  # as in Horovod since 0.25: whatever it raises, it is asked again
@@ -357,7 +358,7 @@ class ThreadJob:
                 self._rounds.notify(Notice(command.version, command.round_id, command.kind, command.reason))
             case Report():
                 _log.log(logging.WARNING if command.warning else logging.INFO, "%s", command.text)
-            case ReportResumed() | ReportDying() | ReportExit():
+            case ReportResumed() | ReportDying() | ReportExit() | GiveUpHost():
                 pass
             case EndJob():
                 self._finish(command)

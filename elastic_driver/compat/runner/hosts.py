@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.core.assignment import assign_ranks
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import Host, WorkerId
 
 __all__ = [
     "INVALID_SLOT_INFO",
@@ -87,7 +87,7 @@ def get_host_assignments(
     workers = [WorkerId(host.hostname, slot, 0) for host in hosts for slot in range(host.slots)][:max_num_proc]
     if len(workers) < min_num_proc:
         raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({len(workers)})")
-    placed = assign_ranks(workers, host_order=[host.hostname for host in hosts], root=None)
+    placed = assign_ranks(workers, host_order=[Host(host.hostname, host.slots) for host in hosts], root=None)
     return [
         SlotInfo(
             hostname=one.worker.hostname,

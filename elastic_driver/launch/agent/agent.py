@@ -25,6 +25,7 @@ from elastic_driver.launch.agent.control import ControlSocket, end_orphans, plac
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.agent.machine import cores
+from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Round, Said, Warning, Welcome
 from elastic_driver.rendezvous.credentials import Identity
@@ -91,10 +92,12 @@ class Agent:
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
+        self._host, self._job_id = bootstrap.host, ""  # as the driver has them, from the welcome on
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
         self._rounds = HostRounds(self._send, self, is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES)
+        self._probes = Probes(self._send, self._tasks)
         self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
         self._server = RendezvousServer(
             self._rounds,
@@ -131,6 +134,7 @@ class Agent:
             way_out.push_async_callback(self._server.close)
             way_out.callback(self._rounds.close)
             way_out.push_async_callback(self._tasks.end)
+            way_out.callback(self._probes.close)
             await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
             keeping = self._tasks.start(self._keep())
@@ -143,9 +147,15 @@ class Agent:
 
     # --- what comes of the driver (LinkOwner) ----------------------------------------------------------------------
 
+    def not_welcomed_yet(self, why: str, left_s: float) -> None:
+        """See LinkOwner. Who has dialled the agent says so in its own words."""
+        if self._bootstrap.slots:
+            _say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
+
     def welcomed(self, welcome: Welcome) -> None:
         """See LinkOwner."""
         self._rounds.poll_s = welcome.poll_s
+        self._host, self._job_id = welcome.host, welcome.job_id
         slots = self._bootstrap.slots
         if slots:
             some = f"{slots} slot{'' if slots == 1 else 's'}"
@@ -179,7 +189,7 @@ class Agent:
                     self._closing = True
                     self._tasks.start(self._close())
             case _:
-                if not self._workers.take(message) and not self._rounds.take(message):
+                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes)):
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:
@@ -272,8 +282,8 @@ class Agent:
         match order:
             case {"do": "who"}:
                 return {
-                    "job": bootstrap.job,
-                    "host": bootstrap.host,
+                    "job": self._job_id,
+                    "host": self._host,
                     "connected": self._link.connected,
                     "pid": os.getpid(),
                 }

@@ -108,8 +108,8 @@ class AgentHere:
 
     Attributes:
         path: of its socket.
-        job: what tells its job from others; "" for none.
-        host: its host's name in the job.
+        job: its job's id; "" until the driver has taken it in.
+        host: its host's name in the job; "" for one that joins without a name, until then.
         connected: whether it has a connection to its driver now.
         pid: its process.
     """
@@ -145,7 +145,7 @@ def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elas
 
     Args:
         host: its host's name in the job; None for any.
-        job: its job; None for any.
+        job: the beginning of its job's id; None for any.
         limit_s: how long to wait.
         why: in words.
 
@@ -156,18 +156,22 @@ def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elas
         SettingsError: there is no such agent here, or several.
         LaunchError: it has not left in that time.
     """
-    agents = [one for one in agents_here() if host in (None, one.host) and job in (None, one.job)]
+    agents = [one for one in agents_here() if host in (None, one.host) and one.job.startswith(job or "")]
     if len(agents) != 1:
         there = ", ".join(f"host {one.host} of job {one.job or '?'}" for one in agents)
         raise SettingsError(
             f"cannot tell which agent is to leave: say --host or --job ({there})"
             if agents
-            else "no agent of such a job runs on this machine for this user"
+            else f"no agent of yours{_of(host, job)} runs on this machine"
         )
     answer = _ask(agents[0].path, {"do": "leave", "why": why}, limit_s)
     if answer is None or answer.get("said") != "left":
         raise LaunchError(f"host {agents[0].host} has not left its job within {limit_s:g} s")
     return f"host {agents[0].host} has left its job"
+
+
+def _of(host: str | None, job: str | None) -> str:
+    return ("" if host is None else f" for host {host}") + ("" if job is None else f" for job {job}")
 
 
 async def end_orphans(job: str, place: str) -> None:

@@ -46,6 +46,9 @@ class RefusedError(ElasticError):
 class LinkOwner(Protocol):
     """Is told what comes of the driver. Called on the event loop."""
 
+    def not_welcomed_yet(self, why: str, left_s: float) -> None:
+        """The first try to reach the driver has failed. It is tried again for so many seconds."""
+
     def welcomed(self, welcome: Welcome) -> None:
         """The driver has taken this agent in. Once, before its first message."""
 
@@ -129,7 +132,7 @@ class DriverLink:
             why: it is dialled, which is said if there is no time left to try.
         """
         pause_s, strange_since = _FIRST_PAUSE_S, None
-        first = self._agreement is not None
+        first, has_failed = self._agreement is not None, False
         while (left_s := until - self._loop.time()) > 0:
             only_strangers = True
             for url in tuple(self._urls):
@@ -142,12 +145,15 @@ class DriverLink:
                     raise RefusedError(str(error)) from None
                 except (OSError, RendezvousProtocolError) as error:  # TimeoutError is one
                     only_strangers = False
-                    why = f"{url}: {str(error) or 'it does not answer'}"
+                    why = f"{url}: {getattr(error, 'strerror', None) or str(error) or 'it does not answer'}"
                 else:
                     # The others may be of networks that this machine is not in.
                     self._urls.sort(key=lambda each: each != url)
                     return
             now = self._loop.time()
+            if first and not has_failed and not only_strangers and now < until:
+                has_failed = True
+                self._owner.not_welcomed_yet(why, until - now)
             strange_since = None if not only_strangers else strange_since or now
             if first and strange_since is not None and now - strange_since > _STRANGER_S:
                 raise RefusedError(
@@ -197,6 +203,7 @@ class DriverLink:
             owner=name_of_this_process(),
             address=connection.ends[1],
             addresses=machine.addresses(),
+            labels=" ".join(bootstrap.labels),
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ def failure(program: str, host: str, returncode: int, lines: Sequence[str], *, h
     prefix = f"{program}: " if program and not words.startswith(f"{program}: ") else ""
     named = "" if re.search(rf"(?<![\w.:-]){re.escape(host)}(?![\w-])", words) else f"{host}: "
     permanent = no_program or any(_PERMANENT.search(line) for line in said)
+    # More of the sentence comes behind it.
+    words = words if words.endswith("..") else words.removesuffix(".")
     return DialFailure(prefix + named + words, permanent=permanent)
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.dialling import Calls
 from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
+from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Said
 from elastic_driver.system.tasks import Tasks
@@ -40,6 +41,21 @@ class FleetListener(Protocol):
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
+
+    def network_checked(self, report: Checked) -> None:
+        """The network between hosts was checked; those left out are told of as unready, too."""
+
+    def is_left_out(self, host: str) -> bool:
+        """Whether a host gets no workers for a while, since others' workers cannot reach it."""
+
+    def host_silent(self, host: str, silent_s: float, *, sure: bool) -> None:
+        """Nothing has been heard of a host's agent for so long, and its machine has acknowledged nothing.
+
+        Where it is not sure yet, another host is silent, and this one may be so for the same reason.
+        """
+
+    def host_heard(self, host: str) -> None:
+        """A host that was silent is heard again, or has another agent."""
 
     def host_leaves(self, host: str, why: str) -> None:
         """A host is to be drained: its agent says so."""
@@ -87,11 +103,13 @@ class Reach:
     Attributes:
         urls: gives the driver's URLs for the agent of a host; for one on this machine, "". May have the driver listen.
         agent_timeout_s, fingerprint, job: see Bootstrap.
+        host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
     """
 
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
     agent_timeout_s: float
+    host_timeout_s: float
     fingerprint: str
     job: str
     owner: str
@@ -107,6 +125,7 @@ class Fleet:
         is_local: whether a name means this machine. May block.
         address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
         tasks: run what nobody waits for.
+        check: of the network, before a host is used; None for none.
     """
 
     def __init__(
@@ -119,6 +138,7 @@ class Fleet:
         is_local: Callable[[str], bool],
         address: Callable[[AgentFacts, str], str],
         tasks: Tasks,
+        check: NetworkCheck | None = None,
     ) -> None:
         self._door = door
         self._reach = reach
@@ -126,6 +146,9 @@ class Fleet:
         self._is_local = is_local
         self._address = address
         self._tasks = tasks
+        self._check = check
+        if check is not None:
+            check.serve(self)
         self._listener: FleetListener
         self._staff: Staff
         self._spokesman: Spokesman
@@ -141,6 +164,7 @@ class Fleet:
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
         self._leaving: set[str] = set()  # names whose agent wants to leave, until they are no longer listed
+        self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
         self._all_gone = asyncio.Event()
@@ -166,6 +190,9 @@ class Fleet:
             return
         self._wanted = tuple(names)
         self._leaving &= {self._call_of(name) for name in (*names, *self._joined)}
+        for name in self._silent - {*names, *(link.facts.host for link in self._agents.values())}:
+            self._silent.discard(name)
+            self._listener.host_heard(name)  # there is nothing to be heard of any more
         for name in self._wanted:
             call = self._call_of(name)
             if call not in self._calls and call not in self._leaving:
@@ -190,45 +217,65 @@ class Fleet:
                 self._watching.discard(future)
 
     def is_up(self, name: str) -> bool:
-        """Whether the host has an agent that is not about to end."""
+        """Whether the host has an agent that is not about to end, and may be used."""
         link = self.link_of(name)
-        return link is not None and link.agent not in self._ending
+        return link is not None and self._is_usable(link)
 
     def joined(self) -> tuple[Host, ...]:
-        """The hosts that have joined by themselves."""
-        return tuple(
-            Host(link.facts.host, link.facts.hello.slots)
+        """The hosts that have joined by themselves. Nobody has listed them: their names give the order."""
+        return in_natural_order(
+            Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
             for link in self._joined.values()
-            if link.agent not in self._ending
+            if self._is_usable(link)
         )
+
+    def _is_usable(self, link: AgentLink) -> bool:
+        return link.agent not in self._ending and (self._check is None or self._check.admits(link))
 
     def remark(self) -> str:
         """Which hosts have no agent yet, and why; "" for none."""
         waits = [
             f"host {name} is not ready: {call.failure.reason} (tried {call.tries} time{'s' if call.tries > 1 else ''})"
-            for name, call in self._calls.items()
             if call.failure is not None
-        ]
+            else f"host {name} is not ready: its agent has not come yet"
+            for name, call in self._calls.items()
+            if call.failure is not None or name not in self._hosts
+        ] + ([] if self._check is None else self._check.remarks())
         more = f"; and {len(waits) - 3} more hosts" if len(waits) > 3 else ""
         return "; ".join(waits[:3]) + more
 
     async def settle(self, limit_s: float) -> None:
-        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that."""
+        """Blocks until each wanted host has an agent, or a try has failed, but no longer than that.
+
+        And until those that have one may be used, or not; that takes what a check takes at most.
+        """
+        await self._wait_until(lambda: not self.awaits_others(), limit_s)
+        check = self._check
+        if check is not None:
+            await self._wait_until(lambda: all(map(check.is_settled, self.links())), GATHER_S + LIMIT_S)
+
+    async def _wait_until(self, holds: Callable[[], bool], limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not self._closing and not all(
-                    self.is_up(name) or self._calls[self._call_of(name)].tries for name in self._wanted_and_dialled()
-                ):
+                while not self._closing and not holds():
                     await self.wait_change(self._changes)
-
-    def _wanted_and_dialled(self) -> list[str]:
-        return [name for name in self._wanted if self._call_of(name) in self._calls]
 
     # --- for the launcher (Agents) ---------------------------------------------------------------------------------
 
     def link_of(self, hostname: str) -> AgentLink | None:
         """See Agents."""
         return self._hosts.get(self._call_of(hostname))
+
+    def unheard_s(self, hostname: str) -> float:
+        """For how long nothing has been heard of a host; 0 for one that has no agent. See AgentLink."""
+        link = self.link_of(hostname)
+        return 0.0 if link is None else link.unheard_s
+
+    def give_up(self, hostname: str, why: str) -> None:
+        """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""
+        link = self.link_of(hostname)
+        if link is not None and link.is_silent:
+            link.give_up(why)
 
     def links(self) -> Sequence[AgentLink]:
         """See Agents."""
@@ -256,6 +303,8 @@ class Fleet:
     async def close(self) -> None:
         """See Agents."""
         self._closing = True
+        if self._check is not None:
+            self._check.close()
         self._change()
         for link in self.links():
             self._end(link)
@@ -268,6 +317,35 @@ class Fleet:
         for link in self.links():
             link.close("the job has ended")
         await asyncio.gather(*(call.close() for call in (*self._calls.values(), *self._former_calls)))
+
+    # --- for the check of the network (Hosts) ----------------------------------------------------------------------
+
+    def present(self) -> Sequence[AgentLink]:
+        """See Hosts."""
+        listed = dict.fromkeys(map(self.link_of, (*self._wanted, *self._joined)))
+        return [link for link in listed if link is not None and link.agent not in self._ending]
+
+    def awaits_others(self) -> bool:
+        """See Hosts."""
+        calls = {self._call_of(name) for name in self._wanted}
+        return any(name not in self._hosts and name in self._calls and not self._calls[name].tries for name in calls)
+
+    def gets_workers(self, link: AgentLink) -> bool:
+        """See Hosts."""
+        return not all(map(self._listener.is_left_out, self._names_of(link)))
+
+    def admitted(self) -> None:
+        """See Hosts."""
+        self._change()
+
+    def checked(self, report: Checked) -> None:
+        """See Hosts."""
+        self._listener.network_checked(report)
+
+    def left_out(self, host: str, reason: str) -> None:
+        """See Hosts."""
+        self._listener.host_unready(host, DialFailure(reason))
+        self._change()
 
     # --- for the reception (Host) ----------------------------------------------------------------------------------
 
@@ -288,7 +366,9 @@ class Fleet:
                 )
         if not facts.joined:
             facts = replace(facts, local=self._call_of(name) == self._local_call)
-        link = AgentLink(facts, self, agent_timeout_s=self._reach.agent_timeout_s)
+        link = AgentLink(
+            facts, self, agent_timeout_s=self._reach.agent_timeout_s, host_timeout_s=self._reach.host_timeout_s
+        )
         self._agents[link.agent] = link
         self._all_gone.clear()
         return link
@@ -331,6 +411,8 @@ class Fleet:
     def _take(self, link: AgentLink, message: Said) -> None:
         if self._staff.take(link, message) or self._spokesman.take(link, message):
             return
+        if self._check is not None and self._check.take(link, message):
+            return
         match message:
             case Leaves(why):
                 self._leaves(link, why)
@@ -343,6 +425,24 @@ class Fleet:
                     link.lose("its agent has ended")
             case _:
                 raise RendezvousProtocolError(f"an agent may not say {message.name}")
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        """See LinkOwner."""
+        for other in self._agents.values():
+            if other.is_in_doubt():
+                self._is_silent(other, other.unheard_s, sure=False)
+        self._is_silent(link, silent_s, sure=True)
+
+    def _is_silent(self, link: AgentLink, silent_s: float, *, sure: bool) -> None:
+        if self._hosts.get(self._call_of(link.facts.host)) is link:
+            for name in self._names_of(link):
+                self._silent.add(name)
+                self._listener.host_silent(name, silent_s, sure=sure)
+
+    def link_heard(self, link: AgentLink) -> None:
+        """See LinkOwner."""
+        if self._hosts.get(self._call_of(link.facts.host)) is link:
+            self._heard(link)
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         """See LinkOwner."""
@@ -438,9 +538,12 @@ class Fleet:
         self._staff.came(link)
         self._spokesman.came(link)
         self._listener.agent_came(link.facts)
+        self._heard(link)
         call = self._calls.get(name)
         if call is not None:
             call.came()
+        if self._check is not None:
+            self._check.came(link)
         self._change()
 
     def _leaves(self, link: AgentLink, why: str) -> None:
@@ -448,12 +551,23 @@ class Fleet:
         if name in self._leaving:
             return
         self._leaving.add(name)
-        names = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
-        for each in names:
+        for each in self._names_of(link):
             self._listener.host_leaves(each, why)
         if not self._staff.has_workers(link):
             self._end(link)
         self._change()
+
+    def _names_of(self, link: AgentLink) -> list[str]:
+        """The names under which the job knows a host: of this machine all that are listed."""
+        name = self._call_of(link.facts.host)
+        listed = [each for each in (*self._wanted, *self._joined) if self._call_of(each) == name]
+        return listed or [link.facts.host]  # workers may live there yet
+
+    def _heard(self, link: AgentLink) -> None:
+        for name in self._names_of(link):
+            if name in self._silent:
+                self._silent.discard(name)
+                self._listener.host_heard(name)
 
     def _end(self, link: AgentLink) -> None:
         if link.agent not in self._ending:
@@ -465,6 +579,8 @@ class Fleet:
         self._door.give_up(link.agent)
         self._ending.discard(link.agent)
         name = self._call_of(link.facts.host)
+        if self._check is not None:
+            self._check.lost(link)
         self._staff.lost(link, why)
         self._spokesman.lost(link)
         if self._hosts.get(name) is link:

@@ -10,6 +10,9 @@ A verdict is needed only when a connection is gone, or nothing is acknowledged o
     nothing acknowledged the agent ends its workers after ``agent_timeout_s``; after that and MARGIN_S it is lost
     an order not obeyed  the agent is stopped: its machine acknowledges, it does nothing. See :meth:`AgentLink.overdue`
 
+Long before that second one, when nothing was heard and nothing acknowledged for ``host_timeout_s``, the owner is told
+that it is silent, and may give it up (:meth:`AgentLink.give_up`); and when it is heard again.
+
 A lost agent that comes back is told so, and ends its workers.
 """
 
@@ -27,8 +30,12 @@ from elastic_driver.rendezvous.frames import Frame, Message
 # What is left of an agent that was killed is gone within a second, see docs/decisions/0009.
 AGAIN_S = 1.0
 MARGIN_S = 1.0
-# How often the kernel is asked what was acknowledged.
+# How often the kernel is asked what was acknowledged, where nothing is due before.
 _LOOK_S = 0.5
+# The kernel's times of acknowledgements are that coarse, at 100 ticks a second.
+_TICK_S = 0.01
+# Three beats: who has not been heard for so long when another one is silent may be so for the same reason.
+_DOUBT_S = 1.5
 # A call that comes so much later than it was due: this process has stood still.
 _LATE_S = 0.5
 
@@ -38,6 +45,12 @@ class LinkOwner(Protocol):
 
     def take(self, link: AgentLink, message: Said) -> None:
         """It has said something. May raise RendezvousProtocolError, which cuts the connection."""
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        """Nothing has been heard of it for so long, and nothing acknowledged."""
+
+    def link_heard(self, link: AgentLink) -> None:
+        """It was silent, and is heard again."""
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         """It is lost: nothing more comes of it, and what it ran is dead or soon will be."""
@@ -93,22 +106,30 @@ class AgentLink:
         facts: of the agent.
         owner: takes what it says.
         agent_timeout_s: see Bootstrap.
+        host_timeout_s: for how long nothing may be heard and acknowledged until its owner is told.
 
     Attributes:
         facts: as given.
         is_lost: whether the verdict has been given.
+        is_silent: whether its owner was told that it is silent, and not that it is heard again.
+        is_doubted: likewise, that it is in doubt.
     """
 
-    def __init__(self, facts: AgentFacts, owner: LinkOwner, *, agent_timeout_s: float) -> None:
+    def __init__(self, facts: AgentFacts, owner: LinkOwner, *, agent_timeout_s: float, host_timeout_s: float) -> None:
         self.facts = facts
         self.is_lost = False
+        self.is_silent = False
+        self.is_doubted = False
         self._owner = owner
         self._agent_timeout_s = agent_timeout_s
+        self._host_timeout_s = host_timeout_s
+        self._doubt_s = min(_DOUBT_S, host_timeout_s / 2)
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(self._take)
         self._connection: FrameConnection | None = None
         self._verdict: _Limit | None = None
         self._look: asyncio.TimerHandle | None = None
+        self._look_due = 0.0
         self._overdue: dict[str, _Limit] = {}
 
     @property
@@ -131,6 +152,19 @@ class AgentLink:
         """For how long nothing has come from it."""
         return 0.0 if self._connection is None else self._loop.time() - self._connection.heard_at
 
+    @property
+    def unheard_s(self) -> float:
+        """For how long nothing has come from it, and its machine has acknowledged nothing; 0 without a connection."""
+        connection = self._connection
+        return 0.0 if connection is None else min(self.silent_s, connection.unacknowledged_s)
+
+    def is_in_doubt(self) -> bool:
+        """Whether it may turn out to be silent, too, and was not so when last asked. Its owner is told how it ends."""
+        if self.is_silent or self.is_doubted or self.unheard_s <= self._doubt_s:
+            return False
+        self.is_doubted = True
+        return True
+
     def send(self, message: Said) -> None:
         """Tells it something, now or when it has a connection again. Never blocks."""
         if not self.is_lost:
@@ -149,11 +183,13 @@ class AgentLink:
         self._cancel()
         self._connection = connection
         self._channel.attach(connection, seen_there)
-        self._look = self._loop.call_later(_LOOK_S, self._look_at_it)
+        self._look_in(_LOOK_S)
+        self._is_heard()
 
     def received(self, frame: Frame) -> None:
         """A frame has come on the present connection. Raises RendezvousProtocolError."""
         if not self.is_lost:
+            self._is_heard()
             self._channel.received(frame)
 
     def broken(self, connection: FrameConnection, why: str) -> None:
@@ -194,6 +230,12 @@ class AgentLink:
         self.close(why)
         self._owner.link_lost(self, why)
 
+    def give_up(self, why: str) -> None:
+        """Gives the verdict on one that is silent. What was sent will not arrive: its connection is cut at once."""
+        if self._connection is not None:
+            self._connection.abort("its agent is silent")
+        self.lose(why)
+
     def close(self, why: str) -> None:
         """Ends its connection, behind what was sent; nothing more comes of it."""
         self.is_lost = True
@@ -207,18 +249,34 @@ class AgentLink:
         if connection is not None:
             connection.finish(why)
 
+    def _look_in(self, delay_s: float) -> None:
+        self._look_due = self._loop.time() + delay_s
+        self._look = self._loop.call_later(delay_s, self._look_at_it)
+
     def _look_at_it(self) -> None:
         connection = self._connection
         if connection is None:
             return
-        unacknowledged_s = connection.unacknowledged_s
-        # Who is heard is there, whatever its kernel acknowledges.
-        if min(unacknowledged_s, self.silent_s) > self._agent_timeout_s + MARGIN_S:
-            why = f"nothing has come from it for {self.silent_s:.0f} s"
-            connection.abort("nothing is acknowledged")
-            self.lose(why)
+        if self._loop.time() - self._look_due > _LATE_S:
+            self._look_in(AGAIN_S)  # as _Limit does
             return
-        self._look = self._loop.call_later(_LOOK_S, self._look_at_it)
+        # Who is heard is there, whatever its kernel acknowledges.
+        unheard_s = self.unheard_s
+        if unheard_s > self._agent_timeout_s + MARGIN_S:
+            self.give_up(f"nothing has come from it for {self.silent_s:.0f} s")
+            return
+        left_s = self._host_timeout_s - unheard_s
+        self._look_in(min(_LOOK_S, left_s + _TICK_S) if left_s > 0 else _LOOK_S)
+        if left_s <= 0 and not self.is_silent:
+            self.is_silent, self.is_doubted = True, False
+            self._owner.link_silent(self, unheard_s)
+        elif unheard_s <= self._doubt_s:
+            self._is_heard()
+
+    def _is_heard(self) -> None:
+        if self.is_silent or self.is_doubted:
+            self.is_silent = self.is_doubted = False
+            self._owner.link_heard(self)
 
     def _cancel(self) -> None:
         for timer in (self._verdict, self._look):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.hosts import is_host_name
+from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.hosts import is_host_name, parse_labels
 from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.rendezvous.agent_messages import PROTOCOL, Hello, Refused, Said, Welcome, said
@@ -207,6 +207,11 @@ class Greeting:
             why = f"host {facts.host} has no slots: elasticrun join needs --slots"
         elif not is_host_name(facts.host):
             why = f"{facts.host[:80]!r} is no name for a host: give another with --host"
+        elif facts.joined:
+            try:
+                parse_labels(hello.labels.split())
+            except SettingsError as error:
+                why = f"host {facts.host}: {error}"
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)

@@ -41,6 +41,7 @@ class EngineSettings:
         direct_reads: whether large tensors are read where they lie, in the peers' private memory.
         machine: ranks with different ones share no memory, as if they were on different machines.
         ports: the lowest and the highest port at which to listen; 0 and 0 for any.
+        host_timeout_s: for how long nothing may be heard of a peer's machine while it is waited for; 0 for ever.
     """
 
     fusion_bytes: int = DEFAULTS.fusion_bytes
@@ -50,6 +51,7 @@ class EngineSettings:
     direct_reads: bool = True
     machine: str = ""
     ports: tuple[int, int] = (0, 0)
+    host_timeout_s: float = 0.0
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> EngineSettings:
@@ -63,6 +65,7 @@ class EngineSettings:
             direct_reads=settings.shared_memory == "on",
             machine=settings.machine,
             ports=settings.port_range or (0, 0),
+            host_timeout_s=settings.host_timeout_s,
         )
 
 
@@ -145,14 +148,16 @@ class NativeEngine:
         self._seal = seal
         settings = settings or EngineSettings.of(worker_settings())
         self._ports = settings.ports
+        self._host_timeout_s = settings.host_timeout_s
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards the three below
         self._contexts: dict[int, Any] = {}
         self._aborted = ""
         self._members: dict[int, tuple[int, ...]] = {}  # also of sets that were removed: numbers are not used again
+        self._native: Any = None
         self.device_runner: Any = None  # runs operations on devices; see torch/device/lane.py
         with self.failures("make its engine"):
-            self._native: Any = self._module.Engine(
+            self._native = self._module.Engine(
                 rank,
                 size,
                 fusion_bytes=settings.fusion_bytes,
@@ -164,6 +169,7 @@ class NativeEngine:
                 machine=settings.machine,
                 key=seal.key,
                 purpose=seal.purpose("control link"),
+                host_timeout_s=settings.host_timeout_s,
             )
 
     @contextlib.contextmanager
@@ -176,7 +182,8 @@ class NativeEngine:
         except self._module.DuplicateNameError as error:
             raise DuplicateNameError(str(error)) from None
         except self._module.CollectiveError as error:
-            raise HorovodInternalError(f"rank {self._rank} cannot {deed}: {error}") from error
+            text = f"rank {self._rank} cannot {deed}: {error}"
+            raise HorovodInternalError(text, unreachable=self.unreachable()) from error
 
     def connect(self, exchange: Meeting, *, timeout_s: float) -> None:
         """Connects to the peers. Blocks until all are there or the time is up.
@@ -226,6 +233,7 @@ class NativeEngine:
                 key=self._seal.key,
                 purpose=self._seal.purpose(f"process set {number}"),
                 ports=self._ports,
+                host_timeout_s=self._host_timeout_s,
             )
             with self._lock:
                 self._contexts[number] = contexts
@@ -312,6 +320,13 @@ class NativeEngine:
     def progress(self) -> tuple[int, bool]:
         """See Engine."""
         return tuple(self._native.progress())
+
+    def unreachable(self) -> tuple[int, ...]:
+        """See Engine."""
+        with self._lock:
+            contexts = list(self._contexts.values())
+        found = {rank for native in (self._native, *contexts) if native for rank in native.unreachable}
+        return tuple(sorted(found))
 
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. A cycle is a pass of the engine's thread."""

@@ -444,6 +444,10 @@ class PlainEngine:
         with self._lock:
             return self._finished, any(runner.pending for runner in self._runners.values())
 
+    def unreachable(self) -> tuple[int, ...]:
+        """See Engine. Nobody looks: torch's Gloo owns the connections."""
+        return ()
+
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """See Engine. A cycle is one operation."""
         trace = Trace(path, self._rank, mark_cycles=mark_cycles)

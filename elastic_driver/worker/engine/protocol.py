@@ -143,6 +143,12 @@ class Engine(Protocol):
     def progress(self) -> tuple[int, bool]:
         """Operations finished so far, and whether others are under way."""
 
+    def unreachable(self) -> tuple[int, ...]:
+        """Ranks that could not be reached, or of whose machines nothing was heard any more while they were waited for.
+
+        When an operation has failed, or connecting, all that it failed of are among them.
+        """
+
     def start_timeline(self, path: str, *, mark_cycles: bool = False) -> None:
         """Begins to write a Chrome trace of this rank's operations; what happens is in the file within 0.1 s.
 

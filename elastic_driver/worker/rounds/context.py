@@ -183,6 +183,12 @@ class Context:
         """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
         self._finished_before = self.progress()[0]
 
+    @property
+    def unreachable(self) -> tuple[int, ...]:
+        """Ranks that this one could not reach, or of whose machines nothing was heard any more."""
+        engine = self._engine
+        return () if engine is None else engine.unreachable()
+
     def check(self) -> None:
         """Raises HorovodInternalError when the round is broken."""
         if self._broken:

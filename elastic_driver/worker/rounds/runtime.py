@@ -361,6 +361,7 @@ class Runtime:
             steps=old.steps if old is not None else 0,
             where=where[:2000],
             raised=raised,
+            unreachable=old.unreachable if old is not None and cause is ReadyCause.INTERNAL_ERROR else (),
         )
         try:
             reply = self._client.next_round(request, poll_s=poll_s())

@@ -103,6 +103,14 @@ def test_a_job_is_listed_looked_at_and_ended(job: Job, tmp_path: Path, runtime: 
     assert gone.stderr == "elasticrun: error: no job of yours runs on this machine\n"
 
 
+def test_a_reader_that_has_seen_enough_ends_a_subcommand(job: Job) -> None:
+    assert job.events("job_started")
+    for words in ("status", "status --watch", "jobs"):
+        command = f"{shlex.join([sys.executable, '-m', 'elastic_driver'])} {words} | true; echo $PIPESTATUS"
+        ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert (ran.stdout, ran.stderr) == (f"{128 + signal.SIGPIPE}\n", "")
+
+
 def test_a_watch_ends_with_the_job(job: Job) -> None:
     job_id = job.events("job_started")[0]["job_id"]
     command = [sys.executable, "-m", "elastic_driver", "status", "--watch", "--json"]

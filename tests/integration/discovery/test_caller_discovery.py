@@ -72,6 +72,33 @@ def test_hosts_in_their_order_and_none() -> None:
     ]
 
 
+def test_hosts_with_labels() -> None:
+    found = {"localhost": 2, "127.0.0.1": Host("127.0.0.1", 3, ("rack=r1", "spot")), "127.0.0.2": Host("127.0.0.2", 0)}
+    with asked(Finder(lambda: found)) as discovery:
+        assert asyncio.run(discovery.find_hosts()) == (Host("localhost", 2), found["127.0.0.1"])
+
+
+@pytest.mark.parametrize(
+    ("host", "complaint"),
+    [
+        (Host("a", 1, ("spot", "spot")), "the label 'spot' is there twice"),
+        (Host("a", 1, ("rack=1 spot",)), "cannot read 'rack=1 spot' as a label"),
+        (Host("a", 0, ("spot",) * 40), ""),
+        (Host("b", 1), "raised ValueError: it gives host 'b' under the name 'a'"),
+    ],
+)
+def test_hosts_with_labels_that_are_none(host: Host, complaint: str) -> None:
+    if not complaint:
+        with asked(Finder(lambda: {"a": host})) as discovery:
+            assert asyncio.run(discovery.find_hosts()) == ()
+        return
+    assert complaint in fails(lambda: {"a": host})
+
+
+def test_a_name_with_a_space_is_none() -> None:
+    assert "cannot read 'a b:1' as a host" in fails(lambda: {"a b": 1})
+
+
 def test_what_it_raises_is_told_with_its_place() -> None:
     def lose() -> None:
         raise KeyError("the cloud")

@@ -115,7 +115,7 @@ def test_a_shell_command_is_a_script(tmp_path: Path) -> None:
         ("no-such-program", "failed with exit code 127: "),
         ("head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 3", "failed with exit code 3: xxx"),
         ("echo '<html>'", "printed no list of hosts: line 1: cannot read '<html>' as a host"),
-        ("echo localhost:2; echo 'localhost 2'", "line 2: cannot read 'localhost 2' as a host"),
+        ("echo localhost:2; echo 'localhost 2'", "line 2: host 'localhost': cannot read '2' as a label"),
         ("echo localhost:0", "line 1: cannot use host 'localhost:0': slots must be at least 1, not 0"),
         ("echo localhost:-1", "slots must be at least 1, not -1"),
         ("echo localhost:x", "slots 'x' is not an integer"),
@@ -351,7 +351,7 @@ sys.exit(main(sys.argv[1:]))
             "echo connecting >&2; sleep 1000",
             ["--discovery-timeout", "2"],
             2,
-            r"waiting for host discovery to answer; the host discovery script '.*' has run for \d s of 2 "
+            r"waiting for the first hosts; the host discovery script '.*' has run for \d s of 2 "
             r"\(--discovery-timeout\), and says on its standard error: connecting",
             "was killed: connecting",
         ),
@@ -402,9 +402,9 @@ def test_an_empty_answer_is_waited_on_until_the_elastic_timeout(tmp_path: Path) 
 def test_discovery_that_fails_for_long_ends_a_job_that_lacks_slots(tmp_path: Path) -> None:
     with Job(tmp_path, "localhost:1\n", "-np", "2", "--elastic-timeout", "3") as job:
         job.wait_for("the first answer", lambda: job.events("hosts_discovered"))
-        job.set_hosts("rubbish rubbish\n")
+        job.set_hosts("rubbish, rubbish\n")
         assert job.wait() == 3
-        assert "rubbish rubbish" in job.said()
+        assert "'rubbish,'" in job.said()
 
 
 def test_a_script_whose_driver_stands_still_has_its_time(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -448,6 +450,20 @@ def test_one_url_of_several_does(tmp_path: Path) -> None:
     act(main)
 
 
+def test_one_that_joins_says_at_once_that_it_does_not_reach_the_driver(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = one.agent(one.driver.joiner(urls=("http://127.0.0.1:1",)))
+            stderr = agent.popen.stderr
+            assert stderr is not None
+            line = await asyncio.wait_for(asyncio.to_thread(stderr.readline), 60.0)
+            told = rb"elastic_driver agent: cannot reach the driver yet: http://127.0.0.1:1: .*; trying on for \d+ s\n"
+            assert re.fullmatch(told, line), line
+            assert agent.popen.poll() is None
+
+    act(main)
+
+
 @pytest.mark.parametrize("given", [b"", b"{}\n", b"[]\n", b"\xff\xff\n", b'{"urls": 3}\n'])
 def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
     async def main() -> None:
@@ -465,27 +481,34 @@ def test_what_is_no_bootstrap(tmp_path: Path, given: bytes) -> None:
 # --- leaving --------------------------------------------------------------------------------------------------------
 
 
-async def in_thread(one: Scene, host: str | None = None) -> str:
-    return await asyncio.to_thread(leave, host, None, 30.0)
+async def in_thread(one: Scene, host: str | None = None, job: str | None = None) -> str:
+    return await asyncio.to_thread(leave, host, job, 30.0)
 
 
-def test_leaving_by_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_leaving_by_order(*, joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
     async def main() -> None:
         async with scene(tmp_path) as one:
-            agent = await one.ready(one.driver.bootstrap(job="j"))
+            # One that has joined without a name and an id, and one that was dialled: both go by the driver's words.
+            bootstrap = one.driver.joiner() if joins else one.driver.bootstrap(job="j")
+            agent = await one.ready(dataclasses.replace(bootstrap, host="") if joins else bootstrap)
+            name, job = one.driver.link.facts.host, one.driver.terms.job_id
             there = await asyncio.to_thread(agents_here)
             assert [(each.host, each.job, each.connected, each.pid) for each in there] == [
-                ("a", "j", True, agent.popen.pid)
+                (name, job, True, agent.popen.pid)
             ]
-            with pytest.raises(SettingsError, match="no agent of such a job"):
+            with pytest.raises(SettingsError, match="no agent of yours for host other runs on this machine"):
                 await in_thread(one, "other")
-            leaving = asyncio.ensure_future(in_thread(one))
+            with pytest.raises(SettingsError, match="no agent of yours for job other runs on this machine"):
+                await in_thread(one, job="other")
+            leaving = asyncio.ensure_future(in_thread(one, job=job[:2]))
             assert (await one.driver.hears(Leaves)).why == "by elasticrun leave"
             assert not leaving.done()
-            await one.ends_well(agent)
-            assert await leaving == "host a has left its job"
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+            assert await leaving == f"host {name} has left its job"
             assert not list((tmp_path / "elasticrun").glob("*.sock"))
 
     act(main)

@@ -49,6 +49,12 @@ async def warm_job(preload: Sequence[str] | None = None) -> AsyncIterator[Job]:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is far too busy a worker is started afresh: it is forking that is tested here."""
+    monkeypatch.setattr(warm, "FORK_S", 60.0)
+
+
 def was_forked(process: LocalWorker) -> bool:
     return isinstance(process._popen, ForkedProcess)
 
@@ -377,7 +383,11 @@ def test_a_job_is_the_same_with_forked_workers(flags: tuple[str, ...], tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_warmed_process_that_fails_while_it_forks_costs_a_fresh_start(number: signal.Signals) -> None:
+def test_a_warmed_process_that_fails_while_it_forks_costs_a_fresh_start(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_driver.launch.warm.forks.FORK_S", 2.0)
+
     async def main() -> None:
         async with warm_job(["numpy"]) as one:
             command = [sys.executable, str(PROBE), "exit"]

@@ -41,6 +41,10 @@ def test_defaults() -> None:
         (["--min-num-proc", "1"], "min_num_proc", 1),
         (["--max-np", "9"], "max_num_proc", 9),
         (["--max-num-proc", "9"], "max_num_proc", 9),
+        (["--np-multiple", "2"], "num_proc_multiple", 2),
+        (["--ranks-per-host-multiple", "2"], "ranks_per_host_multiple", 2),
+        (["--accept-agents", "--protect", "a,b", "--protect", "[::1]"], "protect", ("a", "b", "::1")),
+        (["-H", "a:2 rack=r1 spot,b"], "hosts", (Host("a", 2, ("rack=r1", "spot")), Host("b", 1))),
         (["--slots-per-host", "3"], "slots_per_host", 3),
         (["--slots", "3"], "slots_per_host", 3),
         (["--elastic-timeout", "7"], "elastic_timeout_s", 7.0),
@@ -74,6 +78,8 @@ def test_defaults() -> None:
         (["--ssh-connect-timeout", "3"], "ssh_connect_timeout_s", 3.0),
         (["--port-range", "4000-4100"], "port_range", (4000, 4100)),
         (["--tls"], "tls", True),
+        (["--check-network"], "check_network", True),
+        ([], "check_network", False),
         (["-x", "A=1", "-x", "B=x y"], "passed_env", {"A": "1", "B": "x y"}),
         (["--disable-cache", "--gloo", "--tcp", "--mpi-args", "x", "--binding-args", "y"], "num_proc", 2),
     ],
@@ -104,8 +110,8 @@ def test_everything_from_the_first_word_is_the_command() -> None:
 
 def test_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# mine\nlocalhost slots=2\n\n127.0.0.1:3  # more\n::1x\n".replace("::1x", "[::1]"))
-    expected = (Host("localhost", 2), Host("127.0.0.1", 3), Host("::1", 1))
+    path.write_text("# mine\nlocalhost slots=2 rack=a\n\n127.0.0.1:3 spot # more\n[::1]\n")
+    expected = (Host("localhost", 2, ("rack=a",)), Host("127.0.0.1", 3, ("spot",)), Host("::1", 1))
     assert settings("-np", "2", "-hostfile", str(path), "true").hosts == expected
     assert settings("-np", "2", "--hostfile", str(path), "true").hosts == expected
 

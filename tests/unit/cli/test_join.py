@@ -35,13 +35,14 @@ def test_what_the_agent_is_given(token: str) -> None:
     assert bootstrap == Bootstrap(("http://10.0.0.1:1234",), "joiner", KEY, "", slots=4)
     assert KEY not in repr(bootstrap)
     words = ["--driver", f"https://a:1#sha256:{DIGITS}", "--driver", f"https://[fd00::1]:1#sha256:{DIGITS.upper()}"]
-    words += ["--slots", "1", "--host", "[fd00::2]", "--agent-timeout", "3"]
+    words += ["--slots", "1", "--host", "[fd00::2]", "--agent-timeout", "3", "--label", "rack=r1", "--label", "spot"]
     assert read([*words, "--join-token-file", token], {}) == Bootstrap(
         ("https://a:1", "https://[fd00::1]:1"),
         "joiner",
         KEY,
         "fd00::2",
         slots=1,
+        labels=("rack=r1", "spot"),
         agent_timeout_s=3.0,
         fingerprint=DIGITS,
     )
@@ -80,6 +81,14 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ("--driver http://a:1 --slots 5000", "--slots 5000 is not within 1 to 4096"),
         ("--driver http://a:1 --slots 2 --host a/b", "cannot read 'a/b' as a host"),
         ("--driver http://a:1 --slots 2 --host a:3", "--host 'a:3' has other slots than --slots 2"),
+        (
+            "--driver http://a:1 --slots 2 --label spot --label spot",
+            "argument --label: the label 'spot' is there twice",
+        ),
+        (
+            "--driver http://a:1 --slots 2 --label rack",
+            "argument --label: cannot use the label 'rack': it needs a value",
+        ),
         ("--driver http://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
         ("--driver http://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
         ("--driver http://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),

@@ -25,8 +25,10 @@ ANSWER: dict[str, Any] = {
     "round_id": 2,
     "commits": 12,
     "resets": 1,
-    "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4}],
+    "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 4, "labels": ["rack=r1", "spot"]}],
     "blacklisted": ["b"],
+    "left_out": ["b"],
+    "silent": ["b"],
     "drained": ["b"],
     "workers": [
         worker("gone", 0, None, phase="booting", running=False, commits=0, pid=None, since_s=3.0),
@@ -44,7 +46,7 @@ def test_a_page() -> None:
         "\n"
         "HOST  SLOTS  WORKERS\n"
         "a         2        2\n"
-        "b         4        0  blacklisted, drained\n"
+        "b         4        0  blacklisted, drained, left out, not heard, rack=r1, spot\n"
         "gone      -        1  not listed\n"
         "\n"
         "RANK  WORKER   PHASE      FOR  FROM COMMIT   PID\n"
@@ -54,9 +56,19 @@ def test_a_page() -> None:
     )
 
 
+def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
+    workers = [worker("a", 0, 0, phase="ready"), worker("b", 0, 0), worker("c", 0, 0, phase="leaving")]
+    rows = page("3f2a", {**ANSWER, "workers": workers}).splitlines()[-3:]
+    assert [row.split()[:3] for row in rows] == [
+        ["0", "b[0]", "training"],
+        ["-", "a[0]", "ready"],
+        ["-", "c[0]", "leaving"],
+    ]
+
+
 def test_a_job_without_hosts_yet() -> None:
-    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for host discovery to answer"}
-    assert page("3f2a", nothing).endswith("waiting for host discovery to answer\nround 2, from commit 12, 1 reset")
+    nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for the first hosts"}
+    assert page("3f2a", nothing).endswith("waiting for the first hosts\nround 2, from commit 12, 1 reset")
 
 
 def test_long_names_fit_into_eighty_columns() -> None:

@@ -6,18 +6,22 @@ import pytest
 from membership_job import naive_slots, worker_id
 
 from elastic_driver.core.assignment import Placed, assign_ranks, order_hosts
-from elastic_driver.hosts import Host, SlotInfo
+from elastic_driver.hosts import Host, SlotInfo, parse_host
 
 pytestmark = pytest.mark.unit
 
 
-def names(known: list[str], listed: list[str]) -> list[str]:
-    return [host.name for host in order_hosts(known, [Host(name, 1) for name in listed])]
+def hosts(texts: list[str]) -> list[Host]:
+    return [parse_host(text, default_slots=1) for text in texts]
+
+
+def names(known: list[str], listed: list[str], *, staying: tuple[str, ...] = ()) -> list[str]:
+    return [host.name for host in order_hosts(hosts(known), hosts(listed), staying=staying)]
 
 
 def placed(*workers: str, order: list[str], root: str | None = None) -> tuple[Placed, ...]:
     members = [worker_id(worker) for worker in workers]
-    return assign_ranks(members, host_order=order, root=worker_id(root) if root else None)
+    return assign_ranks(members, host_order=hosts(order), root=worker_id(root) if root else None)
 
 
 def ranks(given: tuple[Placed, ...]) -> list[str]:
@@ -79,15 +83,49 @@ def test_known_hosts_keep_their_order_and_new_ones_come_behind() -> None:
     assert names(["a"], []) == []
 
 
-def test_names_that_differ_in_numbers_are_in_the_order_of_these() -> None:
-    assert names([], ["w-1", "w-10", "w-2", "w-9"]) == ["w-1", "w-2", "w-9", "w-10"]
-    assert names([], ["r2-w1", "r1-w10", "r1-w9"]) == ["r1-w9", "r1-w10", "r2-w1"]
-    assert names([], ["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]
-    assert names([], ["gpu-2", "cpu-7", "gpu-1", "cpu-3"]) == ["gpu-1", "gpu-2", "cpu-3", "cpu-7"]
-    # Equal numbers, unequal texts: still one order.
-    assert names([], ["w01", "w1"]) == names([], ["w1", "w01"]) == ["w01", "w1"]
-    assert names(["w-10"], ["w-1", "w-10"]) == ["w-10", "w-1"], "a newcomer takes no rank from who was there"
+def test_the_lists_order_is_taken_as_it_is() -> None:
+    assert names([], ["w-1", "w-10", "w-2"]) == ["w-1", "w-10", "w-2"]
+    assert names(["w-2"], ["w-10", "w-1", "w-2"]) == ["w-2", "w-10", "w-1"]
 
 
-def test_slots_come_from_the_new_list() -> None:
-    assert order_hosts(["a"], [Host("a", 4)]) == (Host("a", 4),)
+def test_who_is_no_longer_listed_keeps_its_place_only_if_it_is_to_stay() -> None:
+    assert names(["a", "b", "c"], ["c", "a", "d"]) == ["a", "c", "d"]
+    assert names(["a", "b", "c"], ["c", "a", "d"], staying=("b", "x")) == ["a", "b", "c", "d"]
+
+
+def test_hosts_of_a_rack_are_next_to_each_other_in_the_order_of_their_first() -> None:
+    listed = ["a rack=1", "b rack=2", "c", "d rack=1", "e rack=2 spot", "f"]
+    assert names([], listed) == ["a", "d", "b", "e", "c", "f"]
+
+
+def test_a_newcomer_of_a_rack_comes_behind_its_last_host() -> None:
+    known = ["a rack=1", "b rack=1", "c rack=2", "d"]
+    assert names(known, [*known, "e rack=1", "f rack=3", "g rack=2"]) == ["a", "b", "e", "c", "g", "d", "f"]
+
+
+def test_the_first_host_of_a_rack_may_go_and_nobody_else_moves() -> None:
+    known = ["a rack=1", "c rack=1", "b rack=2", "d"]
+    assert names(known, known[1:]) == ["c", "b", "d"]
+
+
+def test_a_host_that_is_away_and_stays_keeps_its_place_in_its_rack() -> None:
+    known = ["a rack=1", "b rack=1", "c rack=1", "d"]
+    away = order_hosts(hosts(known), hosts(["a rack=1", "c rack=1", "d", "e rack=1"]), staying=("b",))
+    assert [host.name for host in away] == ["a", "b", "c", "e", "d"]
+    assert [host.name for host in order_hosts(away, hosts([*known, "e rack=1"]))] == ["a", "b", "c", "e", "d"]
+
+
+def test_a_host_whose_rack_is_another_now_moves_there() -> None:
+    known = ["a rack=1", "b rack=1", "c rack=2"]
+    assert names(known, ["a rack=2", "b rack=1", "c rack=2"]) == ["a", "c", "b"]
+
+
+def test_the_rack_of_the_root_comes_first_with_its_host_before_the_others() -> None:
+    order = ["a rack=1", "b rack=1", "c rack=2", "d rack=2", "e"]
+    given = placed("a[0]", "b[0]", "c[0]", "d[0]", "d[1]", "e[0]", order=order, root="d[1]")
+    assert ranks(given) == ["d[1]", "d[0]", "c[0]", "a[0]", "b[0]", "e[0]"]
+    assert [one.slot for one in given] == naive_slots([one.worker for one in given])
+
+
+def test_slots_and_labels_come_from_the_new_list() -> None:
+    assert order_hosts([Host("a", 2, ("spot",))], [Host("a", 4)]) == (Host("a", 4),)

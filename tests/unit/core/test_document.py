@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from membership_job import Job
+from membership_job import Job, worker_id
 
 from elastic_driver.core import document
+from elastic_driver.core.cuts import Accused, Accuser, Cuts
 from elastic_driver.core.document import VERSION, DocumentError, describe, read, write
-from elastic_driver.core.events import DiscoveryFailed, DrainRequested
+from elastic_driver.core.events import DiscoveryFailed, DrainRequested, HostSilent
 from elastic_driver.core.membership import explain, next_deadline
+from elastic_driver.core.roster import Roster
 from elastic_driver.core.state import JobPhase
 
 pytestmark = pytest.mark.unit
@@ -33,6 +36,14 @@ def busy() -> Job:
     job.feed(DrainRequested("a", None, "as asked"))
     job.feed(DiscoveryFailed("the script failed"), at=6.0)
     job.exit("b[0]", 1, at=7.0)
+    job.feed(HostSilent("a", 5.0))
+    accusers = Roster([Accuser(worker_id("a[0]"), (Accused(worker_id("b[0]"), 1),))])
+    assert job.state.reset is not None
+    job.state = replace(
+        job.state,
+        cuts=Cuts().leave_out(("c",), job.now).pause(job.now, (2.0, 60.0)),
+        reset=replace(job.state.reset, accusers=accusers),
+    )
     assert job.state.phase is JobPhase.RESETTING
     return job
 
@@ -121,6 +132,8 @@ def change(data: Any, path: str, value: object) -> None:
         ("state.began", float("nan"), r"state\.began is not a finite number: nan"),
         ("state.policy.elastic_timeout_s", float("inf"), r"elastic_timeout_s is not a finite number: inf"),
         ("state.began", None, r"state\.began is not a finite number: None"),
+        ("state.policy.num_proc_multiple", 0, "a multiple of nothing"),
+        ("state.policy.ranks_per_host_multiple", -2, "a multiple of nothing"),
         ("state.workers", {}, r"state\.workers is not a list: {}"),
         ("state.reset", [], r"state\.reset is not an object: \[\]"),
         ("state.policy.cooldown_range_s", [1.0], r"state\.policy\.cooldown_range_s is not 2 items: \[1\.0\]"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_job import Job, worker_id
 
-from elastic_driver.core.events import DiscoveryFailed, DismissWorker, DrainRequested, WorkerDying
+from elastic_driver.core.events import DiscoveryFailed, DismissWorker, DrainRequested, HostSilent, WorkerDying
 from elastic_driver.core.explain import explain, names, why_no_place
 from elastic_driver.words import ReadyCause
 
@@ -17,7 +17,7 @@ def said(job: Job, *, at: float | None = None) -> str:
 
 
 def test_before_discovery_has_answered() -> None:
-    assert said(Job()) == "waiting for host discovery to answer"
+    assert said(Job()) == "waiting for the first hosts"
 
 
 def test_too_few_slots_to_start() -> None:
@@ -182,3 +182,23 @@ def test_many_names_are_cut() -> None:
     assert names(workers[:2]) == "workers a[0], a[1]"
     assert names(workers) == "workers a[0], a[1], a[2], a[3], a[4], a[5] and 3 more"
     assert names([worker_id("a[0]#2")]) == "worker a[0]#2"
+
+
+def test_hosts_that_are_not_heard_and_waited_for_are_named() -> None:
+    job = Job(num_proc=2, min_num_proc=2)
+    job.train("a:1", "b:1")
+    job.feed(HostSilent("b", 2.0, sure=False))
+    assert said(job) == "round 1 runs with 2 workers"
+    job.feed(HostSilent("b", 5.0), at=3.0)
+    assert said(job) == "round 1 runs with 2 workers; not heard: b (5 s)"
+    job.ready("a[0]", cause=ReadyCause.INTERNAL_ERROR)
+    assert said(job).startswith("round 1 is over; waiting for worker b[0] to leave it; not heard: b (5 s); ")
+
+
+def test_hosts_that_are_left_out_are_named() -> None:
+    job = Job(num_proc=2, min_num_proc=1)
+    job.train("a:1", "b:1")
+    job.ready("a[0]", unreachable=(1,))
+    job.ready("b[0]")
+    assert said(job, at=4.0) == "round 2 runs with 1 worker; left out: b (6 s left)"
+    assert why_no_place(job.state, "b", 0) == "host b is left out"

@@ -106,3 +106,20 @@ def test_the_next_look_is_when_somebody_is_due() -> None:
     still = watched(0.0, 4.0)
     still.heard(A, 0, waiting=True, now=1.0)
     assert still.look_in_s(3.5) == 0.5
+
+
+def test_who_could_not_be_heard_has_its_time_anew() -> None:
+    beats = Heartbeats(4.0, 10.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    beats.heard(B, 1, waiting=True, now=0.0)
+    assert names(beats.find(5.0, excused=lambda worker: worker == A)) == [B]
+    assert beats.find(8.9) == []
+    assert names(beats.find(9.0)) == [A]
+
+
+def test_who_stands_still_on_a_host_that_was_not_heard_has_its_time_anew() -> None:
+    beats = Heartbeats(0.0, 10.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    assert beats.find(11.0, excused=lambda worker: True) == []
+    assert beats.find(20.9) == []
+    assert beats.find(21.0) == [(A, "no progress for 10.0 s", False)]

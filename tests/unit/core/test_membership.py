@@ -31,6 +31,7 @@ from elastic_driver.core.events import (
     WorkersReported,
 )
 from elastic_driver.core.membership import new_state, step
+from elastic_driver.core.placement import keeps_its_places
 from elastic_driver.core.state import DISMISSED_GRACE_S, JobPhase, ResetTally, WorkerPhase
 from elastic_driver.hosts import Host
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
@@ -712,3 +713,37 @@ def test_the_end_says_what_the_first_failure_was_and_where() -> None:
     end = job.last(EndJob)
     assert isinstance(end, EndJob)
     assert "worker a[0] (rank 0) exited with code 1: ValueError: 7 rows (at train.py:40)" in end.message
+
+
+def test_who_stands_by_for_a_multiple_takes_no_place_of_a_member() -> None:
+    """Whatever the order of hosts is by now: labels may move it to the front."""
+    job = Job(num_proc=2, min_num_proc=2, num_proc_multiple=2)
+    job.train("a:1", "b:1", "c:1", "d:1")
+    job.hosts("a:1", "b:1", "c:1")
+    for name in ("a[0]", "b[0]", "c[0]", "d[0]"):
+        job.ready(name)
+    assert (job.ranks(), job.of(WorkerPhase.READY)) == (["a[0]", "b[0]"], ["c[0]"])
+    job.exit("d[0]", 0)
+    for name in job.ranks():
+        job.running(name)
+    job.hosts("a:1,rack=1", "b:1,rack=2", "c:1,rack=1")
+    assert [host.name for host in job.state.hosts] == ["a", "c", "b"]
+    assert job.state.notice_kind is NoticeKind.NONE, "c would be no better than b"
+    # With another on its way there are places for all; c alone still makes up no round.
+    job.hosts("a:1,rack=1", "b:1,rack=2", "c:1,rack=1", "e:1")
+    assert (job.of(WorkerPhase.BOOTING), job.state.notice_kind) == (["e[0]"], NoticeKind.NONE)
+    job.ready("e[0]")
+    assert job.state.notice_kind is NoticeKind.HOSTS_UPDATED
+
+
+def test_a_group_that_hands_over_again_and_again_is_no_excuse() -> None:
+    """Its places are gone, as everybody knew when the round was formed: its failures count."""
+    job = Job(num_proc=2, min_num_proc=2, max_num_proc=2, ranks_per_host_multiple=2)
+    job.train("a:2", commits=1)
+    job.hosts("b:2")
+    for name in ("b[0]", "b[1]", "a[0]", "a[1]"):
+        job.ready(name)
+    assert job.ranks() == ["a[0]", "a[1]", "b[0]", "b[1]"]
+    assert keeps_its_places(job.state)
+    job.hosts("c:2")
+    assert not keeps_its_places(job.state)

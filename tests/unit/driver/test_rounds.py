@@ -13,7 +13,9 @@ from elastic_driver.core.events import (
     Command,
     DismissWorker,
     EndJob,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
     KillWorker,
     PublishRound,
     Report,
@@ -406,6 +408,23 @@ def test_the_status_is_of_now() -> None:
             ("a[0]#0", "member", 11),
             ("b[0]#0", "ready", 12),
         ]
+
+    play(test)
+
+
+def test_the_status_names_hosts_that_are_not_heard_or_left_out() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        world.stepper.post(HostSilent("a", 5.0, sure=False))
+        assert (world.rounds.status()["silent"], world.rounds.status()["left_out"]) == ([], [])
+        world.stepper.post(HostSilent("a", 5.0))
+        assert world.rounds.status()["silent"] == ["a"]
+        world.stepper.post(HostHeard("a"))
+        request = NextRoundRequest(A, 1, 0, ReadyCause.INTERNAL_ERROR, "", (Backend.NATIVE,), 5, unreachable=(1,))
+        world.rounds.next_round(request)
+        left = world.ask(B, 1, ReadyCause.INTERNAL_ERROR)
+        assert isinstance(await left, Removed)
+        assert (world.rounds.status()["silent"], world.rounds.status()["left_out"]) == ([], ["b"])
 
     play(test)
 

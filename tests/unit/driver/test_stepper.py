@@ -12,7 +12,11 @@ from virtual_loop import VirtualLoop, run_virtually
 from elastic_driver.core.events import (
     Command,
     EndJob,
+    GiveUpHost,
+    HostHeard,
     HostsDiscovered,
+    HostSilent,
+    HostsReported,
     PublishRound,
     StartWorker,
     TimerExpired,
@@ -91,6 +95,24 @@ def test_an_event_comes_after_the_reports_before_it() -> None:
         assert [event for _, event in world.stepper.history] == [HOSTS, ready(A), TimerExpired()]
         await asyncio.sleep(10)
         assert len(world.stepper.history) == 3, "it was fed once"
+
+    play(test)
+
+
+def test_hosts_that_are_silent_together_are_one_step_after_what_workers_have_said() -> None:
+    async def test(world: World) -> None:
+        world.stepper.post(HOSTS)
+        world.stepper.report_host(HostSilent("a", 5.0))
+        world.stepper.report_host(HostSilent("b", 4.9, sure=False))
+        world.stepper.report(ready(A))
+        await asyncio.sleep(1)
+        together = HostsReported((HostSilent("a", 5.0), HostSilent("b", 4.9, sure=False)))
+        assert [event for _, event in world.stepper.history] == [HOSTS, ready(A), together]
+        assert world.of(GiveUpHost) == [], "too few would be left"
+        world.stepper.report_host(HostHeard("b"))
+        await asyncio.sleep(1)
+        assert world.stepper.history[-1][1] == HostHeard("b")
+        assert [command.hostname for command in world.of(GiveUpHost)] == ["a"]  # type: ignore[attr-defined]
 
     play(test)
 

@@ -54,6 +54,27 @@ def test_who_is_forgotten_is_not_missed() -> None:
     assert found == []
 
 
+def test_workers_of_a_host_that_is_not_heard_are_not_blamed_for_their_silence() -> None:
+    found: list[WorkerHung] = []
+    unheard_s = {"a": 1.1, "b": 0.6}
+
+    async def main(loop: VirtualLoop) -> None:
+        watch = Supervisor(Heartbeats(40.0, 0.0), clock=loop.time, report=found.append, unheard_s=unheard_s.__getitem__)
+        task = asyncio.ensure_future(watch.watch_over())
+        watch.heard(A)
+        watch.heard(B)
+        await asyncio.sleep(60)
+        assert [hung.worker for hung in found] == [B]
+        unheard_s["a"] = 0.0
+        await asyncio.sleep(15)
+        assert len(found) == 1
+        await asyncio.sleep(10)
+        assert [hung.worker for hung in found] == [B, A]
+        task.cancel()
+
+    run_virtually(main)
+
+
 def test_without_limits_nobody_is_watched() -> None:
     async def main(loop: VirtualLoop) -> None:
         watch = Supervisor(Heartbeats(0.0, 0.0), clock=loop.time, report=lambda _: None)

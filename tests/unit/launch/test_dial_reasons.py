@@ -39,11 +39,12 @@ _TRIED_AGAIN = {
     "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535": (
         "ssh: b: kex_exchange_identification: Connection closed by remote host"
     ),
+    "Connection to b closed by remote host.": "ssh: Connection to b closed by remote host",
     "": "ssh: b: ended with exit code 255 and said nothing",
 }
 _PERMANENT = {
-    "root@b: Permission denied (publickey).": "ssh: root@b: Permission denied (publickey).",
-    _CHANGED: ("ssh: Host key for b has changed and you have requested strict checking. Host key verification failed."),
+    "root@b: Permission denied (publickey).": "ssh: root@b: Permission denied (publickey)",
+    _CHANGED: ("ssh: Host key for b has changed and you have requested strict checking. Host key verification failed"),
     "Host key verification failed.": (
         "ssh: b: Host key verification failed (its key is not known here: log in once by hand, or see "
         "StrictHostKeyChecking in ssh's configuration)"

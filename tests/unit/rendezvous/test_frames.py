@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 
@@ -166,7 +167,7 @@ def test_names_of_no_workers(key: str) -> None:
 
 
 def test_a_bootstrap_is_one_line_and_one_word() -> None:
-    given_ = Bootstrap(("http://[::1]:5",), "ticket ab", "cd", "host", fingerprint="ef", job="j")
+    given_ = Bootstrap(("http://[::1]:5",), "ticket ab", "cd", "host", labels=("spot",), fingerprint="ef", job="j")
     assert Bootstrap.from_json(given_.to_json()) == given_
     assert b"\n" not in given_.to_json()
     word = given_.to_word()
@@ -193,6 +194,18 @@ def test_a_hello_of_another_protocol_can_still_be_read() -> None:
     """Or nobody could be told that the versions differ."""
     hello = Hello("a", 99, "9.9", False, 0, "", "h", 0, "m", "b", 4, "py", 1, "o", "::1", [os.devnull])
     assert said(hello.message()) == hello
+
+
+def test_a_hello_without_labels_is_one_that_others_can_read_too() -> None:
+    hello = Hello("a", 1, "1", False, 0, "", "h", 2, "m", "b", 4, "py", 1, "o", "::1", [])
+    assert "labels" not in hello.message().fields
+    labelled = dataclasses.replace(hello, labels="rack=1 spot")
+    assert labelled.message().fields["labels"] == "rack=1 spot"
+    assert (said(hello.message()).labels, said(labelled.message())) == ("", labelled)  # type: ignore[attr-defined]
+    wrong = labelled.message()
+    wrong.fields["labels"] = ["rack=1"]
+    with pytest.raises(RendezvousProtocolError, match="field 'labels' is missing or wrong"):
+        said(wrong)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, 2**53])

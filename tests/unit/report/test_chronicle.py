@@ -21,7 +21,7 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import Happening, RoundFormed
+from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
@@ -41,10 +41,10 @@ class Process:
 class Story:
     """A chronicle that writes into a file, and what stands there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, verbose: bool = False) -> None:
         self._path = folder / "stderr"
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT)
-        self.console = Console(stdout=self._descriptor, stderr=self._descriptor)
+        self.console = Console(stdout=self._descriptor, stderr=self._descriptor, verbose=verbose)
         self.log = EventLog(folder / "events")
         self.chronicle = Chronicle(self.log, Narrator(self.console))
         self._events = folder / "events"
@@ -313,6 +313,37 @@ def test_a_listener_that_shows_the_status_keeps_waits_from_being_told(story: Sto
     assert (chronicle.live, chronicle.look(100)) == (True, False)
     chronicle.status("waiting")
     assert listener.counts == {"MomentPassed": 2, "Status": 1}
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_check_of_the_network(tmp_path: Path, verbose: bool) -> None:
+    story = Story(tmp_path, verbose=verbose)
+    links = [LinkMeasured(("a", "b"), 1.5e-3, 9e6 / 8), LinkMeasured(("a", "c"), 2e-4, 940e6 / 8)]
+    story.chronicle.network_checked(NetworkChecked(["b", "c"], {"d": "why"}, ["e"], links, ["it is slow"], 0.42))
+    story.chronicle.network_checked(NetworkChecked(["f"], {}, [], [], [], 1.0))
+    details = [
+        "elasticrun: the network of hosts b, c, d was checked in 0.4 s: 2 links of 9 to 940 Mbit/s, round trips of "
+        "0.20 to 1.50 ms; not heard of: e",
+        "elasticrun: the network of host f was checked in 1.0 s",
+    ]
+    slow = "elasticrun: warning: it is slow"
+    assert story.said() == ([details[0], slow, details[1]] if verbose else [slow])
+    first, second = story.events("network_checked")
+    del first["time"]
+    assert first == {
+        "event": "network_checked",
+        "admitted": ["b", "c"],
+        "left_out": {"d": "why"},
+        "unheard": ["e"],
+        "links": [
+            {"hosts": ["a", "b"], "rtt_ms": 1.5, "mbit_s": 9.0},
+            {"hosts": ["a", "c"], "rtt_ms": 0.2, "mbit_s": 940.0},
+        ],
+        "slow": ["it is slow"],
+        "took_s": 0.42,
+    }
+    assert second["links"] == []
+    story.close()
 
 
 def test_a_process_whose_death_was_foretold_is_told_of_once(story: Story) -> None:

@@ -30,6 +30,11 @@ def test_texts_and_numbers_of_other_kinds_are_read() -> None:
     assert (made.cooldown_range_s, made.preload) == ((2.0, 30.0), ("torch",))
 
 
+@pytest.mark.parametrize("given", ["a, [::1],b,a", ["a", "::1", "b"], ("a,::1", " b ", "")])
+def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -> None:
+    assert make(protect=given, discovery_script="true").protect == ("a", "::1", "b")
+
+
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [

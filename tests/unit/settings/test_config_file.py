@@ -21,11 +21,12 @@ autotune: {enabled: true, log_file: a.log, warmup_samples: 1, steps_per_sample: 
 timeline: {filename: t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 4, shutdown_time_seconds: 5}
 library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinity: 7, gloo_timeout_seconds: 8}
+placement: {np_multiple: 2, ranks_per_host_multiple: 1, protect: "a, b"}
 warm_starts: {enabled: false, preload: "torch,numpy"}
 agents: {accept: true, join_token_file: t, timeout_seconds: 9, tls: true}
 launcher: {rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
 ssh: {port: 22, identity_file: k, connect_timeout_seconds: 3}
-network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999}
+network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999, check: true}
 logging: {level: debug, with_timestamp: true}
 """
 
@@ -61,6 +62,9 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "num_nccl_streams": 6,
         "thread_affinity": 7,
         "gloo_timeout_s": 8,
+        "num_proc_multiple": 2,
+        "ranks_per_host_multiple": 1,
+        "protect": "a, b",
         "warm_starts": False,
         "preload": "torch,numpy",
         "accept_agents": True,
@@ -76,6 +80,7 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "ssh_connect_timeout_s": 3,
         "network_interfaces": "eth0,10.0.0.0/8",
         "port_range": "4000-4999",
+        "check_network": True,
         "log_level": "debug",
         "log_with_timestamp": True,
     }

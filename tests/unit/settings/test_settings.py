@@ -28,6 +28,28 @@ def make(**values: Any) -> Settings:
         ({"min_num_proc": 0}, "--min-np 0 is below 1"),
         ({"min_num_proc": 3}, "--min-np 3 is above -np 2"),
         ({"max_num_proc": 1}, "--max-np 1 is below -np 2"),
+        ({"num_proc_multiple": 0}, "--np-multiple 0 is below 1"),
+        ({"ranks_per_host_multiple": -2}, "--ranks-per-host-multiple -2 is below 1"),
+        ({"ranks_per_host_multiple": 5000}, "--ranks-per-host-multiple 5000 is above 4096"),
+        ({"num_proc_multiple": 4}, "-np 2 is no multiple of 4 (--np-multiple 4): 4 would do"),
+        (
+            {"num_proc": 7, "num_proc_multiple": 4, "ranks_per_host_multiple": 6},
+            "-np 7 is no multiple of 12 (--np-multiple 4, --ranks-per-host-multiple 6): 12 would do",
+        ),
+        (
+            {"num_proc": 4, "min_num_proc": 3, "num_proc_multiple": 2},
+            "--min-np 3 is no multiple of 2 (--np-multiple 2): 2 or 4 would do",
+        ),
+        (
+            {"max_num_proc": 5, "ranks_per_host_multiple": 2},
+            "--max-np 5 is no multiple of 2 (--ranks-per-host-multiple 2): 4 or 6 would do",
+        ),
+        (
+            {"ranks_per_host_multiple": 2, "hosts": (Host("a", 1), Host("b", 1, ("spot",)))},
+            "-np 2 is above the 0 slots that --ranks-per-host-multiple 2 leaves of the hosts given (a:1, b:1 spot)",
+        ),
+        ({"protect": ("a b",)}, "--protect 'a b' is not the name of a host"),
+        ({"protect": ("a:2",)}, "--protect 'a:2' is not the name of a host"),
         ({"slots_per_host": 0}, "--slots-per-host 0 is below 1"),
         ({"slots_per_host": 5000}, "--slots-per-host 5000 is above 4096"),
         ({"reset_limit": -1}, "--reset-limit -1 is below 0"),
@@ -51,12 +73,15 @@ def make(**values: Any) -> Settings:
         ({"hosts": None}, "no hosts: give -H"),
         ({"hosts": ()}, "no hosts: give -H"),
         ({"hosts": (Host("a", 1),)}, "-np 2 is above the 1 slots of the hosts given (a:1)"),
+        ({"protect": ("a", "c"), "hosts": (Host("a", 2),)}, "--protect c is none of the hosts given (a)"),
         ({"hosts": (Host("a", 5000),)}, "host 'a' would have 5000 slots; the most is 4096"),
         ({"discovery_script": "true"}, "not both"),
         ({"hosts": None, "discovery_script": ""}, "--host-discovery-script is empty"),
         ({"hosts": None, "discovery_script": "  "}, "--host-discovery-script is empty"),
         ({"hosts": None, "discovery_script": "'a"}, "No closing quotation"),
         ({"agent_timeout_s": 1.0}, "--agent-timeout 1 is below 2 s"),
+        ({"host_timeout_s": 0.0}, "--host-timeout 0 is below 2 s"),
+        ({"host_timeout_s": 1.0}, "--host-timeout 1 is below 2 s: machines acknowledge each other once a second"),
         ({"agent_timeout_s": float("nan")}, "--agent-timeout nan is not a number of seconds"),
         ({"ssh_connect_timeout_s": 0.0}, "--ssh-connect-timeout 0 is not a number of seconds"),
         ({"join_token_file": Path("t")}, "--join-token-file is without effect: give --accept-agents too"),
@@ -128,3 +153,12 @@ def test_how_many_workers_there_may_be_where_hosts_join() -> None:
     assert make().most_workers == 4
     assert make(accept_agents=True).most_workers == 2, "nobody knows; as with a script"
     assert make(accept_agents=True, max_num_proc=9).most_workers == 9
+
+
+def test_multiples_that_all_limits_obey() -> None:
+    made = make(num_proc=4, min_num_proc=4, max_num_proc=8, num_proc_multiple=4, ranks_per_host_multiple=2)
+    assert (made.num_proc_multiple, made.ranks_per_host_multiple) == (4, 2)
+    # What hosts that are not known yet will leave over is the core's business.
+    assert make(hosts=None, discovery_script="true", ranks_per_host_multiple=2).hosts is None
+    # A host's odd slot and a spare one do not matter.
+    assert make(hosts=(Host("a", 3), Host("b", 1)), ranks_per_host_multiple=2).num_proc == 2

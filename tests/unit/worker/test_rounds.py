@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from elastic_driver.errors import NotInitializedError
-from elastic_driver.hosts import SlotInfo
-from elastic_driver.rendezvous.messages import RoundAssignment
-from elastic_driver.words import Backend
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
+from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits
-from elastic_driver.worker.rounds import devices
+from elastic_driver.worker.rounds import devices, runtime
 from elastic_driver.worker.rounds.context import Context, MemberFacts
 from elastic_driver.worker.rounds.current import CurrentRound
+from elastic_driver.worker.rounds.runtime import Runtime
+from elastic_driver.worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.unit
 
@@ -123,6 +125,44 @@ def test_a_round_knows_what_its_members_have_said() -> None:
     assert (context.homogeneous, context.devices) == (True, [])
     context.note_members([MemberFacts(2, {"torch": "gpu"}), MemberFacts(1, {})])
     assert (context.homogeneous, context.devices) == (False, [{"torch": "gpu"}, {}])
+
+
+def test_the_driver_is_told_whom_a_worker_could_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the round that broke, and of nothing else."""
+    worker, requests = WorkerId("a", 0, 0), []
+
+    class Client:
+        def next_round(self, request: NextRoundRequest, *, poll_s: float) -> RoundAssignment:
+            requests.append(request)
+            return ALONE
+
+    class Engine:
+        def unreachable(self) -> tuple[int, ...]:
+            return (2, 5)
+
+    current = CurrentRound()
+    process = Runtime(current)
+    monkeypatch.setattr(runtime, "worker_settings", lambda: WorkerSettings(rendezvous="http://127.0.0.1:1"))
+    process._client, process._worker = Client(), worker  # type: ignore[assignment]
+    for round_id, engine, cause in (
+        (0, None, ReadyCause.START),
+        (1, Engine(), ReadyCause.HOSTS_UPDATED),
+        (2, Engine(), ReadyCause.INTERNAL_ERROR),
+        (3, None, ReadyCause.INTERNAL_ERROR),
+    ):
+        if round_id:
+            current.leave()
+            context = a_round(round_id)
+            context._engine = engine  # type: ignore[assignment]
+            current.enter(context)
+        process._after_round = round_id
+        process._ask(cause, commits=0, detail="", where="", raised=False)
+    assert [(request.after_round, request.unreachable) for request in requests] == [
+        (0, ()),
+        (1, ()),
+        (2, (2, 5)),
+        (3, ()),
+    ]
 
 
 def test_each_device_lane_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:

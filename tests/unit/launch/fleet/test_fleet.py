@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fleet_fakes import AGENT_TIMEOUT_S, FakeFleet, on_fleet, rest
+from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
 
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -181,6 +181,15 @@ def test_a_host_joins_leaves_and_joins_again() -> None:
         assert fleet.listener.leaves == [("j", "a test")] * 2
         assert fleet.listener.lost == []
         assert fleet.remote.dials == []
+
+    on_fleet(main)
+
+
+def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        for number in (10, 2, 1):
+            fleet.arrives(f"w-{number}", ticket=False, labels="rack=r1 spot" if number == 2 else "")
+        assert fleet.fleet.joined() == (Host("w-1", 2), Host("w-2", 2, ("rack=r1", "spot")), Host("w-10", 2))
 
     on_fleet(main)
 
@@ -455,5 +464,80 @@ def test_the_second_interrupt_kills_on_all_hosts() -> None:
         fleet.launcher.kill()
         await rest()
         assert [len(agent.of(KillAll)) for agent in agents] == [1, 1]
+
+    on_fleet(main)
+
+
+def test_hosts_that_may_be_silent_for_the_same_reason_are_told_of_before() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        a, b, c = await fleet.has("a", "b", "c")
+        a.vanishes()
+        await asyncio.sleep(1)
+        b.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S - 1 - 0.1)
+        assert fleet.listener.silent == []
+        await asyncio.sleep(0.2)
+        assert fleet.listener.silent == [("b", False), ("a", True)]
+        b.is_back()
+        await asyncio.sleep(0.6)
+        assert fleet.listener.heard == ["b"]
+        assert fleet.fleet.unheard_s("a") > HOST_TIMEOUT_S
+        assert fleet.fleet.unheard_s("b") == fleet.fleet.unheard_s("nobody") == 0.0
+        assert fleet.listener.lost == []
+        c.link.close("the test is over")
+
+    on_fleet(main)
+
+
+def test_a_silent_host_is_given_up_and_heard_when_it_begins_anew() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        start = await _starts(fleet, A)
+        agent.say(Started(A.key, 5))
+        process = await start
+        fleet.fleet.give_up("a", "it is heard")
+        fleet.fleet.give_up("nobody", "there is none")
+        assert fleet.listener.lost == []
+        agent.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
+        fleet.fleet.give_up("a", "it was not heard for 5.0 s")
+        assert fleet.listener.lost == [("a", "it was not heard for 5.0 s")]
+        assert not fleet.fleet.is_up("a")
+        assert "lost with host a: it was not heard" in str(await process.wait())
+        assert fleet.fleet.known(agent.link.agent) is None
+        await rest()
+        assert (fleet.remote.hosts(), fleet.listener.heard) == (["a", "a"], [])
+        fleet.arrives("a")
+        assert fleet.listener.heard == ["a"]
+
+    on_fleet(main)
+
+
+def test_a_host_that_is_heard_again_is_not_given_up() -> None:
+    """The order comes a moment later."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
+        agent.beat()
+        fleet.fleet.give_up("a", "too late")
+        assert (fleet.listener.lost, fleet.listener.heard) == ([], ["a"])
+
+    on_fleet(main)
+
+
+def test_a_host_that_joined_and_one_that_is_listed_no_more_are_told_of_as_well() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (a,) = await fleet.has("a")
+        j = fleet.arrives("j", ticket=False)
+        start = await _starts(fleet, A)
+        a.say(Started(A.key, 5))
+        await start
+        await fleet.fleet.want([])
+        a.vanishes()
+        j.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
+        assert sorted(host for host, sure in fleet.listener.silent if sure) == ["a", "j"]
 
     on_fleet(main)

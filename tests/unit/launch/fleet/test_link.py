@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fleet_fakes import AGENT_TIMEOUT_S, FakeAgent, facts
+from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeAgent, facts
 from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -26,7 +26,9 @@ class Owner:
         self.said: list[Said] = []
         self.lost: list[str] = []
         self.worker: dict[str, RemoteWorker] = {}
-        self.link = AgentLink(facts("a"), self, agent_timeout_s=AGENT_TIMEOUT_S)
+        self.silent: list[float] = []  # when, by the loop's clock
+        self.heard: list[float] = []
+        self.link = AgentLink(facts("a"), self, agent_timeout_s=AGENT_TIMEOUT_S, host_timeout_s=HOST_TIMEOUT_S)
         self.agent = FakeAgent(self.link)
         self.beating: asyncio.Task[None] | None = None
 
@@ -39,6 +41,13 @@ class Owner:
                 self.worker[key].has_finished()
             case Spared(key):
                 self.worker[key].spared()
+
+    def link_silent(self, link: AgentLink, silent_s: float) -> None:
+        assert silent_s >= HOST_TIMEOUT_S
+        self.silent.append(asyncio.get_running_loop().time())
+
+    def link_heard(self, link: AgentLink) -> None:
+        self.heard.append(asyncio.get_running_loop().time())
 
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)
@@ -58,6 +67,11 @@ class Owner:
                 await asyncio.sleep(0.5)
 
         self.beating = asyncio.create_task(beat())
+
+    def vanishes(self) -> None:
+        """Neither it nor its machine says anything any more."""
+        self.is_stopped()
+        self.agent.vanishes()
 
     def is_stopped(self) -> None:
         """It says nothing any more; its kernel acknowledges."""
@@ -204,5 +218,130 @@ def test_texts_that_no_log_can_be_written_with_are_made_sound() -> None:
         owner.agent.say(Warning("half \ud83d, whole \U0001f600"))
         assert owner.said == [Warning("half ?, whole \U0001f600")]
         owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_a_host_is_silent_at_the_time_and_not_at_the_next_look() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(3.3)
+        owner.vanishes()
+        gone_at = loop.time()
+        await asyncio.sleep(HOST_TIMEOUT_S - 0.1)
+        assert owner.silent == []
+        await asyncio.sleep(0.2)
+        (silent_at,) = owner.silent
+        assert 0 <= silent_at - gone_at - HOST_TIMEOUT_S <= 0.05
+        # Nobody gives it up: it is lost when its lease has ended, as ever.
+        await asyncio.sleep(AGENT_TIMEOUT_S + 1 - HOST_TIMEOUT_S - 0.5)
+        assert owner.lost == []
+        await asyncio.sleep(1)
+        assert len(owner.lost) == 1
+        assert (len(owner.silent), owner.heard) == (1, [])
+
+    run_virtually(main)
+
+
+def test_neither_a_stopped_agent_nor_one_whose_acknowledgements_are_not_known_is_silent() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        owner.is_stopped()
+        await asyncio.sleep(3 * AGENT_TIMEOUT_S)
+        owner.agent.vanishes()
+        owner.lives()
+        await asyncio.sleep(3 * AGENT_TIMEOUT_S)
+        assert (owner.silent, owner.lost) == ([], [])
+        owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("how", ["a word", "an acknowledgement", "another connection"])
+def test_a_silent_host_is_heard_again(how: str) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        owner.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 1)
+        match how:
+            case "a word":
+                owner.agent.beat()
+                assert len(owner.heard) == 1
+            case "an acknowledgement":
+                owner.agent.is_back()
+            case "another connection":
+                owner.agent.hang_up()
+                owner.agent.connect()
+        await asyncio.sleep(0.6)
+        assert (len(owner.silent), len(owner.heard)) == (1, 1)
+        owner.agent.is_back()
+        owner.lives()
+        owner.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
+        assert (len(owner.silent), owner.lost) == (2, [])
+        owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_a_driver_that_was_stopped_takes_nobody_for_silent() -> None:
+    """Neither it nor, in a machine that was frozen, its kernel has heard what came; a moment later they have."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(0.3)
+        owner.is_stopped()
+        owner.agent.vanishes()
+        loop.stand_still(100)
+        await asyncio.sleep(0.5)
+        owner.agent.beat()
+        await asyncio.sleep(HOST_TIMEOUT_S - 0.1)
+        assert (owner.silent, owner.lost) == ([], [])
+        await asyncio.sleep(0.2)
+        assert len(owner.silent) == 1
+        owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_one_that_may_be_silent_soon_is_in_doubt_once_and_its_owner_hears_how_that_ends() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        assert not owner.link.is_in_doubt()
+        owner.agent.vanishes()
+        await asyncio.sleep(1.4)
+        assert not owner.link.is_in_doubt()
+        await asyncio.sleep(0.2)
+        assert [owner.link.is_in_doubt(), owner.link.is_in_doubt()] == [True, False]
+        owner.agent.beat()
+        assert len(owner.heard) == 1
+        await asyncio.sleep(2)
+        assert owner.link.is_in_doubt()
+        await asyncio.sleep(HOST_TIMEOUT_S - 2 + 0.1)
+        assert (len(owner.silent), len(owner.heard)) == (1, 1)
+        assert not owner.link.is_in_doubt()
+        owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_who_is_given_up_is_cut_off_at_once() -> None:
+    """What was sent would only keep the connection from ending."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        worker = owner.runs(A)
+        owner.agent.vanishes()
+        await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
+        owner.link.give_up("a test")
+        assert owner.agent.transport.is_closed
+        assert (owner.lost, owner.link.is_lost) == (["a test"], True)
+        assert (await worker.wait()).returncode == -9
+        await asyncio.sleep(AGENT_TIMEOUT_S)
+        assert len(owner.lost) == 1
 
     run_virtually(main)

@@ -101,6 +101,22 @@ def test_a_host_that_joins_is_welcomed_and_comes_back_with_a_key_of_its_own() ->
     on_fleet(main)
 
 
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ("rack=1 rack=2", "host j: the label 'rack' is there twice"),
+        ("a\x1bb", "host j: cannot read 'a\\x1bb' as a label"),
+        ("slots=3", "host j: cannot use the label 'slots=3'"),
+    ],
+)
+def test_who_joins_with_labels_that_are_none_is_told_so(labels: str, why: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        assert _refusal(Place(fleet).dial().says(_hello(labels=labels)[1])).startswith(why)
+        assert fleet.fleet.joined() == ()
+
+    on_fleet(main)
+
+
 def test_a_ticket_is_good_for_one_agent() -> None:
     async def main(fleet: FakeFleet) -> None:
         place = Place(fleet)

@@ -1,0 +1,96 @@
+"""Hosts that are not heard: whether the job goes on without them, before it is known that they are lost.
+
+Owns that decision; :mod:`elastic_driver.launch.fleet.link` sees the silence. Workers of a silent host may live, and
+hear each other. A round may be formed without them as soon as one of its members is elsewhere, and leaves it: a
+collective needs all members, so none completes on the silent hosts any more, and a commit gets to disc only with the
+driver's word. Where all members are on silent hosts they may train on: they are waited for, until they are heard or
+their agents' leases have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from elastic_driver.core.events import GiveUpHost
+from elastic_driver.core.placement import target_places, that_fit
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning
+from elastic_driver.core.transition import Transition
+from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
+
+
+def give_up_silent(t: Transition) -> None:
+    """Gives up the hosts that are surely silent when the job can go on without all that may be; else says why not."""
+    if not t.state.silent:
+        return
+    living = {record.worker.hostname for record in t.state.workers}
+    silent = concerning(t.state)
+    # Neither those in doubt nor those whose end is told of soon can be relied on.
+    why = why_needed(t.state, [one.hostname for one in silent])
+    why_told = why_needed(t.state, [one.hostname for one in silent if one.sure]) if why else ""
+    after = []
+    for one in t.state.silent:
+        silent_s = t.now - one.since
+        is_concerned = one in silent
+        if one.kept_until is not None and t.now >= one.kept_until:
+            one = replace(one, kept_until=None)
+        if one.given_up or not one.sure or not is_concerned:
+            pass  # one that is on no list, and has no workers, may yet come back to the list, still silent
+        elif one.kept_until is None and (not why or one.hostname not in living):
+            t.commands.append(GiveUpHost(one.hostname, f"it was not heard for {silent_s:.1f} s"))
+            one = replace(one, given_up=True)
+        elif why_told and not one.told:
+            text = f"host {one.hostname} has not been heard for {silent_s:.1f} s; the job waits for it: {why_told}"
+            t.report(text, warning=True)
+            one = replace(one, told=True)
+        after.append(one)
+    t.state = replace(t.state, silent=tuple(after))
+
+
+def why_needed(state: State, hostnames: Collection[str]) -> str:
+    """Why the job cannot go on without these hosts, whose workers may live, in words; "" when it can."""
+    names = frozenset(hostnames)
+    there = [record.worker for record in state.workers if record.worker.hostname in names]
+    elsewhere = [record for record in state.workers if record.worker.hostname not in names]
+    policy, in_place = state.policy, state.policy.on_change is OnChange.IN_PLACE
+    if not there:
+        return ""
+    if _train_alone(state, there, elsewhere):
+        return "no other worker " + (f"of round {state.round_id} lives" if state.members else "lives")
+    unlisted = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name not in names))
+    rest = replace(state, discovery=unlisted)
+    # Those who are restarted are other processes than these.
+    living = [record for record in elsewhere if _is_there(state, record)]
+    left = len(that_fit(rest, living) if in_place else target_places(rest))
+    if left < policy.min_num_proc:
+        which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"
+        number = len(living) if in_place and policy.multiple > 1 else left
+        some = f"{'is' if number == 1 else 'are'} {number} worker{'' if number == 1 else 's'}"
+        some += f", of whom {left} make up a round" if number > left else ""
+        return f"without {which} there {some}, and --min-np is {policy.min_num_proc}"
+    if in_place and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
+        return "nobody else has the training's state"
+    return ""
+
+
+def _train_alone(state: State, there: Sequence[WorkerId], elsewhere: Sequence[WorkerRecord]) -> bool:
+    """Whether those on the silent hosts may train on, since nobody elsewhere leaves their round.
+
+    Who was told to go may not have heard it.
+    """
+    if state.round is None:
+        return False
+    members = dict.fromkeys(state.members)
+    if not members:
+        return not elsewhere  # each trains for itself
+    return any(worker in members for worker in there) and not any(record.worker in members for record in elsewhere)
+
+
+def _is_there(state: State, record: WorkerRecord) -> bool:
+    may_boot = state.round is None and record.phase is WorkerPhase.BOOTING
+    return may_boot or record.phase in (WorkerPhase.READY, WorkerPhase.MEMBER)
+
+
+def _holds_state(record: WorkerRecord) -> bool:
+    return record.has_state and record.phase is not WorkerPhase.LEAVING

@@ -1,0 +1,113 @@
+"""Workers that the driver reaches, and that do not reach each other: whether the job goes on without some of them.
+
+Owns that decision, made once for each round when all of its members have said what they saw: which hosts are left out
+for a while, or that none can be, and the job tries again after a pause. Which hosts go is chosen in
+:mod:`elastic_driver.core.cuts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastic_driver.core.cuts import Accusation, Cuts, hosts_that_go
+from elastic_driver.core.explain import names
+from elastic_driver.core.placement import reachable, target_places
+from elastic_driver.core.registry import WorkerState
+from elastic_driver.core.roster import Roster
+from elastic_driver.core.staffing import fill_places, stop_misplaced
+from elastic_driver.core.state import State, WorkerPhase, in_phase
+from elastic_driver.core.transition import Transition
+from elastic_driver.words import ExitCode
+
+# Hosts of which it is told one by one who cannot reach them: half of a large job may go at once.
+_MOST_TOLD = 6
+
+
+def leave_out_unreachable(t: Transition) -> None:
+    """Judges who accuses whom, once for each round; the registry is closed."""
+    reset = t.state.reset
+    if reset is None or not len(reset.accusers) or t.state.registry.workers_in(WorkerState.SUCCESS):
+        return
+    there = dict.fromkeys(record.worker.hostname for record in reachable(t.state))
+    # Who is dead, or not heard, has nothing to say in this, and is judged as that.
+    pairs = [
+        Accusation(accuser.worker, one)
+        for accuser in reset.accusers
+        if accuser.worker.hostname in there
+        for one in accuser.accused
+        if one.first.hostname in there
+    ]
+    t.state = replace(t.state, reset=replace(reset, accusers=Roster()))
+    if not pairs:
+        return
+    present = t.state.setbacks.present
+    if present.moved:
+        t.state = replace(t.state, cuts=t.state.cuts.forget_pauses())
+    if present.failure is None and not present.raised:
+        t.state = replace(t.state, setbacks=t.state.setbacks.excuse())
+    choices = _choices(t.state, pairs)
+    for going in choices:
+        cuts = t.state.cuts.leave_out(going, t.now)
+        if _can_do_without(t.state, going, cuts):
+            _leave_out(t, going, pairs, cuts)
+            return
+    _try_again(t, choices[0], pairs)
+
+
+def _choices(state: State, pairs: Sequence[Accusation]) -> tuple[tuple[str, ...], ...]:
+    """Who may go: those from whom most are cut off; or, if these are needed, all the others that they cannot reach."""
+    order = [host.name for host in state.discovery.order]
+    stateful = frozenset(record.worker.hostname for record in reachable(state) if record.has_state)
+    return (
+        hosts_that_go(pairs, order, stateful=stateful),
+        hosts_that_go(pairs, order, stateful=stateful, kept=True),
+    )
+
+
+def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:
+    gone = frozenset(going)
+    stays = [record for record in reachable(state) if record.worker.hostname not in gone]
+    if not state.policy.durable and not any(record.has_state for record in stays):
+        return False
+    return len(target_places(replace(state, cuts=cuts))) >= state.policy.min_num_proc
+
+
+def _leave_out(t: Transition, going: Sequence[str], pairs: Sequence[Accusation], cuts: Cuts) -> None:
+    left_out, gone = {one.hostname: one for one in cuts.hosts}, frozenset(going)
+    for name in going[:_MOST_TOLD]:
+        said = _told(name, pairs)
+        t.report(f"host {name} is left out for {left_out[name].pause_s:g} s: {said}", warning=True)
+        pairs = [pair for pair in pairs if name not in (pair.accuser.hostname, pair.accused.first.hostname)]
+    if len(going) > _MOST_TOLD:
+        some = f"{len(going) - _MOST_TOLD} more host{'' if len(going) == _MOST_TOLD + 1 else 's'}"
+        t.report(f"{some} left out likewise: {', '.join(going[_MOST_TOLD:])}", warning=True)
+    t.state = replace(t.state, cuts=cuts)
+    for record in in_phase(t.state, WorkerPhase.READY):
+        if record.worker.hostname in gone:
+            t.dismiss(record, f"host {record.worker.hostname} is left out")
+    stop_misplaced(t)
+    fill_places(t)  # others' places may be of use now
+
+
+def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation]) -> None:
+    policy, cuts = t.state.policy, t.state.cuts
+    said = _told(going[0], pairs)
+    without = f"host {going[0]}" if len(going) == 1 else f"{len(going)} hosts"
+    few = f"{said}; without {without} the job has too few workers (--min-np {policy.min_num_proc}), or not its state"
+    if cuts.since is not None and t.now >= cuts.since + policy.elastic_timeout_s:
+        t.end(ExitCode.TOO_FEW_SLOTS, f"{few}; gave up after {policy.elastic_timeout_s:g} s (--elastic-timeout)")
+        return
+    cuts = cuts.pause(t.now, policy.pause_range_s)
+    t.state = replace(t.state, cuts=cuts)
+    assert cuts.until is not None
+    t.report(f"{few}; all are tried again in {cuts.until - t.now:g} s", warning=True)
+
+
+def _told(hostname: str, pairs: Sequence[Accusation]) -> str:
+    """Who cannot reach whom, both ends: those who accuse this host, or else whom it accuses."""
+    against = [pair for pair in pairs if pair.accused.first.hostname == hostname]
+    pairs = against or [pair for pair in pairs if pair.accuser.hostname == hostname]
+    accusers = tuple(dict.fromkeys(pair.accuser for pair in pairs))
+    accused = tuple(dict.fromkeys(pair.accused.first for pair in pairs))
+    return f"{names(accusers)} cannot reach {names(accused)}"

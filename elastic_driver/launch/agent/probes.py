@@ -1,0 +1,404 @@
+"""Checks of the network between hosts: an agent listens where its workers would, and looks whether it reaches others.
+
+Owns the listener, which lives for one check only, and the connections of probes. What follows from what was seen is the
+driver's (:mod:`elastic_driver.launch.fleet.network_check`). Used on the event loop only.
+
+    prober                                              listener
+    MAGIC, nonce (16)                      ──────────►
+                                           ◄──────────  nonce (16), proof that it is the agent of this host
+    what is wanted (17), proof             ──────────►
+    ECHO: 16 bytes, again and again        ◄─────────►  the same
+    TAKE: bytes                            ──────────►
+                                           ◄──────────  how many have come, and in what time; then the connection ends
+    GIVE:                                  ◄──────────  bytes, until there are enough or the connection ends
+
+Both ends of a probe have the check's secret from the driver. A stranger is cut off before anything is done for him, and
+what answers without the secret is no agent of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from hmac import compare_digest
+
+from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.system.tasks import Tasks
+
+MAGIC = b"elastic probe 1\n"
+_NONCE_BYTES = _MAC_BYTES = _PING_BYTES = 16
+ECHO, TAKE, GIVE = b"e", b"t", b"g"
+# What is wanted, how much of it, and in what time, seconds.
+_WANTED = struct.Struct("!cQd")
+_TAKEN = struct.Struct("!Qd")
+# Round trips: those of a probe that finds out how fast a link is, and of all others.
+_PINGS, _FEW_PINGS = 8, 3
+_CHUNK = bytes(1 << 17)
+# No driver asks for more.
+_MOST_BYTES, _MOST_PINGS, _MOST_S = 1 << 26, 64, 10.0
+_LONGEST_S = 60.0  # of a check
+# What a burst takes at least, as clocks have it.
+_SHORTEST_S = 1e-4
+# How long the first bytes of a burst may take, behind what still fills a slow link's queue.
+_FIRST_S = 1.0
+# Strangers' time, and how many connections may wait for their proof. All hosts of a large job may come at a time.
+_PROVE_S, _MOST_UNPROVEN = 3.0, 1024
+# Connections that are being made at a time.
+_SIDE_BY_SIDE = 256
+# A connection that ends in its first words is tried again: the listener may have had too many of them.
+_AGAIN_S = 0.1
+
+
+class _NotAnAgentError(Exception):
+    """What answers has not the check's secret, or is another host's agent."""
+
+
+@dataclass(slots=True)
+class _Check:
+    """What this agent does for one check.
+
+    Attributes:
+        order: as it was told.
+        secret: of the check.
+        server: that listens; None before.
+        unproven: connections that have not proven anything.
+        serving: tasks of all connections.
+    """
+
+    order: Listen
+    secret: bytes = field(repr=False)
+    server: asyncio.Server | None = None
+    unproven: int = 0
+    serving: set[asyncio.Task[None]] = field(default_factory=set)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Probes:
+    """See above.
+
+    Args:
+        send: tells the driver something.
+        tasks: run what nobody waits for.
+    """
+
+    def __init__(self, send: Callable[[Said], None], tasks: Tasks) -> None:
+        self._send = send
+        self._tasks = tasks
+        self._check: _Check | None = None
+
+    def take(self, message: Said) -> bool:
+        """Carries out an order. Returns whether it was one."""
+        match message:
+            case Listen():
+                self._listen(message)
+            case Probe():
+                self._tasks.start(self._probe_all(message))
+            case Unlisten(check):
+                if self._check is not None and self._check.order.check == check:
+                    self.close()
+            case _:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Listens no more, and ends all connections. Harmless when repeated."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        if check.timer is not None:
+            check.timer.cancel()
+        if check.server is not None:
+            check.server.close()
+        for task in check.serving:
+            task.cancel()
+
+    # --- listening -------------------------------------------------------------------------------------------------
+
+    def _listen(self, order: Listen) -> None:
+        self.close()
+        try:
+            check = self._check = _Check(order, bytes.fromhex(order.secret))
+            sock = _bound(order.address, order.ports)
+        except (OSError, ValueError, OverflowError) as error:  # OverflowError: that is no port
+            self._send(Listening(order.check, 0, _words(error)))
+            return
+        limit_s = min(max(order.limit_s, 0.0), _LONGEST_S)
+        check.timer = asyncio.get_running_loop().call_later(limit_s, self._over, check)
+        self._tasks.start(self._accept(check, sock))
+
+    async def _accept(self, check: _Check, sock: socket.socket) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(check, reader, writer)
+
+        port = sock.getsockname()[1]
+        try:
+            server = await asyncio.start_server(serve, sock=sock, backlog=_MOST_UNPROVEN)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            self._send(Listening(check.order.check, 0, _words(error)))
+            return
+        if self._check is not check:  # it was over meanwhile
+            server.close()
+            return
+        check.server = server
+        self._send(Listening(check.order.check, port, ""))
+
+    def _over(self, check: _Check) -> None:
+        if self._check is check:
+            self.close()
+
+    async def _serve(self, check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        check.serving.add(task)
+        try:
+            if self._check is check and check.unproven < _MOST_UNPROVEN:
+                with contextlib.suppress(OSError, EOFError, _NotAnAgentError):  # TimeoutError is an OSError
+                    await _answer(check, reader, writer)
+        except asyncio.CancelledError:
+            pass  # the check is over; nobody awaits this task
+        finally:
+            check.serving.discard(task)
+            writer.transport.abort()
+
+    # --- probing ---------------------------------------------------------------------------------------------------
+
+    async def _probe_all(self, order: Probe) -> None:
+        rtt_s: dict[str, float] = {}
+        speeds: dict[str, list[float]] = {}
+        failures: dict[str, str] = {}
+        side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
+        secret = self._check.secret if self._check is not None and self._check.order.check == order.check else None
+
+        async def probe(host: str) -> None:
+            async with side_by_side:
+                if secret is None:
+                    failures[host] = "the check is over"
+                    return
+                one = _Prober(secret, host, order)
+                try:
+                    async with asyncio.timeout(min(max(order.limit_s, 0.0), _MOST_S)):
+                        await one.run()
+                except TimeoutError:
+                    one.failure = one.failure or f"no answer within {order.limit_s:g} s"
+                except (OSError, EOFError, ValueError, OverflowError) as error:
+                    one.failure = _words(error)
+                except _NotAnAgentError:
+                    one.failure = "what answers there is not that host's agent"
+                if one.rtt_s is None:
+                    failures[host] = one.failure
+                else:
+                    rtt_s[host] = one.rtt_s
+                    if one.there is not None and one.back is not None:
+                        speeds[host] = [one.there, one.back]
+
+        hosts = [host for host in order.addresses if host in order.ports]
+        await asyncio.gather(*map(probe, hosts))
+        self._send(Probed(order.number, rtt_s, speeds, failures))
+
+
+class _Prober:
+    """One probe of one host.
+
+    Attributes:
+        rtt_s: the shortest round trip; None until it was reached.
+        there, back: bytes a second each way; None for not measured.
+        failure: why it was not reached.
+    """
+
+    def __init__(self, secret: bytes, host: str, order: Probe) -> None:
+        self._secret = secret
+        self._host = host
+        self._order = order
+        self.rtt_s: float | None = None
+        self.there: float | None = None
+        self.back: float | None = None
+        self.failure = ""
+
+    async def run(self) -> None:
+        """Looks whether the host is there, and how fast it is if that is wanted. Has no time limit of its own."""
+        order = self._order
+        number = min(max(order.burst_bytes, 0), _MOST_BYTES)
+        await self._echo(_PINGS if number else _FEW_PINGS)
+        if number:
+            self.there = await self._give(number)
+            self.back = await self._take(number)
+
+    async def _echo(self, pings: int) -> None:
+        async with self._open(ECHO, pings, 0.0) as (reader, writer):
+            for _ in range(pings):
+                began = time.perf_counter()
+                writer.write(bytes(_PING_BYTES))
+                await reader.readexactly(_PING_BYTES)
+                took_s = time.perf_counter() - began
+                self.rtt_s = took_s if self.rtt_s is None else min(self.rtt_s, took_s)
+
+    async def _give(self, number: int) -> float | None:
+        async with self._open(TAKE, number, self._order.burst_s) as (reader, writer):
+            sending = asyncio.ensure_future(_send(writer, number))
+            try:
+                # Whoever takes them knows when they have come; here they may be in a queue.
+                count, took_s = _TAKEN.unpack(await reader.readexactly(_TAKEN.size))
+            except EOFError:
+                return None
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        return count / took_s if took_s > 0 else None
+
+    async def _take(self, number: int) -> float | None:
+        async with self._open(GIVE, number, self._order.burst_s) as (reader, _):
+            count, took_s = await _receive(reader, number, self._order.burst_s)
+        return count / took_s if took_s > 0 else None
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self, kind: bytes, number: int, seconds: float
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection on which both ends have proven themselves. Afterwards it is cut."""
+        writer = None
+        try:
+            while True:
+                try:
+                    address, port = self._order.addresses[self._host], self._order.ports[self._host]
+                    ipaddress.ip_address(address)  # no name is looked up
+                    reader, writer = await asyncio.open_connection(address, port)
+                    await self._prove(reader, writer, kind, number, seconds)
+                    break
+                except (EOFError, ConnectionResetError):
+                    self.failure = "the connection is closed at once"
+                    if writer is not None:
+                        writer.transport.abort()
+                    await asyncio.sleep(_AGAIN_S)
+            yield reader, writer
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: bytes, number: int, seconds: float
+    ) -> None:
+        nonce = os.urandom(_NONCE_BYTES)
+        writer.write(MAGIC + nonce)
+        answer = await reader.readexactly(_NONCE_BYTES + _MAC_BYTES)
+        nonces = nonce + answer[:_NONCE_BYTES]
+        if not compare_digest(answer[_NONCE_BYTES:], _mac(self._secret, b"listener", nonces, self._host.encode())):
+            raise _NotAnAgentError
+        wanted = _WANTED.pack(kind, number, seconds)
+        writer.write(wanted + _mac(self._secret, b"prober", nonces, wanted))
+
+
+async def _answer(check: _Check, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The listener's end of one connection. Raises OSError, EOFError or _NotAnAgentError."""
+    check.unproven += 1
+    try:
+        async with asyncio.timeout(_PROVE_S):
+            hello = await reader.readexactly(len(MAGIC) + _NONCE_BYTES)
+            if not hello.startswith(MAGIC):
+                raise _NotAnAgentError
+            own = os.urandom(_NONCE_BYTES)
+            nonces = hello[len(MAGIC) :] + own
+            writer.write(own + _mac(check.secret, b"listener", nonces, check.order.host.encode()))
+            wanted = await reader.readexactly(_WANTED.size)
+            proof = await reader.readexactly(_MAC_BYTES)
+    finally:
+        check.unproven -= 1
+    if not compare_digest(proof, _mac(check.secret, b"prober", nonces, wanted)):
+        raise _NotAnAgentError
+    kind, number, seconds = _WANTED.unpack(wanted)
+    async with asyncio.timeout(_MOST_S):
+        if kind == ECHO:
+            for _ in range(min(number, _MOST_PINGS)):
+                writer.write(await reader.readexactly(_PING_BYTES))
+            await _to_the_end(reader)
+        elif kind == TAKE:
+            writer.write(_TAKEN.pack(*await _receive(reader, min(number, _MOST_BYTES), seconds)))
+            await writer.drain()
+            await _to_the_end(reader)
+        elif kind == GIVE:
+            await _send(writer, min(number, _MOST_BYTES))
+            await _to_the_end(reader)
+
+
+async def _to_the_end(reader: asyncio.StreamReader) -> None:
+    """Blocks until the other end has cut the connection; from this end, that would lose what was sent last."""
+    while await reader.read(len(_CHUNK)):
+        pass
+
+
+async def _send(writer: asyncio.StreamWriter, number: int) -> None:
+    while number > 0:
+        writer.write(_CHUNK[:number])
+        number -= len(_CHUNK)
+        await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader, number: int, seconds: float) -> tuple[int, float]:
+    """Takes what comes, for so long from the first bytes on.
+
+    Returns:
+        How many bytes have come after the first ones, and in what time. Where nothing more comes it is the whole time.
+    """
+    loop = asyncio.get_running_loop()
+    total = first = 0
+    began = last = time.perf_counter()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_S) as limit:
+            while total < number and (data := await reader.read(len(_CHUNK))):
+                last = time.perf_counter()
+                if not total:
+                    first, began = len(data), last
+                    limit.reschedule(loop.time() + min(max(seconds, 0.0), _MOST_S))
+                total += len(data)
+    if total < number:
+        return total - first, max(time.perf_counter() - began, _SHORTEST_S)
+    return (total - first, max(last - began, _SHORTEST_S)) if total > first else (total, _SHORTEST_S)
+
+
+def _bound(address: str, ports: list[int]) -> socket.socket:
+    """A socket of this address, on a free port. Raises OSError, ValueError or OverflowError."""
+    ipaddress.ip_address(address)
+    family, _, _, _, place = socket.getaddrinfo(
+        address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
+    )[0]
+    for port in _in_turn(ports):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((place[0], port, *place[2:]))
+            sock.listen(_MOST_UNPROVEN)
+            return sock
+        except BaseException as error:
+            sock.close()
+            if not ports or not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(f"no port of {ports[0]}-{ports[-1]} is free")
+
+
+def _in_turn(ports: list[int]) -> Iterator[int]:
+    """From the end at which workers do not begin."""
+    return iter(range(ports[-1], ports[0] - 1, -1)) if ports else iter((0,))
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    keyed = blake2b(key=secret[:64], digest_size=_MAC_BYTES)
+    for part in parts:
+        keyed.update(len(part).to_bytes(4, "big") + part)
+    return keyed.digest()
+
+
+def _words(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or str(error) or type(error).__name__

@@ -1,0 +1,145 @@
+"""Which links between hosts are looked at, and what follows from it: who is left out, which are slow.
+
+Owns these decisions. Pure. A host is its name; a link is a pair of names.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Link: TypeAlias = tuple[str, str]
+
+# A link is slow when it is so many times slower than the median of the others, ...
+SLOW_RATIO = 10.0
+# ... and late when its round trip is so many times longer, and longer than this: below that it is the machines' noise.
+LATE_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One link, measured.
+
+    Attributes:
+        rtt_s: the shortest round trip, seconds.
+        speed: bytes a second, of the slower direction; None where that was not measured.
+    """
+
+    rtt_s: float
+    speed: float | None = None
+
+    def better(self, other: Figures) -> Figures:
+        """The better of two measurements: a machine that is busy makes a link look slow, and nothing makes it fast."""
+        speeds = [each.speed for each in (self, other) if each.speed is not None]
+        return Figures(min(self.rtt_s, other.rtt_s), max(speeds, default=None))
+
+
+def left_out(hosts: Sequence[str], admitted: Collection[str], broken: Collection[Link]) -> list[str]:
+    """Which newcomers go so that all that stay reach each other, in the order in which that is decided.
+
+    One that cannot be reached by an admitted host, or cannot reach it, goes. Of the other newcomers the one with the
+    most broken links goes first; of several with as many the last one listed.
+
+    Args:
+        hosts: all, in the lister's order.
+        admitted: of these, who stays.
+        broken: links that do not work, in one direction or both.
+    """
+    stays = set(admitted)
+    at = {host: place for place, host in enumerate(hosts)}
+    others: dict[str, set[str]] = {host: set() for host in hosts}
+    for one, other in broken:
+        if not {one, other} <= stays:
+            others[one].add(other)
+            others[other].add(one)
+    gone = [host for host in hosts if host not in stays and others[host] & stays]
+    for host in gone:
+        _leave(others, host)
+    while True:
+        worst = max(hosts, key=lambda host: (len(others[host]), at[host]), default="")
+        if not worst or not others[worst]:
+            return gone
+        gone.append(worst)
+        _leave(others, worst)
+
+
+def _leave(others: dict[str, set[str]], host: str) -> None:
+    for other in others[host]:
+        others[other].discard(host)
+    others[host] = set()
+
+
+def neighbours(hosts: Sequence[str], most: int) -> dict[str, list[str]]:
+    """For each host all others; of more than twice ``most`` only so many before and behind it, around the end."""
+    count = len(hosts)
+    if count - 1 <= 2 * most:
+        return {host: [other for other in hosts if other != host] for host in hosts}
+    around = [*range(-most, 0), *range(1, most + 1)]
+    return {host: [hosts[(place + step) % count] for step in around] for place, host in enumerate(hosts)}
+
+
+def matchings(hosts: Sequence[str], newcomers: Collection[str], most: int) -> list[list[Link]]:
+    """Who is measured with whom, turn by turn: in no turn a host is in two links, and no link comes twice.
+
+    The turns of a tournament in which all play all, without links between two that are no newcomers. So each newcomer
+    has a partner in nearly each turn; up to ``most`` hosts have all their links measured.
+
+    Args:
+        hosts: all, in order.
+        newcomers: of these, whose links are to be measured.
+        most: turns.
+    """
+    at = {host: place for place, host in enumerate(hosts)}
+    wanted = set(newcomers)
+    fixed, *circle = [*hosts, *([""] if len(hosts) % 2 else [])] or [""]
+    turns = []
+    for turn in range(min(most, len(circle))):
+        turned = circle[turn:] + circle[:turn]
+        half = len(turned) // 2
+        # The first of the turned ones plays the fixed one, the others those at the same distance from the end.
+        pairs = [(fixed, turned[0]), *((turned[i], turned[-i]) for i in range(1, half + 1))]
+        links = [
+            (one, other) if at[one] < at[other] else (other, one)
+            for one, other in pairs
+            if one and other and (one in wanted or other in wanted)
+        ]
+        if links:
+            turns.append(links)
+    return turns
+
+
+def slow_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
+    """The slow ones, and what the others have: bytes a second, their median."""
+    speeds = {link: each.speed for link, each in figures.items() if each.speed is not None}
+    return _outliers(speeds, lambda mine, others: mine * SLOW_RATIO < others)
+
+
+def late_links(figures: Mapping[Link, Figures]) -> dict[Link, float]:
+    """The ones with a long round trip, and what the others have: seconds, their median."""
+    rtts = {link: each.rtt_s for link, each in figures.items()}
+    return _outliers(rtts, lambda mine, others: mine > max(others * SLOW_RATIO, LATE_S))
+
+
+def _outliers(values: Mapping[Link, float], is_one: Callable[[float, float], bool]) -> dict[Link, float]:
+    ordered = sorted(values.values())
+    if len(ordered) < 2:
+        return {}
+    found = [link for link, value in values.items() if is_one(value, _median_without(ordered, value))]
+    outliers = set(found)
+    usual = [value for link, value in values.items() if link not in outliers]
+    median = statistics.median(usual) if usual else None
+    return {link: _median_without(ordered, values[link]) if median is None else median for link in found}
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of all but one that has this value; of thousands of links each is compared with all others."""
+    gap = bisect_left(ordered, value)
+    count = len(ordered) - 1
+
+    def nth(index: int) -> float:
+        return ordered[index if index < gap else index + 1]
+
+    return (nth((count - 1) // 2) + nth(count // 2)) / 2

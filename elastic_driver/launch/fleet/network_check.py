@@ -1,0 +1,579 @@
+"""The check of the network (--check-network): before a host's slots are offered for the first time, it and the hosts
+that are in use look whether they reach each other where workers will listen, and how fast.
+
+Owns the conversation with the agents, and which hosts are admitted. What follows from what they have seen is decided in
+:mod:`elastic_driver.launch.fleet.link_figures`; what the agents do stands in :mod:`elastic_driver.launch.agent.probes`.
+Used on the event loop only. Hosts that come together are checked together:
+
+    gather    while others are being dialled for the first time, for GATHER_S at most
+    listen    all listen on a port that workers could have                                           LISTEN_S at most
+    reach     each newcomer connects to all others, and all others to it, all at a time    REACH_S + ANSWER_S at most
+              (of more than 2 * NEIGHBOURS others to so many before and behind it in the list)
+    measure   in turns, each host with one other: round trips, and a burst each way; up to TURNS turns, and once more
+              what looks slow; until LIMIT_S after the beginning
+
+So all links between up to TURNS hosts are measured, and of each newcomer to a larger job TURNS. An agent that does not
+answer in time (it is stopped, or its connection is gone) is waited for no longer: a newcomer is tried again later, and
+one that was admitted before is no obstacle for others. A host that was left out is tried again with back-off, and when
+one that was admitted is lost. An agent that comes back over a new connection is the same, and not checked again; a new
+agent is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from elastic_driver.errors import LaunchError
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.launch.fleet.link_figures import (
+    Figures,
+    Link,
+    late_links,
+    left_out,
+    matchings,
+    neighbours,
+    slow_links,
+)
+from elastic_driver.rendezvous.agent_messages import Listen, Listening, Probe, Probed, Said, Unlisten
+from elastic_driver.system.tasks import Tasks
+
+GATHER_S, LISTEN_S, REACH_S, ANSWER_S, LIMIT_S = 3.0, 3.0, 3.0, 2.0, 10.0
+TURNS = 5
+# Of a larger job each host looks for so many others before and behind it in the list: all pairs of a thousand hosts
+# would take the driver a minute.
+NEIGHBOURS = 64
+# Enough for a figure, and little for a link that a training uses meanwhile.
+BURST_BYTES, BURST_S = 4 << 20, 0.4
+# Three connections and two bursts.
+_MEASURE_S = 2.5
+# Beyond that a turn is not begun.
+_LEAST_S = 0.5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _MOST_TRIES = 1.0, 10.0, 1000
+_SECRET_BYTES = 32
+_HINT = "(a firewall, a route or --network-interfaces?)"
+
+_T = TypeVar("_T", bound=Said)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of one check.
+
+    Attributes:
+        admitted: newcomers that may be used from now on.
+        left_out: newcomers that may not, and why.
+        unheard: hosts that were admitted before, and could not be asked.
+        links: those that were measured now.
+        slow: warnings, one line each.
+        took_s: seconds.
+    """
+
+    admitted: Sequence[str]
+    left_out: Mapping[str, str]
+    unheard: Sequence[str]
+    links: Mapping[Link, Figures]
+    slow: Sequence[str]
+    took_s: float
+
+
+class Hosts(Protocol):
+    """What the check needs of the fleet."""
+
+    @property
+    def changes(self) -> int:
+        """How often something has changed there."""
+
+    async def wait_change(self, seen: int) -> None:
+        """Blocks until there are more changes than that."""
+
+    def present(self) -> Sequence[AgentLink]:
+        """The agents of all hosts, in the lister's order, without those that are about to end."""
+
+    def awaits_others(self) -> bool:
+        """Whether more hosts may have an agent in a moment."""
+
+    def gets_workers(self, link: AgentLink) -> bool:
+        """Whether an agent's host that may be used gets workers: the job may have left it out for a while."""
+
+    def address_of(self, link: AgentLink, others: Sequence[AgentLink]) -> str:
+        """Where the workers of an agent listen for those of others. Raises LaunchError."""
+
+    def admitted(self) -> None:
+        """More hosts may be used."""
+
+    def checked(self, report: Checked) -> None:
+        """A check of several hosts has come to its end, with news."""
+
+    def left_out(self, host: str, reason: str) -> None:
+        """A host is not to be used; told once for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why a host is left out.
+
+    Attributes:
+        text: for the user.
+        kind: the same in all checks that find the same. Ports are others in each, and who of two cannot reach whom may
+            change while the network does.
+    """
+
+    text: str
+    kind: str
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    """A host that is not admitted.
+
+    Attributes:
+        due: whether it is to be checked.
+        reason: why it was left out last; "" before.
+        tries: how often it was.
+    """
+
+    due: bool = True
+    reason: str = ""
+    tries: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One check while it runs.
+
+    Attributes:
+        number: of the check.
+        links: its hosts' agents by name, in the lister's order.
+        newcomers: names of those that are to be admitted.
+        addresses, ports: where they listen.
+        faults: newcomers that cannot be admitted whatever the others say: why.
+        unheard: hosts admitted before that could not be asked.
+        failures: who cannot reach whom, and why.
+    """
+
+    number: int
+    links: dict[str, AgentLink]
+    newcomers: Collection[str]
+    addresses: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    unheard: dict[str, None] = field(default_factory=dict)
+    failures: dict[Link, str] = field(default_factory=dict)
+    figures: dict[Link, Figures] = field(default_factory=dict)
+
+    def silent(self, host: str, why: str) -> None:
+        """It cannot be asked."""
+        if host in self.newcomers:
+            self.faults.setdefault(host, why)
+        else:
+            self.unheard[host] = None
+
+    def note(self, one: str, other: str, figures: Figures) -> None:
+        """A link was measured, from one end."""
+        link = (one, other) if (one, other) in self.figures else (other, one)
+        if link in self.figures:
+            self.figures[link] = self.figures[link].better(figures)
+        else:
+            self.figures[(one, other)] = figures
+
+
+class NetworkCheck:
+    """See above.
+
+    Args:
+        ports: first and last port of workers; None for any.
+        tasks: run it; an error of its ends the job.
+    """
+
+    def __init__(self, ports: tuple[int, int] | None, tasks: Tasks) -> None:
+        self._ports = [] if ports is None else list(ports)
+        self._tasks = tasks
+        self._hosts: Hosts
+        self._numbers = itertools.count(1)
+        self._newcomers: dict[AgentLink, _Newcomer] = {}
+        self._admitted: set[AgentLink] = set()
+        self._answers: dict[tuple[AgentLink, int], asyncio.Future[Said | None]] = {}
+        self._figures: dict[Link, Figures] = {}  # of all present agents, by their numbers
+        self._told: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def serve(self, hosts: Hosts) -> None:
+        """Says whose hosts they are. To be called once, before anything else."""
+        self._hosts = hosts
+
+    # --- for the fleet ---------------------------------------------------------------------------------------------
+
+    def admits(self, link: AgentLink) -> bool:
+        """Whether this agent's host may be used."""
+        return link in self._admitted
+
+    def is_settled(self, link: AgentLink) -> bool:
+        """Whether it is known of this agent's host if it may be used, for now."""
+        newcomer = self._newcomers.get(link)
+        return newcomer is None or newcomer.tries > 0
+
+    def came(self, link: AgentLink) -> None:
+        """A host has an agent."""
+        self._newcomers[link] = _Newcomer()
+        self._begin()
+
+    def lost(self, link: AgentLink) -> None:
+        """An agent is lost, or ends. Harmless when repeated, and for one that is not known."""
+        newcomer = self._newcomers.pop(link, None)
+        if newcomer is not None:
+            _cancel(newcomer)
+        for key in [key for key in self._answers if key[0] is link]:
+            self._answer(key, None)
+        self._figures = {pair: each for pair, each in self._figures.items() if link.agent not in pair}
+        self._told.pop(link.facts.host, None)
+        if link in self._admitted:
+            self._admitted.discard(link)
+            # It may have been the one that others could not reach.
+            for each in self._newcomers.values():
+                _cancel(each)
+                each.due = True
+            self._begin()
+
+    def close(self) -> None:
+        """The job ends: nobody is checked any more. What runs ends with the tasks, or soon."""
+        self._closing = True
+        for each in self._newcomers.values():
+            _cancel(each)
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says of a check. Returns whether it was that."""
+        match message:
+            case Listening(number) | Probed(number):
+                self._answer((link, number), message)
+            case _:
+                return False
+        return True
+
+    def remarks(self) -> list[str]:
+        """Which hosts are left out, and why."""
+        return [
+            f"host {link.facts.host} is not ready: {each.reason} (checked {each.tries} time{'s' * (each.tries > 1)})"
+            for link, each in self._newcomers.items()
+            if each.tries
+        ]
+
+    # --- when ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._task is None and not self._closing and any(each.due for each in self._newcomers.values()):
+            self._task = self._tasks.start(self._check_all())
+
+    async def _check_all(self) -> None:
+        """Checks newcomers until none is due."""
+        try:
+            while not self._closing and any(each.due for each in self._newcomers.values()):
+                await self._gather()
+                await self._check()
+        finally:
+            self._task = None
+
+    async def _gather(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                while self._hosts.awaits_others():
+                    await self._hosts.wait_change(self._hosts.changes)
+
+    async def _check(self) -> None:
+        began = time.perf_counter()
+        present = self._hosts.present()
+        newcomers = [link for link in present if link in self._newcomers and self._newcomers[link].due]
+        for each in self._newcomers.values():
+            each.due = False  # also of hosts that are about to end
+        # A host that others' workers cannot reach gets none for a while: it is in no newcomer's way.
+        in_use = {link for link in present if link in self._admitted and self._hosts.gets_workers(link)}
+        links = {link.facts.host: link for link in present if link in in_use or link in newcomers}
+        run = _Run(next(self._numbers), links, {link.facts.host for link in newcomers})
+        if len(links) > 1:
+            try:
+                async with asyncio.timeout(LIMIT_S) as limit:
+                    await self._listen(run)
+                    await self._reach(run)
+                    gone = self._judge(run)
+                    await self._measure(run, gone, limit.when() or 0.0)
+            except TimeoutError:
+                pass  # what is known by now counts
+            finally:
+                for link in links.values():
+                    link.send(Unlisten(run.number))
+        self._conclude(run, time.perf_counter() - began)
+
+    def _conclude(self, run: _Run, took_s: float) -> None:
+        gone = self._judge(run)
+        admitted, news = [], False
+        for host, link in run.links.items():
+            if link not in self._newcomers:
+                continue  # admitted before, or lost meanwhile
+            if host in gone:
+                news |= self._leave_out(link, gone[host])
+            else:
+                del self._newcomers[link]
+                self._admitted.add(link)
+                self._told.pop(host, None)
+                admitted.append(host)
+        stay = {host for host, link in run.links.items() if link in self._admitted}
+        links = {link: each for link, each in run.figures.items() if set(link) <= stay and each.speed is not None}
+        slow = self._slow(run, links)
+        self._figures |= {_numbers_of(run, link): each for link, each in links.items()}
+        if len(run.links) > 1 and (admitted or news):
+            out = {host: why.text for host, why in gone.items()}
+            self._hosts.checked(Checked(admitted, out, list(run.unheard), links, slow, took_s))
+        if admitted:
+            self._hosts.admitted()
+
+    def _leave_out(self, link: AgentLink, why: _Why) -> bool:
+        """Returns whether that is news."""
+        newcomer, host = self._newcomers[link], link.facts.host
+        newcomer.reason = why.text
+        if not newcomer.due and not self._closing:  # else one that was in use is lost, and it is checked again at once
+            pause_s = min(_FIRST_PAUSE_S * 2**newcomer.tries, _LONGEST_PAUSE_S)
+            newcomer.timer = asyncio.get_running_loop().call_later(pause_s, self._again, link)
+        newcomer.tries = min(newcomer.tries + 1, _MOST_TRIES)
+        news = self._told.get(host) != why.kind
+        self._told[host] = why.kind
+        if news:
+            self._hosts.left_out(host, why.text)
+        return news
+
+    def _again(self, link: AgentLink) -> None:
+        self._newcomers[link].due = True
+        self._begin()
+
+    # --- what is asked ---------------------------------------------------------------------------------------------
+
+    async def _listen(self, run: _Run) -> None:
+        secret = secrets.token_hex(_SECRET_BYTES)
+        orders: dict[str, Said] = {}
+        for host, link in run.links.items():
+            try:
+                address = run.addresses[host] = self._hosts.address_of(link, list(run.links.values()))
+            except LaunchError as error:
+                run.silent(host, str(error))
+                continue
+            orders[host] = Listen(run.number, host, secret, address, self._ports, 2 * LIMIT_S)
+        for host, answer in (await self._ask(run, orders, Listening, run.number, LISTEN_S)).items():
+            if answer is None:
+                run.silent(host, f"its agent has not answered within {LISTEN_S:g} s")
+            elif 0 < answer.port < 1 << 16:
+                run.ports[host] = answer.port
+            elif host in run.newcomers:
+                run.silent(host, f"it cannot listen on {run.addresses[host]} for the other hosts: {answer.error}")
+            # Of a host in use the workers themselves may have the ports. It can still look for others.
+
+    async def _reach(self, run: _Run) -> None:
+        number = next(self._numbers)
+        able = [host for host in run.links if host not in run.faults and host not in run.unheard]
+        orders: dict[str, Said] = {}
+        for host, near in neighbours(able, NEIGHBOURS).items():
+            peers = [peer for peer in near if peer in run.ports and (host in run.newcomers or peer in run.newcomers)]
+            if peers:
+                orders[host] = _probe(run, number, peers, REACH_S)
+        for host, answer in (await self._ask(run, orders, Probed, number, REACH_S + ANSWER_S)).items():
+            if answer is None:
+                run.silent(host, f"its agent has not answered within {REACH_S + ANSWER_S:g} s")
+                continue
+            asked = orders[host]
+            assert isinstance(asked, Probe)
+            for peer in asked.ports:
+                if peer in answer.rtt_s:
+                    run.note(host, peer, Figures(abs(answer.rtt_s[peer])))
+                else:
+                    run.failures[host, peer] = answer.failures.get(peer) or "it has not tried"
+
+    async def _measure(self, run: _Run, gone: Collection[str], until: float) -> None:
+        able = [host for host in run.links if host not in gone and host not in run.unheard and host in run.ports]
+        for turn in matchings(able, run.newcomers, TURNS):
+            await self._measure_turn(run, turn, until)
+        # What looks slow may have been a machine that was busy: the better figure counts.
+        known = self._known(run)
+        again = [link for link in slow_links(known) | late_links(known) if link in run.figures]
+        for turn in _disjoint(again)[:TURNS]:
+            await self._measure_turn(run, turn, until)
+
+    async def _measure_turn(self, run: _Run, turn: Sequence[Link], until: float) -> None:
+        if until - asyncio.get_running_loop().time() < _LEAST_S:
+            return
+        number = next(self._numbers)
+        # Who asks is who can; the burst goes both ways.
+        orders: dict[str, Said] = {one: _probe(run, number, [other], _MEASURE_S, BURST_BYTES) for one, other in turn}
+        partners = dict(turn)
+        for one, answer in (await self._ask(run, orders, Probed, number, _MEASURE_S + ANSWER_S)).items():
+            other = partners[one]
+            if answer is not None and other in answer.rtt_s:
+                speeds = answer.speeds.get(other, [])
+                run.note(one, other, Figures(abs(answer.rtt_s[other]), min(map(abs, speeds), default=None)))
+
+    async def _ask(
+        self, run: _Run, orders: Mapping[str, Said], kind: type[_T], number: int, limit_s: float
+    ) -> dict[str, _T | None]:
+        """What each answers; None for who does not in time, or is lost."""
+        loop = asyncio.get_running_loop()
+        futures: dict[str, asyncio.Future[Said | None]] = {}
+        try:
+            for host, order in orders.items():
+                link = run.links[host]
+                futures[host] = self._answers[link, number] = loop.create_future()
+                link.send(order)
+                if link.is_lost:
+                    futures[host].set_result(None)
+                await asyncio.sleep(0)  # the addresses of a thousand hosts, for each of them, take a while to write
+            if futures:
+                await asyncio.wait(futures.values(), timeout=limit_s)
+            answers = {host: future.result() if future.done() else None for host, future in futures.items()}
+        finally:
+            for host in orders:
+                self._answers.pop((run.links[host], number), None)
+        return {host: answer if isinstance(answer, kind) else None for host, answer in answers.items()}
+
+    def _answer(self, key: tuple[AgentLink, int], message: Said | None) -> None:
+        future = self._answers.get(key)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    # --- what follows ----------------------------------------------------------------------------------------------
+
+    def _judge(self, run: _Run) -> dict[str, _Why]:
+        """Who is left out, and why. Those that are lost by now count for nothing."""
+        hosts = [
+            host
+            for host, link in run.links.items()
+            if host not in run.faults and (link in self._newcomers or link in self._admitted)
+        ]
+        at = {host: place for place, host in enumerate(hosts)}
+        failures = [link for link in run.failures if link[0] in at and link[1] in at]
+        broken = {(one, other) if at[one] < at[other] else (other, one) for one, other in failures}
+        admitted = [host for host in hosts if host not in run.newcomers]
+        why = {host: _Why(text, text) for host, text in run.faults.items()}
+        stay = sorted(hosts, key=lambda host: host in run.newcomers)
+        for host in left_out(hosts, admitted, broken):
+            why[host] = _why(run, host, [other for other in stay if other != host and _is_broken(run, host, other)])
+            stay.remove(host)
+        return why
+
+    def _known(self, run: _Run) -> dict[Link, Figures]:
+        """All figures that there are, by host, those of this check too."""
+        names = {link.agent: host for host, link in run.links.items()}
+        older = {
+            (names[one], names[other]): each
+            for (one, other), each in self._figures.items()
+            if one in names and other in names
+        }
+        return older | {link: each for link, each in run.figures.items() if each.speed is not None}
+
+    def _slow(self, run: _Run, fresh: Collection[Link]) -> list[str]:
+        known = self._known(run)
+        slow = {link: others for link, others in slow_links(known).items() if link in fresh}
+        late = {link: others for link, others in late_links(known).items() if link in fresh}
+        speeds = {link: known[link].speed or 0.0 for link in slow}
+        rtts = {link: known[link].rtt_s for link in late}
+        return [
+            *_told(slow, speeds, list(run.links), "slow", _in_megabits),
+            *_told(late, rtts, list(run.links), "slow to answer", _in_milliseconds),
+        ]
+
+
+def _disjoint(links: Sequence[Link]) -> list[list[Link]]:
+    """The links in turns in which no host is twice."""
+    turns: list[list[Link]] = []
+    for link in links:
+        free = next((turn for turn in turns if not any(set(link) & set(each) for each in turn)), None)
+        if free is None:
+            turns.append([link])
+        else:
+            free.append(link)
+    return turns
+
+
+def _probe(run: _Run, number: int, peers: Sequence[str], limit_s: float, burst_bytes: int = 0) -> Probe:
+    return Probe(
+        run.number,
+        number,
+        {peer: run.addresses[peer] for peer in peers},
+        {peer: run.ports[peer] for peer in peers},
+        burst_bytes,
+        BURST_S if burst_bytes else 0.0,
+        limit_s,
+    )
+
+
+def _numbers_of(run: _Run, link: Link) -> Link:
+    return run.links[link[0]].agent, run.links[link[1]].agent
+
+
+def _cancel(newcomer: _Newcomer) -> None:
+    if newcomer.timer is not None:
+        newcomer.timer.cancel()
+        newcomer.timer = None
+
+
+def _is_broken(run: _Run, one: str, other: str) -> bool:
+    return (one, other) in run.failures or (other, one) in run.failures
+
+
+def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
+    """Why a host is left out: the first of those that it has no link to, and how many more there are."""
+    other, more = others[0], len(others) - 1
+    to_it, from_it = run.failures.get((other, host)), run.failures.get((host, other))
+    if to_it is None:
+        what = f"it cannot reach host {other} at {_place(run, other)}: {from_it}"
+    elif from_it is None:
+        what = f"host {other} cannot reach it at {_place(run, host)}: {to_it}"
+    else:
+        places = f"{_place(run, host)} and {_place(run, other)}"
+        what = f"it and host {other} cannot reach each other at {places}: {to_it}"
+    return _Why(f"{what} {_HINT}" + (f"; nor {more} more" if more else ""), other)
+
+
+def _place(run: _Run, host: str) -> str:
+    address, port = run.addresses[host], run.ports[host]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _told(
+    others: Mapping[Link, float],
+    values: Mapping[Link, float],
+    hosts: Sequence[str],
+    how: str,
+    form: Callable[[float], str],
+) -> list[str]:
+    """One line for each host that has all the links that are like that, and for each other link."""
+    lines, rest = [], dict(others)
+    while rest:
+        counts = Counter(host for link in rest for host in link)
+        one = max(counts, key=lambda host: (counts[host], hosts.index(host)))
+        mine = [link for link in rest if one in link]
+        peers = sorted((other for link in mine for other in link if other != one), key=hosts.index)
+        what = (
+            f"the link between hosts {' and '.join(sorted((one, *peers), key=hosts.index))} is"
+            if len(peers) == 1
+            else f"the links between host {one} and hosts {', '.join(peers)} are"
+        )
+        value = statistics.median(values[link] for link in mine)
+        lines.append(f"{what} {how}: {form(value)}, others {form(others[mine[0]])}")
+        for link in mine:
+            del rest[link]
+    return lines
+
+
+def _in_megabits(speed: float) -> str:
+    megabits = speed * 8 / 1e6
+    return f"{megabits:.0f} Mbit/s" if megabits >= 10 else f"{megabits:.2g} Mbit/s"
+
+
+def _in_milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms"

@@ -1,0 +1,220 @@
+"""Agents as real processes that look for each other, under a driver that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Scene, act, scene
+
+from elastic_driver.launch.agent.probes import MAGIC
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.rendezvous.agent_messages import Close, Listen, Listening, Probe, Probed, Unlisten
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SECRET = "5e" * 32
+ADDRESS = "127.0.0.1"
+
+
+def listen(host: str, **more: Any) -> Listen:
+    values = {"check": 1, "host": host, "secret": SECRET, "address": ADDRESS, "ports": [], "limit_s": 30.0} | more
+    return Listen(**values)
+
+
+def probe(ports: dict[str, int], *, burst_bytes: int = 0, limit_s: float = 20.0, **more: Any) -> Probe:
+    values = {"check": 1, "number": 7, "burst_s": 0.3} | more
+    addresses = dict.fromkeys(ports, ADDRESS)
+    return Probe(addresses=addresses, ports=ports, burst_bytes=burst_bytes, limit_s=limit_s, **values)
+
+
+async def two(one: Scene) -> tuple[AgentLink, AgentLink]:
+    """Two agents, of hosts a and b."""
+    await one.ready()
+    await one.ready(one.driver.bootstrap("b"))
+    a, b = one.driver.links.values()
+    return a, b
+
+
+async def listens(one: Scene, link: AgentLink, order: Listen) -> Listening:
+    before = len(one.driver.of(Listening))
+    link.send(order)
+    return await one.driver.hears(Listening, nth=before + 1)
+
+
+async def probes(one: Scene, link: AgentLink, order: Probe) -> Probed:
+    before = len(one.driver.of(Probed))
+    link.send(order)
+    return await one.driver.hears(Probed, nth=before + 1)
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection((ADDRESS, port), timeout=30)
+
+
+async def is_refused(port: int) -> bool:
+    try:
+        (await asyncio.to_thread(connect, port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+async def until_refused(port: int) -> None:
+    async with asyncio.timeout(30):
+        while not await is_refused(port):
+            await asyncio.sleep(0.02)
+
+
+def test_two_agents_reach_each_other_and_tell_how_fast(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            a, b = await two(one)
+            there = await listens(one, a, listen("a"))
+            back = await listens(one, b, listen("b"))
+            assert there.error == back.error == ""
+            answer = await probes(one, a, probe({"b": back.port}))
+            assert answer.number == 7
+            assert answer.rtt_s.keys() == {"b"}
+            assert 0 < answer.rtt_s["b"] < 20
+            assert (answer.speeds, answer.failures) == ({}, {})
+            answer = await probes(one, b, probe({"a": there.port}, burst_bytes=1 << 22))
+            assert answer.failures == {}
+            assert all(speed > 1e5 for speed in answer.speeds["a"]), answer
+            b.send(Unlisten(1))
+            await until_refused(back.port)
+            answer = await probes(one, a, probe({"b": back.port}))
+            assert answer.failures == {"b": "Connection refused"}
+            assert answer.rtt_s == {}
+
+    act(main)
+
+
+def test_ports_are_taken_from_the_range(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            a, b = await two(one)
+            with socket.socket() as taken, socket.socket() as spare:
+                for sock in (taken, spare):
+                    sock.bind((ADDRESS, 0))
+                taken.listen()
+                port, free = taken.getsockname()[1], spare.getsockname()[1]
+                spare.close()
+                answer = await listens(one, a, listen("a", ports=[port, port]))
+                assert (answer.port, answer.error) == (0, f"no port of {port}-{port} is free")
+                # It can look for others, though nobody can look for it.
+                there = await listens(one, b, listen("b", ports=[free, free]))
+                assert there.port == free
+                assert (await probes(one, a, probe({"b": free}))).failures == {}
+            answer = await listens(one, a, listen("a", address="192.0.2.1"))
+            assert (answer.port, answer.error) == (0, os.strerror(99))
+            answer = await listens(one, a, listen("a", address="no address"))
+            assert answer.port == 0
+            assert answer.error
+            answer = await listens(one, a, listen("a", ports=[70000, 70001]))
+            assert answer.port == 0
+            assert answer.error
+
+    act(main)
+
+
+def test_strangers_are_neither_served_nor_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            a, b = await two(one)
+            await listens(one, a, listen("a"))
+            port = (await listens(one, b, listen("b"))).port
+            silent = await asyncio.to_thread(connect, port)
+            for said in (b"GET / HTTP/1.1\r\n\r\n" + bytes(64), MAGIC + bytes(16) + b"t" + bytes(32)):
+                with await asyncio.to_thread(connect, port) as stranger:
+                    stranger.sendall(said)
+                    heard = b""
+                    while data := await asyncio.to_thread(_receive, stranger):
+                        heard += data
+                    # A nonce and a proof at most, which anybody may have.
+                    assert len(heard) == (32 if said.startswith(MAGIC) else 0)
+            answer = await probes(one, a, probe({"b": port}, burst_bytes=1 << 20))
+            assert answer.failures == {}
+            assert answer.speeds.keys() == {"b"}
+            assert await asyncio.to_thread(_receive, silent) == b"", "who says nothing is cut off"
+            silent.close()
+
+            # And what answers is no agent of that host: another agent, another check's, or somebody else's server.
+            answer = await probes(one, a, probe({"c": port}))
+            assert answer.failures == {"c": "what answers there is not that host's agent"}
+            await listens(one, a, listen("a", secret="00" * 32))
+            answer = await probes(one, a, probe({"b": port}))
+            assert answer.failures == {"b": "what answers there is not that host's agent"}
+            with socket.create_server((ADDRESS, 0)) as server:
+                answer = await probes(one, a, probe({"b": server.getsockname()[1]}, limit_s=0.5))
+                assert answer.failures == {"b": "no answer within 0.5 s"}
+
+    act(main)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_check_is_over_by_itself_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            a, b = await two(one)
+            first = await listens(one, a, listen("a"))
+            second = await listens(one, a, listen("a", check=2, limit_s=1.0))
+            await until_refused(first.port)
+            a.send(Unlisten(1))  # of one that is over
+            a.send(probe({"b": 1}))
+            assert (await one.driver.hears(Probed)).failures == {"b": "the check is over"}
+            await until_refused(second.port)
+            # An order and its end in one breath leave nothing.
+            before = len(one.driver.of(Listening))
+            b.send(listen("b", check=3))
+            b.send(Unlisten(3))
+            third = await listens(one, b, listen("b", check=4))
+            assert len(one.driver.of(Listening)) == before + 1
+            assert not await is_refused(third.port)
+
+    act(main)
+
+
+def test_an_agent_ends_in_the_middle_of_a_check(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            first = await one.ready()
+            a = one.driver.link
+            second = await one.ready(one.driver.bootstrap("b"))
+            b = one.driver.link
+            await listens(one, a, listen("a"))
+            port = (await listens(one, b, listen("b"))).port
+            second.popen.kill()
+            await second.ends()
+            answer = await probes(one, a, probe({"b": port}, limit_s=1.0))
+            assert answer.failures["b"] in ("Connection refused", "the connection is closed at once"), answer
+            # With a listener and a probe under way it ends as at any time.
+            with socket.create_server((ADDRESS, 0)) as mute:
+                a.send(probe({"b": mute.getsockname()[1]}))
+                a.send(Close())
+                assert await first.ends() == (0, "")
+
+    act(main)
+
+
+def test_a_connection_to_the_driver_that_is_cut_loses_no_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            a, b = await two(one)
+            await listens(one, a, listen("a"))
+            port = (await listens(one, b, listen("b"))).port
+            a.send(probe({"b": port}, burst_bytes=1 << 22))
+            one.driver.cut(a)
+            assert (await one.driver.hears(Probed)).failures == {}
+
+    act(main)

@@ -1,0 +1,60 @@
+"""Hosts that are not heard: the job goes on without them long before their leases have ended, or waits and says so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from jobs import check_agreement
+from machines import MachinesJob, is_dead, made_machines, marks, wait_for
+
+pytestmark = marks
+
+HOSTS = "node0:2\nnode1:2\nnode2:2\n"
+# A lease that lasts longer than the test has patience: what is seen is not its end.
+LIMITS = ("--agent-timeout", "100", "--host-timeout", "2", "--gloo-timeout-seconds", "100", "--grace-time", "1")
+
+
+def test_a_host_that_vanishes_is_gone_on_without_and_comes_back(tmp_path: Path) -> None:
+    with (
+        made_machines() as machines,
+        MachinesJob(machines, tmp_path, HOSTS, "-np", "6", "--min-np", "2", *LIMITS) as job,
+    ):
+        node2 = machines[2]
+        job.wait_for_steps(6)
+        workers, at = job.workers(node2), job.mark()
+        node2.cut()
+        lost = job.wait_for_event("host_lost", host="node2")
+        assert lost["reason"].startswith("it was not heard for 2."), lost
+        job.wait_for_steps(4, after=at)
+        assert not any(map(is_dead, workers)), "they have heard nothing of it"
+        assert not job.events("worker_hung")
+        formed = job.events("round_formed")[-1]
+        assert [member["worker"] for member in formed["members"]] == [f"node{n}[{m}]#0" for n in (0, 1) for m in (0, 1)]
+        # Their agent is told, ends them, and the host begins anew.
+        at = job.mark()
+        node2.heal()
+        wait_for("their end", lambda: all(map(is_dead, workers)))
+        job.wait_for_steps(6, after=at)
+        check_agreement(job.steps())
+        job.end()
+
+
+def test_a_driver_that_is_cut_off_from_too_many_waits_and_loses_nothing(tmp_path: Path) -> None:
+    with made_machines() as machines, MachinesJob(machines, tmp_path, HOSTS, "-np", "6", *LIMITS) as job:
+        job.wait_for_steps(6)
+        workers, at = [job.workers(host) for host in machines], job.mark()
+        machines[0].cut()
+        told = [f"host node{number} has not been heard for" for number in (1, 2)]
+        job.wait_for("it says for whom it waits", lambda: all(text in job.said() for text in told))
+        assert "the job waits for it: without hosts node1, node2 there are 2 workers, and --min-np is 6" in job.said()
+        time.sleep(3)  # in all longer than the heartbeats' limit
+        machines[0].heal()
+        job.wait_for("they are heard", lambda: job.said().count("is heard again") == 2)
+        at = job.mark()
+        job.wait_for_steps(6, after=at)
+        assert [job.workers(host) for host in machines] == workers, "a worker was lost"
+        assert not job.events("host_lost")
+        assert not job.events("worker_hung")
+        check_agreement(job.steps())
+        job.end()
