@@ -8,16 +8,14 @@ state says which rounds have made it (``trail``: each round's job, number and fi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import time
-from pathlib import Path
 
-SLOW_START, FAULTS = (Path(os.environ.get(name, "/nonexistent")) for name in ("SLOW_START", "FAULTS"))
-with contextlib.suppress(OSError, ValueError):
-    time.sleep(float(SLOW_START.read_text()))
+from asked import JOB, WORKER, commit_a_fault, start_slowly
+
+start_slowly()
 
 import numpy as np  # noqa: E402 - slow starters are slow before everything else
 from history import digest  # noqa: E402
@@ -31,25 +29,6 @@ COMMIT_EVERY = 2
 # Rounds that a state remembers: more than there are in the commits that are kept.
 TRAIL = 200
 STEP_S = float(os.environ.get("STEP_S", "0.02"))
-WORKER, JOB = os.environ["ELASTIC_DRIVER_WORKER"], os.environ["ELASTIC_DRIVER_JOB"]
-
-
-def commit_a_fault() -> None:
-    fault = FAULTS / f"{JOB}-{WORKER}"
-    try:
-        what = fault.read_text()
-        fault.unlink()
-    except OSError:
-        return
-    match what:
-        case "exception":
-            raise RuntimeError("a fault that the soak asked for")
-        case "sleep":
-            time.sleep(1.5)
-        case "exit":
-            sys.exit(0)
-        case "exit at once":
-            os._exit(0)
 
 
 def main() -> None:

@@ -6,16 +6,14 @@ SLOW_START (file; while it is there, starting takes as many seconds as it says).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
-SLOW_START, FAULTS = Path(os.environ["SLOW_START"]), Path(os.environ["FAULTS"])
-with contextlib.suppress(OSError, ValueError):
-    time.sleep(float(SLOW_START.read_text()))
+from asked import JOB, WORKER, commit_a_fault, start_slowly
+
+start_slowly()
 
 import numpy as np  # noqa: E402 - slow starters are slow before everything else
 import torch  # noqa: E402
@@ -26,25 +24,6 @@ from elastic_driver.worker.rounds.current import current  # noqa: E402
 
 SAMPLES, PER_STEP = 480, 12
 COMMIT_EVERY = 3
-WORKER, JOB = os.environ["ELASTIC_DRIVER_WORKER"], os.environ["ELASTIC_DRIVER_JOB"]
-
-
-def commit_a_fault() -> None:
-    fault = FAULTS / f"{JOB}-{WORKER}"
-    try:
-        what = fault.read_text()
-        fault.unlink()
-    except OSError:
-        return
-    match what:
-        case "exception":
-            raise RuntimeError("a fault that the soak asked for")
-        case "sleep":
-            time.sleep(1.5)
-        case "exit":
-            sys.exit(0)
-        case "exit at once":
-            os._exit(0)
 
 
 def main() -> None:
