@@ -15,7 +15,7 @@ from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS
-from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, Settings
+from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
 
 _DESCRIPTION = """\
@@ -174,6 +174,12 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("durable_interval_s", metavar="S", help="a commit when S seconds have passed since the last")
     add("durable_keep", metavar="K", help="keep the last K commits on disc (default 2)")
     add("rendezvous_port", metavar="PORT", help="port of the driver's HTTP server (default {default}: any)")
+    add(
+        "on_change",
+        choices=ON_CHANGE,
+        help="what a change means for the workers: in-place (they reset inside their processes), restart (they are "
+        "ended and started again), or auto (default): restart until one of them calls hvd.init()",
+    )
     add(
         "horovod_shim",
         choices=MODES,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.deadlines import gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
     end_half_finished,
@@ -92,7 +92,8 @@ def _launch(t: Transition, places: Places) -> None:
     rank_of = {one.worker: one.slot.rank for one in placed}
     booting = in_phase(t.state, WorkerPhase.BOOTING)
     t.put_all(replace(record, round_id=round_id, rank=rank_of[record.worker]) for record in booting)
-    t.commands += [StartWorker(one.worker, one.slot) for one in placed]
+    hosts = hosts_of(placed)
+    t.commands += [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed]
 
 
 def _begin_round(t: Transition) -> None:

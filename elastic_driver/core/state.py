@@ -70,7 +70,10 @@ class Policy:
         protect: names of hosts that are the better place for rank 0; so are those with the label.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
-        on_change: what a change means for the workers, which is their dialect's.
+        on_change: what a change means for the workers. Of workers that may begin as one kind and become another, what
+            they are now.
+        becomes_in_place: whether workers that are restarted reset in place from their first ``init()`` on.
+        must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
     """
 
     num_proc: int
@@ -90,6 +93,8 @@ class Policy:
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
     on_change: OnChange = OnChange.IN_PLACE
+    becomes_in_place: bool = False
+    must_init: bool = True
 
     @property
     def multiple(self) -> int:

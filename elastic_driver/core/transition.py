@@ -17,7 +17,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind, OnChange
+from elastic_driver.words import Ending, NoticeKind, OnChange
 
 
 class Transition:
@@ -85,9 +85,9 @@ class Transition:
         self.state = replace(self.state, round=replace(current, notice=kind), notice_version=version)
         self.commands.append(SetNotice(version, current.round_id, kind, reason))
 
-    def retire(self, record: WorkerRecord, reason: str) -> None:
+    def retire(self, record: WorkerRecord, reason: str, ending: Ending = Ending.USUAL) -> None:
         """Has its process ended, which is no failure of its."""
-        self.commands.append(StopWorker(record.worker, reason))
+        self.commands.append(StopWorker(record.worker, reason, ending))
         self.put(leaving(record, self.now, stopped=True))
 
     def stop(self, record: WorkerRecord, reason: str) -> None:

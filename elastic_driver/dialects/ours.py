@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
-from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
 from elastic_driver.rendezvous.environment import ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
@@ -22,6 +22,7 @@ from elastic_driver.words import OnChange
 _NOT_INHERITED = re.compile(
     r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|OWNER|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
+    r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
 
@@ -62,6 +63,8 @@ class OurDialect:
         exported: variables that the driver and its flags set.
         horovod_shim: see Settings.
         more_routes: what its workers may ask beside OUR_ROUTES.
+        on_change: what they are at first.
+        torchrun: what workers are told as torchrun tells it; None for its defaults.
     """
 
     def __init__(
@@ -71,37 +74,41 @@ class OurDialect:
         exported: Mapping[str, str],
         horovod_shim: str = NEVER,
         more_routes: Routes | None = None,
+        on_change: OnChange = OnChange.IN_PLACE,
+        torchrun: TorchrunJob | None = None,
     ) -> None:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
         self._horovod_shim = horovod_shim
+        self._on_change = on_change
+        self._torchrun = torchrun
         self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
     def on_change(self) -> OnChange:
-        """They ask for the next round."""
-        return OnChange.IN_PLACE
+        """They ask for the next round, or are restarted until they do."""
+        return self._on_change
 
     @property
     def routes(self) -> Routes:
         """What it takes to meet in a round, and to leave it."""
         return self._routes
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is
-        ``hvd.rank()``.
+        ``hvd.rank()``. Those that never call it find all that torchrun tells.
         """
+        worker, planned = start.worker, start.planned
         env = dict(self._inherited)
         # Workers with as many threads each as the machine has cores slow each other down many times over.
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
         env |= self._exported
         python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
         if python_path is not None:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
         env |= NCCL
+        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id))
         env |= {
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_ELASTIC": "1",
@@ -119,7 +126,7 @@ class OurDialect:
             ENV_RANKS_KEY: job.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             ENV_JOB: job.job_id,
-            ENV_ROUND: str(round_id),
+            ENV_ROUND: str(start.round_id),
             ENV_OWNER: job.owner,
         }
         return env

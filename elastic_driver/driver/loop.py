@@ -382,7 +382,7 @@ class ElasticDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._workers.start(command, self._job, self._stepper.state.round_id)
+                self._workers.start(command, self._job, self._stepper.state.round_id, self._stepper.state.resets)
             case StopWorker():
                 self._workers.stop(command.worker)
             case KillWorker():

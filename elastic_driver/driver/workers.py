@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from elastic_driver.core.events import KillWorker, StartWorker
-from elastic_driver.dialects.dialect import Dialect, JobAddress
+from elastic_driver.dialects.dialect import Dialect, JobAddress, WorkerStart
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Launcher, WorkerProcess
@@ -82,10 +82,11 @@ class Workers:
         """The processes that run; it follows what happens."""
         return self._processes
 
-    def start(self, order: StartWorker, job: JobAddress, round_id: int) -> None:
-        """Starts a worker of this job, while this round runs (0 for none)."""
+    def start(self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0) -> None:
+        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets."""
         cores = self._launcher.cores(order.worker.hostname)
-        env = self._dialect.environment(order.worker, order.planned, job=job, round_id=round_id, cores=cores)
+        start = WorkerStart(order.worker, order.planned, order.hosts, round_id, cores, resets)
+        env = self._dialect.environment(start, job=job)
         self._starting[order.worker] = self._tasks.start(self._start(order, env))
 
     def stop(self, worker: WorkerId) -> None:

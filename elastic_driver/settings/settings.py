@@ -25,7 +25,9 @@ from elastic_driver.settings.machines import (
     check_interface,
     check_port_range,
 )
+from elastic_driver.words import OnChange
 
+AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 # A slip of the finger must not fill the machine with processes.
@@ -86,6 +88,8 @@ class Settings:
         durable_every: commits from one on disc to the next; None not to count.
         durable_interval_s: seconds from one to the next; None not to look.
         durable_keep: how many are kept.
+        on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
+            processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
@@ -152,6 +156,7 @@ class Settings:
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
+    on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
@@ -220,6 +225,8 @@ class Settings:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+        if self.on_change not in ON_CHANGE:
+            raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):

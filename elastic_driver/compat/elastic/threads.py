@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from elastic_driver.compat.runner.hosts import SlotInfo
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import SlotInfo as Place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
@@ -44,11 +44,9 @@ class ThreadDialect:
         """None: they are no other process."""
         return {}
 
-    def environment(
-        self, worker: WorkerId, planned: Place, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """The place alone."""
-        return {name: str(getattr(planned, name)) for name in _FIELDS}
+        return {name: str(getattr(start.planned, name)) for name in _FIELDS}
 
 
 def slot_info(worker: WorkerId, place: Place) -> SlotInfo:

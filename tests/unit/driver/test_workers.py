@@ -11,7 +11,7 @@ from driver_fakes import FakeProcess
 from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import KillWorker, StartWorker
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.driver.workers import Workers
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -68,10 +68,9 @@ class ADialect:
     def routes(self) -> Routes:
         return {}
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
-        return {"PLACE": f"{worker} has rank {planned.rank} after round {round_id} of job {job.job_id}, {cores} core"}
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        place = f"{start.worker} has rank {start.planned.rank} after round {start.round_id} of job {job.job_id}"
+        return {"PLACE": f"{place}, {start.cores} core"}
 
 
 class Kept:

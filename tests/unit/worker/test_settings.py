@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.cli.flags import build_parser
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -109,7 +109,9 @@ def test_what_the_driver_sets_can_be_read() -> None:
     worker, slot, key = WorkerId("a", 1, 2), SlotInfo(3, 4, 1, 2, 0, 1), JobKey.new()
     address = JobAddress("http://127.0.0.1:1", key, "job", "the driver")
     exported = {"ELASTIC_DRIVER_HEARTBEAT_S": "15"}
-    env = OurDialect({}, exported=exported).environment(worker, slot, job=address, round_id=7, cores=4)
+    env = OurDialect({}, exported=exported).environment(
+        WorkerStart(worker, slot, ("a",), round_id=7, cores=4), job=address
+    )
     settings = WorkerSettings.from_environ(env)
     assert (settings.rendezvous, settings.job, settings.owner) == ("http://127.0.0.1:1", "job", "the driver")
     assert (settings.hostname, settings.round) == ("a", 7)
