@@ -287,6 +287,24 @@ def test_a_silent_host_is_heard_again(how: str) -> None:
     run_virtually(main)
 
 
+def test_a_host_at_which_nothing_arrives_is_silent_though_it_is_heard() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(3.3)
+        owner.agent.hears_nothing()
+        await asyncio.sleep(HOST_TIMEOUT_S - 0.1)
+        assert owner.silent == []
+        await asyncio.sleep(0.2)
+        assert len(owner.silent) == 1
+        await asyncio.sleep(AGENT_TIMEOUT_S - HOST_TIMEOUT_S)
+        assert (len(owner.silent), owner.heard) == (1, [])
+        await asyncio.sleep(1.5)
+        assert owner.lost == ["nothing has reached it for 16 s"]
+
+    run_virtually(main)
+
+
 def test_a_driver_that_was_stopped_takes_nobody_for_silent() -> None:
     """Neither it nor, in a machine that was frozen, its kernel has heard what came; a moment later they have."""
 
