@@ -140,7 +140,7 @@ class ProcessEnded:
         label: what stands before the lines of its output.
         how: its exit status in words.
         expected: it had been dismissed or stopped.
-        foretold: there was a :class:`ProcessDying` of it.
+        foretold: there was a :class:`ProcessDying` of it, or a :class:`HostLost` of its host.
     """
 
     worker: WorkerId

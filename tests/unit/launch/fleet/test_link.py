@@ -52,7 +52,7 @@ class Owner:
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)
         for worker in self.worker.values():
-            worker.lost(why)
+            worker.lost()
 
     def runs(self, worker: WorkerId) -> RemoteWorker:
         self.worker[worker.key] = RemoteWorker(worker, 1, "0", self.link)
@@ -95,7 +95,7 @@ def test_a_second_order_is_watched_like_the_first() -> None:
         second.kill()
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
         assert owner.lost == ["its agent does not kill worker a[1]: it was stopped, or its machine stands still"]
-        assert str(second.exited.result()).startswith("lost with host a")
+        assert str(second.exited.result()) == "lost with its host"
 
     run_virtually(main)
 
