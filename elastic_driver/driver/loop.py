@@ -537,7 +537,7 @@ class ElasticDriver:
         """The network between hosts was checked."""
         links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
         self._chronicle.network_checked(
-            NetworkChecked(report.admitted, report.left_out, report.unheard, links, report.slow, report.took_s)
+            NetworkChecked(report.admitted, report.barred, report.unheard, links, report.slow, report.took_s)
         )
 
     def is_left_out(self, host: str) -> bool:

@@ -333,7 +333,7 @@ def test_a_check_of_the_network(tmp_path: Path, verbose: bool) -> None:
     assert first == {
         "event": "network_checked",
         "admitted": ["b", "c"],
-        "left_out": {"d": "why"},
+        "barred": {"d": "why"},
         "unheard": ["e"],
         "links": [
             {"hosts": ["a", "b"], "rtt_ms": 1.5, "mbit_s": 9.0},
