@@ -59,7 +59,7 @@ class Fault:
         does: it.
         heals: what a network's repair does not; also after a run that went wrong.
         survivors: on which hosts training may go on; none where nobody is to be lost.
-        limit: of which setting a ratio is told: "host", "agent" or "death".
+        limit: of which setting a ratio is told: "host" or "death".
     """
 
     does: Callable[[Scene], Any]
@@ -105,7 +105,7 @@ FAULTS: dict[str, Fault] = {
     "cut-off": Fault(lambda s: s.machines[3].cut(), ((0, 1, 2),), lambda s: s.machines[3].heal()),
     "vanished": Fault(lambda s: s.machines[3].power_off(), ((0, 1, 2),), lambda s: s.machines[3].power_on()),
     "cut-to-driver": Fault(one_way(3, 0), ((0, 1, 2),)),
-    "cut-from-driver": Fault(one_way(0, 3), ((0, 1, 2),), limit="agent"),
+    "cut-from-driver": Fault(one_way(0, 3), ((0, 1, 2),)),
     "cut-between": Fault(between, ((0, 1, 2), (0, 1, 3))),
     "cut-between-one-way": Fault(one_way(3, 2), ((0, 1, 2), (0, 1, 3))),
     "partition": Fault(partition, ((0, 1),)),
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--faults", default=",".join(FAULTS), help="comma list (default all)")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
-    limits = {"host": options.host_timeout, "agent": options.agent_timeout, "death": DEATH_S}
+    limits = {"host": options.host_timeout, "death": DEATH_S}
     flags = ["-np", "4", "--min-np", "1", "--heartbeat-timeout", "60", "--gloo-timeout-seconds", "30"]
     flags += ["--host-timeout", str(options.host_timeout), "--agent-timeout", str(options.agent_timeout)]
     # The clock that jumps is the driver's and its agent's; the workers tell the time of their steps.

@@ -97,7 +97,7 @@ def _hosts(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     of_workers = [worker["host"] for worker in answer["workers"]]
     rows = []
     for name in dict.fromkeys([*listed, *of_workers]):
-        remarks = [word for kind, word in _REMARKS.items() if name in answer[kind]]
+        remarks = [word for kind, word in _REMARKS.items() if name in answer.get(kind, [])]
         remarks += [] if name in listed else ["not listed"]
         remarks += labels.get(name, [])
         rows.append((name, str(listed.get(name, "-")), str(of_workers.count(name)), ", ".join(remarks)))

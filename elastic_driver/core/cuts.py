@@ -127,19 +127,26 @@ class Cuts:
 
 
 def hosts_that_go(
-    accusations: Iterable[Accusation], order: Sequence[str], *, stateful: Container[str] = (), kept: bool = False
+    accusations: Iterable[Accusation],
+    order: Sequence[str],
+    *,
+    stateful: Container[str] = (),
+    protected: Container[str] = (),
+    kept: bool = False,
 ) -> tuple[str, ...]:
     """Which hosts go, so that no two are left of which one accuses the other; the first to go first.
 
     It goes who is cut off from the most workers elsewhere, whichever end has said so: a host that nobody else complains
     of, and that complains of all, is the one that is cut off. Among equals it goes who has nothing of the training yet:
     newcomers dial those who are there, and may be the only ones that can tell. Then who is accused by the most workers:
-    of a cut that holds one way only, the one that cannot be reached. Then the last in the order.
+    of a cut that holds one way only, the one that cannot be reached. Then one that is not protected. Then the last in
+    the order.
 
     Args:
         accusations: between workers of different hosts.
         order: of at least all their hosts.
         stateful: hosts that have the training's state.
+        protected: hosts that rank 0 is better on than elsewhere.
         kept: whether these go only for what is between themselves.
     """
     # By the accusing host and the accused one: how many of its workers say so, and of how many there, at most.
@@ -162,7 +169,14 @@ def hosts_that_go(
     while cut:
         among = [host for host in cut if host not in stateful] if kept else []
         worst = max(
-            among or cut, key=lambda host: (total[host], host not in stateful, accused.get(host, 0), place[host])
+            among or cut,
+            key=lambda host: (
+                total[host],
+                host not in stateful,
+                accused.get(host, 0),
+                host not in protected,
+                place[host],
+            ),
         )
         going.append(worst)
         for other in cut.pop(worst):

@@ -58,13 +58,13 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
         case JobPhase.RESETTING if restarts:
             return _explain_restart(state, now, slots_left)
         case JobPhase.STARTING if not state.registry.complete:
-            missing = names(state.registry.missing)
-            left = _left(None if reset is None else reset.deadline, now)
-            return f"waiting for {missing} to call hvd.init(){_unheard(state, now)}{left}"
+            missing = state.registry.missing
+            left = _left_for(state, missing, None if reset is None else reset.deadline, now)
+            return f"waiting for {names(missing)} to call hvd.init(){left}"
         case JobPhase.RESETTING if not state.registry.complete:
-            missing = names(state.registry.missing)
-            left = _left(None if reset is None else reset.deadline, now)
-            return f"round {state.round_id} is over; waiting for {missing} to leave it{_unheard(state, now)}{left}"
+            missing = state.registry.missing
+            left = _left_for(state, missing, None if reset is None else reset.deadline, now)
+            return f"round {state.round_id} is over; waiting for {names(missing)} to leave it{left}"
         case JobPhase.STARTING | JobPhase.RESETTING:
             ready = next_members(state)
             if len(ready) >= policy.min_num_proc and (until := pause_until(state)) is not None and until > now:
@@ -100,7 +100,7 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
     if until is not None:
         members = dict.fromkeys(state.members)
         ending = [r.worker for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
-        return f"{over}; waiting for {names(ending)} to end{_unheard(state, now)}{_left(until, now)}"
+        return f"{over}; waiting for {names(ending)} to end{_left_for(state, ending, until, now)}"
     places = len(launch_places(state))
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
@@ -248,6 +248,13 @@ def _unheard(state: State, now: float) -> str:
     """The hosts that are silent, and are not given up."""
     silent = [f"{one.hostname} ({now - one.since:.0f} s)" for one in concerning(state) if one.sure and not one.given_up]
     return f"; not heard: {_listed(silent)}" if silent else ""
+
+
+def _left_for(state: State, workers: Sequence[WorkerId], deadline: float | None, now: float) -> str:
+    """Which hosts are silent, and how long these workers are waited for: those of silent hosts, as long as these."""
+    silent = {one.hostname for one in concerning(state) if one.sure and not one.given_up}
+    left = "" if all(worker.hostname in silent for worker in workers) else _left(deadline, now)
+    return f"{_unheard(state, now)}{left}"
 
 
 def _discovery(state: State, now: float) -> str:

@@ -106,8 +106,9 @@ def take(t: Transition, event: Event) -> None:
 
 def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
     discovery = t.state.discovery
-    if discovery.outage is not None and t.now - discovery.outage.since >= DISCOVERY_OUTAGE_S:
-        t.report(f"host discovery answers again, after {t.now - discovery.outage.since:.0f} s")
+    outage = discovery.outage
+    if outage is not None and (discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S):
+        t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
     listed = dict.fromkeys(host.name for host in hosts)
     living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.

@@ -242,10 +242,12 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded and not state.policy.durable:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
+        # A failure of the training's own would come again.
+        hint = "" if state.setbacks.present.failure else "; with --durable-dir a job goes on from commits on disc"
         t.end(
             ExitCode.USER_CODE_FAILED,
             f"all workers of round {state.round_id} that had the training's state are lost (hosts {hosts}); "
-            f"first: {described(failure)}",
+            f"first: {described(failure)}{hint}",
         )
     elif not members and not failed:
         t.end(ExitCode.SUCCESS, f"all workers of round {state.round_id} ended with code 0")

@@ -27,7 +27,7 @@ from elastic_driver.words import Backend, NoticeKind, OnChange
 DISMISSED_GRACE_S = 30.0
 
 # A discovery script that fails is warned of at most as often as this; its next answer is told of after a failure that
-# lasted for some runs of it.
+# was told of, or lasted for some runs of it.
 DISCOVERY_TOLD_S = 60.0
 DISCOVERY_OUTAGE_S = 5.0
 

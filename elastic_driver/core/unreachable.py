@@ -16,7 +16,7 @@ from elastic_driver.core.placement import reachable, target_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.staffing import fill_places, stop_misplaced
-from elastic_driver.core.state import State, WorkerPhase, in_phase
+from elastic_driver.core.state import State, WorkerPhase, in_phase, protected_hosts
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
@@ -59,10 +59,11 @@ def _choices(state: State, pairs: Sequence[Accusation]) -> tuple[tuple[str, ...]
     """Who may go: those from whom most are cut off; or, if these are needed, all the others that they cannot reach."""
     order = [host.name for host in state.discovery.order]
     stateful = frozenset(record.worker.hostname for record in reachable(state) if record.has_state)
-    return (
-        hosts_that_go(pairs, order, stateful=stateful),
-        hosts_that_go(pairs, order, stateful=stateful, kept=True),
+    going, kept = (
+        hosts_that_go(pairs, order, stateful=stateful, protected=protected_hosts(state), kept=kept)
+        for kept in (False, True)
     )
+    return going, kept
 
 
 def _can_do_without(state: State, going: Sequence[str], cuts: Cuts) -> bool:

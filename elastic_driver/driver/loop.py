@@ -49,7 +49,7 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.heartbeats import Heartbeats
-from elastic_driver.core.membership import Policy, explain
+from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
 from elastic_driver.core.state import JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
@@ -183,6 +183,7 @@ class ElasticDriver:
             on_notice=self._notify,
             end=self._end_for_operator,
             about=self._about,
+            remark=self._remark,
         )
         key = JobKey.new()
         self._server = RendezvousServer(
@@ -377,7 +378,7 @@ class ElasticDriver:
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or commands):
-            self._chronicle.status(self._explained(now))
+            self._chronicle.status(self.rounds.explained())
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -462,12 +463,10 @@ class ElasticDriver:
                 what, patience = "commit", _COMMIT_PATIENCE
         self._chronicle.waits(now, what, patience=patience)
 
-    def _explained(self, now: float) -> str:
-        """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
-        state = self._stepper.state
-        said = explain(state, now)
-        waits = state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
-        return "; ".join(filter(None, (said, self._discovery.remark() if waits else "")))
+    def _remark(self) -> str:
+        """What discovery does, and which hosts are not ready."""
+        waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
+        return self._discovery.remark() if waits else ""
 
     async def _tick(self) -> None:
         """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
@@ -476,7 +475,7 @@ class ElasticDriver:
             now = self._clock()
             due = self._chronicle.look(now)
             if due or self._chronicle.live:
-                text = self._explained(now)
+                text = self.rounds.explained()
                 if due:
                     self._chronicle.still_waiting(text, now)
                 else:
@@ -538,7 +537,7 @@ class ElasticDriver:
         """The network between hosts was checked."""
         links = [LinkMeasured(hosts, each.rtt_s, each.speed or 0.0) for hosts, each in report.links.items()]
         self._chronicle.network_checked(
-            NetworkChecked(report.admitted, report.left_out, report.unheard, links, report.slow, report.took_s)
+            NetworkChecked(report.admitted, report.barred, report.unheard, links, report.slow, report.took_s)
         )
 
     def is_left_out(self, host: str) -> bool:

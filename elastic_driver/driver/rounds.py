@@ -74,6 +74,7 @@ class Rounds:
         on_disc: takes what a worker says of its commits on disc.
         end: ends the job for an operator, and says what is being done.
         about: gives what the status says of the job beside its state.
+        remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         on_notice: takes each notice, for those who watch elsewhere.
     """
 
@@ -87,6 +88,7 @@ class Rounds:
         on_disc: Callable[[DiscReport], None],
         end: Callable[[], str],
         about: Callable[[], Mapping[str, object]],
+        remark: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
         self._stepper = stepper
@@ -97,6 +99,7 @@ class Rounds:
         self._on_notice = on_notice
         self._end = end
         self._about = about
+        self._remark = remark
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
@@ -249,13 +252,17 @@ class Rounds:
         self._stepper.catch_up()
         return EndReply(self._end())
 
+    def explained(self) -> str:
+        """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
+        return "; ".join(filter(None, (explain(self._stepper.state, self._clock()), self._remark())))
+
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
         self._stepper.catch_up()
         state, now = self._stepper.state, self._clock()
         return {
             **self._about(),
-            "explain": explain(state, now),
+            "explain": self.explained(),
             "age_s": round(now - state.began, 3),
             "phase": state.phase,
             "round_id": state.round_id,

@@ -27,8 +27,12 @@ _QUIET_S = 5.0
 _SEEN_BYTES = 16 << 10
 # A frame grows no larger than this by being put together.
 _JOIN_BYTES = 1 << 20
-# Linux's struct tcp_info: eight bytes, then 32-bit numbers; tcpi_last_ack_recv is the 13th of them.
-_LAST_ACK_AT = 8 + 4 * 12
+# Linux's struct tcp_info: eight bytes, then 32-bit numbers, then others. Of the first, tcpi_unacked is the 5th and
+# tcpi_sacked the 6th, tcpi_last_ack_recv the 13th, of 24; tcpi_bytes_acked is the third of the others.
+_IN_FLIGHT_AT, _LAST_ACK_AT, _BYTES_ACKED_AT = 8 + 4 * 4, 8 + 4 * 12, 8 + 4 * 24 + 8 * 2
+_INFO_BYTES = _BYTES_ACKED_AT + 8
+# As much counts at most for each time that is looked: who was stopped begins anew.
+_MOST_A_LOOK_S = 1.0
 
 
 class FrameConnection(asyncio.Protocol):
@@ -58,6 +62,9 @@ class FrameConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._lost = False
+        self._arrived: object = None  # what the other end had acknowledged when last looked
+        self._looked_at = self.heard_at
+        self._in_vain_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -109,15 +116,47 @@ class FrameConnection(asyncio.Protocol):
     @property
     def unacknowledged_s(self) -> float:
         """For how long the other end's kernel has acknowledged nothing; 0 where that cannot be known."""
+        info = self._info(_LAST_ACK_AT + 4)
+        return 0.0 if info is None else float(struct.unpack_from("=I", info, _LAST_ACK_AT)[0]) / 1000
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long this connection has not worked both ways; 0 where that cannot be known.
+
+        Nothing has come and nothing was acknowledged; or nothing of what was sent has arrived, though the other end
+        may still be heard: what nobody acknowledges it sends again, ever more seldom. To be asked about each half
+        second, since the latter is known from what has changed.
+        """
+        now = asyncio.get_running_loop().time()
+        return max(min(now - self.heard_at, self.unacknowledged_s), self._look_at_arrivals(now))
+
+    def _look_at_arrivals(self, now: float) -> float:
+        """For how long something has been on the way, and nothing of it has arrived.
+
+        What waits for the other end's buffers is not on the way.
+        """
+        since, self._looked_at = self._looked_at, now
+        before, info = self._arrived, self._info(_INFO_BYTES)
+        if info is None:
+            return 0.0
+        in_flight, sacked = struct.unpack_from("=II", info, _IN_FLIGHT_AT)
+        self._arrived = struct.unpack_from("=Q", info, _BYTES_ACKED_AT), sacked
+        if in_flight and self._arrived == before:
+            self._in_vain_s += min(now - since, _MOST_A_LOOK_S)
+        else:
+            self._in_vain_s = 0.0
+        return self._in_vain_s
+
+    def _info(self, size: int) -> bytes | None:
+        """So much of what the kernel tells of the connection; None when it tells less."""
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return 0.0
+            return None
         try:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            info: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
         except OSError:
-            return 0.0
-        (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_AT)
-        return float(milliseconds) / 1000
+            return None
+        return info if len(info) == size else None
 
     def abort(self, why: str) -> None:
         """Cuts the connection, at once."""

@@ -107,6 +107,10 @@ class Exit(Protocol):
     def returncode(self) -> int:
         """As of :class:`subprocess.Popen`."""
 
+    @property
+    def reason(self) -> str:
+        """Where nobody has seen it, since its host is lost; else ""."""
+
 
 class Chronicle:
     """Tells its listeners what happens to the job.
@@ -176,7 +180,7 @@ class Chronicle:
 
     def worker_exited(self, worker: WorkerId, process: Process, status: Exit, *, expected: bool) -> None:
         """A process has ended; ``expected`` when it had been dismissed or stopped."""
-        foretold = worker in self._dying
+        foretold = worker in self._dying or bool(status.reason)
         self._dying.discard(worker)
         if not expected and status.returncode:
             self._note_last_words(worker, process)

@@ -132,7 +132,7 @@ class EventLog:
         self.write(
             "network_checked",
             admitted=list(checked.admitted),
-            left_out=dict(checked.left_out),
+            barred=dict(checked.barred),
             unheard=list(checked.unheard),
             links=[
                 {

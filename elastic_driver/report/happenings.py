@@ -92,7 +92,7 @@ class NetworkChecked:
 
     Attributes:
         admitted: hosts that may be used from now on.
-        left_out: hosts that may not, and why; :class:`HostUnready` tells of them, too.
+        barred: hosts that may not, and why; :class:`HostUnready` tells of them, too.
         unheard: hosts in use that could not be asked.
         links: what was measured.
         slow: links that are slower than the others; one line each.
@@ -100,7 +100,7 @@ class NetworkChecked:
     """
 
     admitted: Sequence[str]
-    left_out: Mapping[str, str]
+    barred: Mapping[str, str]
     unheard: Sequence[str]
     links: Sequence[LinkMeasured]
     slow: Sequence[str]
@@ -140,7 +140,7 @@ class ProcessEnded:
         label: what stands before the lines of its output.
         how: its exit status in words.
         expected: it had been dismissed or stopped.
-        foretold: there was a :class:`ProcessDying` of it.
+        foretold: there was a :class:`ProcessDying` of it, or a :class:`HostLost` of its host.
     """
 
     worker: WorkerId

@@ -171,7 +171,7 @@ class Narrator:
 
 def _said_of_check(checked: NetworkChecked) -> str:
     """What it has found, for people."""
-    hosts = [*checked.admitted, *checked.left_out]
+    hosts = [*checked.admitted, *checked.barred]
     text = (
         f"the network of host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)} was checked in {checked.took_s:.1f} s"
     )

@@ -69,7 +69,7 @@ def test_all_come_in_at_last_and_none_that_is_not_reached(steps: list[tuple[tupl
                 await asyncio.sleep(pause_s)
                 await rest()
             for checked in fleet.listener.checks:
-                assert not set(checked.admitted) & set(checked.left_out)
+                assert not set(checked.admitted) & set(checked.barred)
             # All is well again: everybody comes in.
             net.broken, net.mute, net.full = set(), set(), set()
             end = asyncio.get_running_loop().time() + 3 * (LIMIT_S + GATHER_S) + 30

@@ -91,14 +91,22 @@ class FakeConnection(FrameConnection):
 
     Attributes:
         acknowledged_at: when it did so last, by the loop's clock; None for always.
+        arrived_at: likewise, when something that was sent has arrived last.
     """
 
     acknowledged_at: float | None = None
+    arrived_at: float | None = None
 
     @property
     def unacknowledged_s(self) -> float:
-        at = self.acknowledged_at
-        return 0.0 if at is None else asyncio.get_running_loop().time() - at
+        return _since(self.acknowledged_at)
+
+    def _look_at_arrivals(self, now: float) -> float:
+        return _since(self.arrived_at)
+
+
+def _since(at: float | None) -> float:
+    return 0.0 if at is None else asyncio.get_running_loop().time() - at
 
 
 class FakeAgent:
@@ -135,6 +143,10 @@ class FakeAgent:
     def vanishes(self) -> None:
         """From now on its machine acknowledges nothing."""
         self.connection.acknowledged_at = asyncio.get_running_loop().time()
+
+    def hears_nothing(self) -> None:
+        """From now on nothing arrives at its machine; what it sends does."""
+        self.connection.arrived_at = asyncio.get_running_loop().time()
 
     def is_back(self) -> None:
         """Its machine acknowledges again."""

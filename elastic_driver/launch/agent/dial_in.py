@@ -88,7 +88,7 @@ async def dial_in(
         transport, _ = await loop.create_connection(knock, host, port, ssl=client_context() if secure else None)
         return await met
     except BaseException:
-        if transport is not None and (met.cancelled() or not met.done() or met.exception() is not None):
+        if transport is not None:
             cast("asyncio.Transport", transport).abort()
         raise
 

@@ -6,12 +6,18 @@ loop only.
 A driver is there as long as its kernel acknowledges: one that is stopped is waited for, however long. When nothing has
 been acknowledged for ``agent_timeout_s``, on the old connection or on a new one, it is gone; the driver knows that
 limit, and goes on without this host only later.
+
+What is lost on a connection TCP sends again ever more seldom: a network that was away would be of no use for as long
+again. So a silent connection is not waited for alone: others are dialled beside it, again and again, and whichever
+works first is used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections import deque
 from typing import Protocol
 
 from elastic_driver.errors import ElasticError, RendezvousProtocolError
@@ -33,6 +39,10 @@ _TRY_S = 10.0
 _LEAST_FIRST_S = 10.0
 # Who does not take us for one of the job's will not do so later; but an earlier program may still have the port.
 _STRANGER_S = 2.0
+# Three beats: from then on others are dialled beside a silent connection, one each time that it is looked at.
+_BESIDE_S = 1.5
+# Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
+_TRY_BESIDE_S = 3.0
 
 
 class DriverLostError(ElasticError):
@@ -59,6 +69,20 @@ class LinkOwner(Protocol):
         """It has taken some of what was sent."""
 
 
+class _Line:
+    """One connection to the driver.
+
+    Attributes:
+        met: it; set before anything is said on it.
+        broken: why it is used no more.
+    """
+
+    met: Met
+
+    def __init__(self) -> None:
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
 class DriverLink:
     """See above.
 
@@ -81,9 +105,9 @@ class DriverLink:
         self._pass = Pass(bootstrap.identity, bytes.fromhex(bootstrap.key), bootstrap.fingerprint)
         self._urls = list(bootstrap.urls)
         self._agreement: Agreement | None = Agreement()  # until it is welcomed
-        self._met: Met | None = None  # the connection that waits for its welcome, or has it
+        self._line: _Line | None = None  # the one that waits for its welcome, or has it
+        self._next: _Line | None = None  # one that works, and is used instead of a silent one
         self._greeted: asyncio.Future[None] | None = None
-        self._broken: asyncio.Future[str] = self._loop.create_future()
         self._acknowledged_at = self._loop.time()
 
     @property
@@ -102,30 +126,34 @@ class DriverLink:
             RefusedError: the driver has refused this agent.
             DriverLostError: it is gone.
         """
-        began = self._loop.time()
-        await self._dial(began + max(self._agent_timeout_s, _LEAST_FIRST_S))
+        line = await self._dial(self._loop.time() + max(self._agent_timeout_s, _LEAST_FIRST_S))
         while True:
-            looking = self._loop.create_task(self._look())
+            looking = self._loop.create_task(self._look(line))
             try:
-                await self._broken
+                why = await line.broken
             finally:
                 looking.cancel()
-            await self._dial(
-                self._acknowledged_at + self._agent_timeout_s, f"the connection is gone: {self._broken.result()}"
-            )
+            older = line
+            try:
+                line = await self._dial(self._acknowledged_at + self._agent_timeout_s, f"the connection is gone: {why}")
+            finally:
+                # Only now: the driver would wait no more than a second for one whose connection is closed.
+                older.met.connection.abort("there is another one")
 
     def close(self) -> None:
         """Ends the connection behind what was sent."""
         self.channel.flush()
         self.channel.detach()
-        if self._met is not None:
-            met, self._met = self._met, None
-            met.connection.finish("the agent ends")
+        line, self._line = self._line, None
+        if line is not None:
+            line.met.connection.finish("the agent ends")
+        if self._next is not None:
+            self._next.met.connection.abort("the agent ends")
 
     # --- dialling --------------------------------------------------------------------------------------------------
 
-    async def _dial(self, until: float, why: str = "") -> None:
-        """Blocks until the driver has welcomed this agent.
+    async def _dial(self, until: float, why: str = "") -> _Line:
+        """Blocks until the driver has welcomed this agent. Returns the connection.
 
         Args:
             until: by the loop's clock; then it is given up.
@@ -138,7 +166,7 @@ class DriverLink:
             for url in tuple(self._urls):
                 try:
                     async with asyncio.timeout(min(_TRY_S, max(left_s, 0.1))):
-                        await self._try(url)
+                        line = await self._try(url)
                 except StrangerError as error:
                     why = f"{url}: {error}"
                 except TurnedAwayError as error:
@@ -149,7 +177,7 @@ class DriverLink:
                 else:
                     # The others may be of networks that this machine is not in.
                     self._urls.sort(key=lambda each: each != url)
-                    return
+                    return line
             now = self._loop.time()
             if first and not has_failed and not only_strangers and now < until:
                 has_failed = True
@@ -163,26 +191,35 @@ class DriverLink:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         raise DriverLostError(f"cannot reach the driver: {why}")
 
-    async def _try(self, url: str) -> None:
+    async def _try(self, url: str) -> _Line:
+        line, self._next = self._next, None
         greeted = self._greeted = self._loop.create_future()
-        self._broken = self._loop.create_future()
-        broken = self._broken
-
-        def lost(why: str) -> None:
-            self._lost(broken, why)
-
         try:
-            self._met = await dial_in(url, self._pass, on_frame=self._received, on_lost=lost)
-            connection = self._met.connection
+            line = self._line = line or await self._connect(url)
+            if line.broken.done():
+                raise ConnectionResetError(line.broken.result())
+            connection = line.met.connection
             connection.write(0, self.channel.seen, [self._hello(connection).message().pack()])
             await greeted
         except BaseException:
-            met, self._met = self._met, None
-            if met is not None:
-                met.connection.abort("it is tried anew")
+            self._line = None
+            if line is not None:
+                line.met.connection.abort("it is tried anew")
             raise
         finally:
             self._greeted = None
+        return line
+
+    async def _connect(self, url: str) -> _Line:
+        """A connection on which nothing has been said yet."""
+        line = _Line()
+        line.met = await dial_in(
+            url,
+            self._pass,
+            on_frame=lambda frame: self._received(line, frame),
+            on_lost=lambda why: self._lost(line, why),
+        )
+        return line
 
     def _hello(self, connection: FrameConnection) -> Hello:
         bootstrap = self._bootstrap
@@ -208,24 +245,25 @@ class DriverLink:
 
     # --- on the connection -----------------------------------------------------------------------------------------
 
-    def _received(self, frame: Frame) -> None:
-        self._acknowledged_at = self._loop.time()
+    def _received(self, line: _Line, frame: Frame) -> None:
+        if line is not self._line:
+            return  # what has come on another since then would come twice
+        self._hear(line)
         if self._greeted is None or self._greeted.done():
             self.channel.received(frame)
             return
         answer = said(frame.messages[0]) if len(frame.messages) == 1 and frame.first == 0 else None
         match answer:
             case Welcome():
-                self._welcomed(answer)
+                self._welcomed(line.met, answer)
                 self._greeted.set_result(None)
             case Refused(why):
                 self._greeted.set_exception(RefusedError(why))
             case _:
                 raise RendezvousProtocolError("cannot read frame: the driver's first word is neither yes nor no")
 
-    def _welcomed(self, welcome: Welcome) -> None:
-        assert self._met is not None
-        met, agreement = self._met, self._agreement
+    def _welcomed(self, met: Met, welcome: Welcome) -> None:
+        agreement = self._agreement
         if agreement is not None:
             agreed = agreement.with_(welcome.public)
             met.connection.reader.rekey(met.session.frames(up=False, secret=agreed.secret))
@@ -239,25 +277,58 @@ class DriverLink:
     def _take(self, message: Message) -> None:
         self._owner.take(said(message))
 
-    def _lost(self, broken: asyncio.Future[str], why: str) -> None:
-        if broken.done():
+    def _lost(self, line: _Line, why: str) -> None:
+        if line.broken.done():
             return
-        broken.set_result(why)
-        if broken is not self._broken:
+        line.broken.set_result(why)
+        if line is not self._line:
             return
         self.channel.detach()
-        self._met = None
+        self._line = None
         if self._greeted is not None and not self._greeted.done():
             self._greeted.set_exception(ConnectionResetError(why))
 
-    async def _look(self) -> None:
-        """Gives a connection up on which nothing is acknowledged."""
-        while self._met is not None:
-            connection = self._met.connection
-            now = self._loop.time()
-            silent_s = min(connection.unacknowledged_s, now - connection.heard_at)
-            self._acknowledged_at = max(self._acknowledged_at, now - silent_s)
-            if silent_s > self._agent_timeout_s:
-                connection.abort(f"nothing was acknowledged for {silent_s:.0f} s")
-                return
-            await asyncio.sleep(_LOOK_S)
+    # --- while it is silent ----------------------------------------------------------------------------------------
+
+    def _hear(self, line: _Line) -> float:
+        """For how long the driver has not been heard; notes it."""
+        unheard_s = line.met.connection.unheard_s
+        self._acknowledged_at = max(self._acknowledged_at, self._loop.time() - unheard_s)
+        return unheard_s
+
+    async def _look(self, line: _Line) -> None:
+        """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
+        tries: deque[asyncio.Task[None]] = deque()
+
+        def end_tries() -> None:
+            while tries:
+                tries.pop().cancel()
+
+        try:
+            while line is self._line:
+                unheard_s = self._hear(line)
+                if unheard_s > self._agent_timeout_s:
+                    line.met.connection.abort(f"nothing was acknowledged for {unheard_s:.0f} s")
+                elif unheard_s > _BESIDE_S:
+                    while tries and tries[0].done():
+                        tries.popleft()
+                    tries.append(self._loop.create_task(self._try_beside(line)))
+                else:
+                    end_tries()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            end_tries()
+
+    async def _try_beside(self, silent: _Line) -> None:
+        """Dials another connection, which is used if this one is still silent then."""
+        line = None
+        with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
+            async with asyncio.timeout(_TRY_BESIDE_S):
+                line = await self._connect(self._urls[0])
+        if line is None:
+            return
+        if silent is not self._line or self._hear(silent) <= _BESIDE_S:
+            line.met.connection.abort("the other one works")
+            return
+        self._next = line
+        self._lost(silent, "it was silent, and another one works")

@@ -43,7 +43,7 @@ class FleetListener(Protocol):
         """A host that is wanted has no agent yet; told once for each reason."""
 
     def network_checked(self, report: Checked) -> None:
-        """The network between hosts was checked; those left out are told of as unready, too."""
+        """The network between hosts was checked; those barred are told of as unready, too."""
 
     def is_left_out(self, host: str) -> bool:
         """Whether a host gets no workers for a while, since others' workers cannot reach it."""
@@ -342,7 +342,7 @@ class Fleet:
         """See Hosts."""
         self._listener.network_checked(report)
 
-    def left_out(self, host: str, reason: str) -> None:
+    def barred(self, host: str, reason: str) -> None:
         """See Hosts."""
         self._listener.host_unready(host, DialFailure(reason))
         self._change()

@@ -191,7 +191,7 @@ class AgentLauncher:
             starting = self._starting.pop(worker, None)
             self._sink.end(worker)
             if process is not None:
-                process.lost(why)
+                process.lost()
             elif starting is not None and not starting.future.done():
                 starting.future.set_exception(LaunchError(f"cannot start worker {worker}: {why}"))
 

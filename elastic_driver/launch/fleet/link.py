@@ -7,10 +7,11 @@ A verdict is needed only when a connection is gone, or nothing is acknowledged o
 
     connection closed    the agent has died, and its workers with it; or something on the way has cut it, and the agent
                          dials in again at once. So it is waited for, for AGAIN_S, and then it is lost
-    nothing acknowledged the agent ends its workers after ``agent_timeout_s``; after that and MARGIN_S it is lost
+    nothing acknowledged the agent ends its workers after ``agent_timeout_s``; after that and MARGIN_S it is lost. The
+                         same holds when nothing of what is sent arrives there, though it is still heard
     an order not obeyed  the agent is stopped: its machine acknowledges, it does nothing. See :meth:`AgentLink.overdue`
 
-Long before that second one, when nothing was heard and nothing acknowledged for ``host_timeout_s``, the owner is told
+Long before that second one, when that was so for ``host_timeout_s``, the owner is told
 that it is silent, and may give it up (:meth:`AgentLink.give_up`); and when it is heard again.
 
 A lost agent that comes back is told so, and ends its workers.
@@ -154,9 +155,8 @@ class AgentLink:
 
     @property
     def unheard_s(self) -> float:
-        """For how long nothing has come from it, and its machine has acknowledged nothing; 0 without a connection."""
-        connection = self._connection
-        return 0.0 if connection is None else min(self.silent_s, connection.unacknowledged_s)
+        """For how long its connection has not worked both ways, see FrameConnection; 0 without a connection."""
+        return 0.0 if self._connection is None else self._connection.unheard_s
 
     def is_in_doubt(self) -> bool:
         """Whether it may turn out to be silent, too, and was not so when last asked. Its owner is told how it ends."""
@@ -189,7 +189,8 @@ class AgentLink:
     def received(self, frame: Frame) -> None:
         """A frame has come on the present connection. Raises RendezvousProtocolError."""
         if not self.is_lost:
-            self._is_heard()
+            if (self.is_silent or self.is_doubted) and self.unheard_s <= self._doubt_s:
+                self._is_heard()
             self._channel.received(frame)
 
     def broken(self, connection: FrameConnection, why: str) -> None:
@@ -260,10 +261,10 @@ class AgentLink:
         if self._loop.time() - self._look_due > _LATE_S:
             self._look_in(AGAIN_S)  # as _Limit does
             return
-        # Who is heard is there, whatever its kernel acknowledges.
         unheard_s = self.unheard_s
         if unheard_s > self._agent_timeout_s + MARGIN_S:
-            self.give_up(f"nothing has come from it for {self.silent_s:.0f} s")
+            comes = self.silent_s < unheard_s
+            self.give_up(f"nothing has {'reached it' if comes else 'come from it'} for {unheard_s:.0f} s")
             return
         left_s = self._host_timeout_s - unheard_s
         self._look_in(min(_LOOK_S, left_s + _TICK_S) if left_s > 0 else _LOOK_S)

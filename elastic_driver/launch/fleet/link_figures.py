@@ -1,4 +1,4 @@
-"""Which links between hosts are looked at, and what follows from it: who is left out, which are slow.
+"""Which links between hosts are looked at, and what follows from it: who is barred, which are slow.
 
 Owns these decisions. Pure. A host is its name; a link is a pair of names.
 """
@@ -37,7 +37,7 @@ class Figures:
         return Figures(min(self.rtt_s, other.rtt_s), max(speeds, default=None))
 
 
-def left_out(hosts: Sequence[str], admitted: Collection[str], broken: Collection[Link]) -> list[str]:
+def barred(hosts: Sequence[str], admitted: Collection[str], broken: Collection[Link]) -> list[str]:
     """Which newcomers go so that all that stay reach each other, in the order in which that is decided.
 
     One that cannot be reached by an admitted host, or cannot reach it, goes. Of the other newcomers the one with the

@@ -14,7 +14,7 @@ Used on the event loop only. Hosts that come together are checked together:
 
 So all links between up to TURNS hosts are measured, and of each newcomer to a larger job TURNS. An agent that does not
 answer in time (it is stopped, or its connection is gone) is waited for no longer: a newcomer is tried again later, and
-one that was admitted before is no obstacle for others. A host that was left out is tried again with back-off, and when
+one that was admitted before is no obstacle for others. A host that was barred is tried again with back-off, and when
 one that was admitted is lost. An agent that comes back over a new connection is the same, and not checked again; a new
 agent is.
 """
@@ -37,8 +37,8 @@ from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.fleet.link_figures import (
     Figures,
     Link,
+    barred,
     late_links,
-    left_out,
     matchings,
     neighbours,
     slow_links,
@@ -70,7 +70,7 @@ class Checked:
 
     Attributes:
         admitted: newcomers that may be used from now on.
-        left_out: newcomers that may not, and why.
+        barred: newcomers that may not, and why.
         unheard: hosts that were admitted before, and could not be asked.
         links: those that were measured now.
         slow: warnings, one line each.
@@ -78,7 +78,7 @@ class Checked:
     """
 
     admitted: Sequence[str]
-    left_out: Mapping[str, str]
+    barred: Mapping[str, str]
     unheard: Sequence[str]
     links: Mapping[Link, Figures]
     slow: Sequence[str]
@@ -113,13 +113,13 @@ class Hosts(Protocol):
     def checked(self, report: Checked) -> None:
         """A check of several hosts has come to its end, with news."""
 
-    def left_out(self, host: str, reason: str) -> None:
+    def barred(self, host: str, reason: str) -> None:
         """A host is not to be used; told once for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Why:
-    """Why a host is left out.
+    """Why a host is barred.
 
     Attributes:
         text: for the user.
@@ -137,7 +137,7 @@ class _Newcomer:
 
     Attributes:
         due: whether it is to be checked.
-        reason: why it was left out last; "" before.
+        reason: why it was barred last; "" before.
         tries: how often it was.
     """
 
@@ -261,7 +261,7 @@ class NetworkCheck:
         return True
 
     def remarks(self) -> list[str]:
-        """Which hosts are left out, and why."""
+        """Which hosts are barred, and why."""
         return [
             f"host {link.facts.host} is not ready: {each.reason} (checked {each.tries} time{'s' * (each.tries > 1)})"
             for link, each in self._newcomers.items()
@@ -320,7 +320,7 @@ class NetworkCheck:
             if link not in self._newcomers:
                 continue  # admitted before, or lost meanwhile
             if host in gone:
-                news |= self._leave_out(link, gone[host])
+                news |= self._bar(link, gone[host])
             else:
                 del self._newcomers[link]
                 self._admitted.add(link)
@@ -336,7 +336,7 @@ class NetworkCheck:
         if admitted:
             self._hosts.admitted()
 
-    def _leave_out(self, link: AgentLink, why: _Why) -> bool:
+    def _bar(self, link: AgentLink, why: _Why) -> bool:
         """Returns whether that is news."""
         newcomer, host = self._newcomers[link], link.facts.host
         newcomer.reason = why.text
@@ -347,7 +347,7 @@ class NetworkCheck:
         news = self._told.get(host) != why.kind
         self._told[host] = why.kind
         if news:
-            self._hosts.left_out(host, why.text)
+            self._hosts.barred(host, why.text)
         return news
 
     def _again(self, link: AgentLink) -> None:
@@ -448,7 +448,7 @@ class NetworkCheck:
     # --- what follows ----------------------------------------------------------------------------------------------
 
     def _judge(self, run: _Run) -> dict[str, _Why]:
-        """Who is left out, and why. Those that are lost by now count for nothing."""
+        """Who is barred, and why. Those that are lost by now count for nothing."""
         hosts = [
             host
             for host, link in run.links.items()
@@ -460,7 +460,7 @@ class NetworkCheck:
         admitted = [host for host in hosts if host not in run.newcomers]
         why = {host: _Why(text, text) for host, text in run.faults.items()}
         stay = sorted(hosts, key=lambda host: host in run.newcomers)
-        for host in left_out(hosts, admitted, broken):
+        for host in barred(hosts, admitted, broken):
             why[host] = _why(run, host, [other for other in stay if other != host and _is_broken(run, host, other)])
             stay.remove(host)
         return why
@@ -526,7 +526,7 @@ def _is_broken(run: _Run, one: str, other: str) -> bool:
 
 
 def _why(run: _Run, host: str, others: Sequence[str]) -> _Why:
-    """Why a host is left out: the first of those that it has no link to, and how many more there are."""
+    """Why a host is barred: the first of those that it has no link to, and how many more there are."""
     other, more = others[0], len(others) - 1
     to_it, from_it = run.failures.get((other, host)), run.failures.get((host, other))
     if to_it is None:

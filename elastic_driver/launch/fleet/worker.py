@@ -108,9 +108,10 @@ class RemoteWorker:
         if killing is not None and not killing.done():
             killing.set_result(False)
 
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """Its agent is lost, and it is with it."""
-        self._exit(ExitStatus(-signal.SIGKILL, reason=f"lost with host {self.worker.hostname}: {why}"))
+        # Why is told once, of the host.
+        self._exit(ExitStatus(-signal.SIGKILL, reason="lost with its host"))
         self.has_finished()
 
     def _exit(self, status: ExitStatus) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from jobs import check_agreement
-from machines import MachinesJob, is_dead, made_machines, marks, wait_for
+from machines import MachinesJob, is_dead, kill, made_machines, marks, wait_for
+from network_faults import NetworkFaults
 
 pytestmark = marks
 
@@ -57,4 +59,50 @@ def test_a_driver_that_is_cut_off_from_too_many_waits_and_loses_nothing(tmp_path
         assert not job.events("host_lost")
         assert not job.events("worker_hung")
         check_agreement(job.steps())
+        job.end()
+
+
+def test_a_host_that_does_not_hear_the_driver_any_more_is_silent_though_it_is_heard(tmp_path: Path) -> None:
+    """It sends again what nobody acknowledges, after 6.2 and 12.6 s for instance, and that arrives."""
+    limits = (*LIMITS, "--host-timeout", "8")
+    with (
+        made_machines() as machines,
+        MachinesJob(machines, tmp_path, "node1:1\nnode2:1\n", "-np", "2", "--min-np", "1", *limits) as job,
+    ):
+        job.wait_for_steps(2)
+        with NetworkFaults() as faults:
+            at = job.mark()
+            faults.one_way(machines[0], machines[2])
+            lost = job.wait_for_event("host_lost", host="node2")
+            assert lost["reason"].startswith("it was not heard for 8."), lost
+            # After what was sent at 12.6 s it would not be before 20 s.
+            assert 7 < lost["time"] - at < 16
+            job.wait_for_steps(1, after=job.mark())
+        job.wait_for_steps(2, after=lost["time"])
+        check_agreement(job.steps())
+        job.end()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_away_for_most_of_the_host_timeout_is_of_use_as_soon_as_it_is_back(tmp_path: Path) -> None:
+    """What was lost is sent again after 12.6 and 25.4 s; another connection works long before."""
+    limits = (*LIMITS, "--host-timeout", "20")
+    with (
+        made_machines() as machines,
+        MachinesJob(machines, tmp_path, "node1:2\nnode2:2\n", "-np", "4", "--min-np", "1", *limits) as job,
+    ):
+        node0, node1, node2 = machines
+        job.wait_for_steps(4)
+        agents = [job.agent(host) for host in (node1, node2)]
+        with NetworkFaults() as faults:
+            faults.partition([node0], [node1, node2])
+            time.sleep(14)
+        # The news comes through, and what is said of it.
+        worker = job.workers(node2)[0]
+        kill(worker)
+        job.wait_for_event("worker_exited", pid=worker)
+        job.wait_for_steps(2, after=job.mark())
+        assert [job.agent(host) for host in (node1, node2)] == agents
+        assert not job.events("host_lost"), job.said()
+        assert "has not been heard" not in job.said()
         job.end()

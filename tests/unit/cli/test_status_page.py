@@ -71,6 +71,11 @@ def test_a_job_without_hosts_yet() -> None:
     assert page("3f2a", nothing).endswith("waiting for the first hosts\nround 2, from commit 12, 1 reset")
 
 
+def test_a_driver_of_another_version_tells_less() -> None:
+    answer = {key: value for key, value in ANSWER.items() if key not in ("left_out", "silent")}
+    assert "b         4        0  blacklisted, drained, rack=r1, spot" in page("3f2a", answer)
+
+
 def test_long_names_fit_into_eighty_columns() -> None:
     name = "ip-10-0-0-1.a-region-of-the-world.compute.internal." + "x" * 60
     long = {

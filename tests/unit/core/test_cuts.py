@@ -74,6 +74,19 @@ def test_among_equals_newcomers_go_and_where_they_must_before_the_others(
     assert hosts_that_go(accusations(*said), ORDER, stateful="ab", kept=True) == tuple(kept)
 
 
+@pytest.mark.parametrize(
+    ("said", "protected", "going"),
+    [
+        (("c d", "d c"), "d", "c"),  # in place of the last in the order
+        (("c d",), "d", "d"),  # one way: it cannot be reached
+        (("c d", "d c"), "cd", "d"),
+        (("a c", "b c", "d c"), "c", "c"),  # no tie
+    ],
+)
+def test_a_tie_spares_protected_hosts(said: tuple[str, ...], protected: str, going: str) -> None:
+    assert hosts_that_go(accusations(*said), ORDER, protected=protected) == tuple(going)
+
+
 pairs = st.tuples(st.sampled_from(ORDER), st.integers(0, 2), st.sampled_from(ORDER), st.integers(1, 3)).filter(
     lambda pair: pair[0] != pair[2]
 )

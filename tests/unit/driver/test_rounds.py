@@ -82,6 +82,7 @@ class World:
 
     def __init__(self, loop: VirtualLoop, **limits: Any) -> None:
         self.known = Known()
+        self.remark = ""
         self.disc: list[DiscReport] = []
         self.commands: list[Command] = []
         self.errors: list[Exception] = []
@@ -131,6 +132,7 @@ def make_rounds(world: World, loop: VirtualLoop) -> Rounds:
         on_disc=world.disc.append,
         end=lambda: "it ends",
         about=lambda: {"job_id": "1f", "command": ["true"]},
+        remark=lambda: world.remark,
     )
 
 
@@ -408,6 +410,16 @@ def test_the_status_is_of_now() -> None:
             ("a[0]#0", "member", 11),
             ("b[0]#0", "ready", 12),
         ]
+
+    play(test)
+
+
+def test_the_status_explains_what_only_discovery_knows() -> None:
+    async def test(world: World) -> None:
+        await world.train(A, B)
+        assert world.rounds.status()["explain"] == "round 1 runs with 2 workers"
+        world.remark = "host c is not ready: its agent has not come yet"
+        assert world.rounds.status()["explain"] == f"round 1 runs with 2 workers; {world.remark}"
 
     play(test)
 

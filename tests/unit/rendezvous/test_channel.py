@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.errors import RendezvousProtocolError
-from elastic_driver.rendezvous.channel import BEAT_S, Channel
-from elastic_driver.rendezvous.frames import Frame, Message, _messages
+from elastic_driver.rendezvous.channel import BEAT_S, Channel, FrameConnection
+from elastic_driver.rendezvous.frames import Frame, FrameReader, FrameWriter, Message, _messages
 
 
 class Wire:
@@ -138,3 +141,67 @@ def test_each_end_says_that_it_lives_for_as_long_as_the_other_does() -> None:
         channel.detach()
 
     asyncio.run(play())
+
+
+class Socket:
+    """What the kernel tells of a connection: whatever the test says. Acknowledgements come all the time."""
+
+    family = socket.AF_INET
+
+    def __init__(self) -> None:
+        self.in_flight = self.sacked = self.arrived = 0
+
+    def setsockopt(self, *option: int) -> None:
+        """As a socket's."""
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        words = [0] * 24
+        words[4:6] = self.in_flight, self.sacked
+        return (bytes(8) + struct.pack("=24I3Q", *words, 0, 0, self.arrived) + bytes(64))[:size]
+
+
+class Transport(asyncio.Transport):
+    """Of a connection without a network."""
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self.kept
+
+    def __init__(self, kept: Socket) -> None:
+        super().__init__()
+        self.kept = kept
+
+
+def test_what_is_sent_and_does_not_arrive_counts_though_the_other_end_is_heard() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        kept = Socket()
+        connection = FrameConnection(
+            FrameReader(bytes(32)), FrameWriter(bytes(32)), on_frame=lambda _: None, on_lost=lambda _: None
+        )
+        connection.connection_made(Transport(kept))
+
+        async def passes(looks: int) -> float:
+            for _ in range(looks):
+                await asyncio.sleep(0.5)
+                connection.unheard_s  # noqa: B018
+            return connection.unheard_s
+
+        assert await passes(10) == 0
+        kept.in_flight = 3
+        assert await passes(4) == 2.0
+        kept.arrived = 100  # some of it
+        assert await passes(1) == 0
+        assert await passes(2) == 1.0
+        kept.sacked = 1  # what was sent later
+        assert await passes(1) == 0
+        assert await passes(2) == 1.0
+        # What waits for the other end's buffers is not on the way.
+        kept.in_flight = 0
+        assert await passes(20) == 0
+        # Who was stopped has not looked.
+        kept.in_flight = 1
+        assert await passes(2) == 1.0
+        loop.stand_still(100)
+        assert await passes(1) == 2.0
+
+    run_virtually(main)

@@ -333,7 +333,7 @@ def test_a_check_of_the_network(tmp_path: Path, verbose: bool) -> None:
     assert first == {
         "event": "network_checked",
         "admitted": ["b", "c"],
-        "left_out": {"d": "why"},
+        "barred": {"d": "why"},
         "unheard": ["e"],
         "links": [
             {"hosts": ["a", "b"], "rtt_ms": 1.5, "mbit_s": 9.0},
@@ -352,6 +352,15 @@ def test_a_process_whose_death_was_foretold_is_told_of_once(story: Story) -> Non
     story.chronicle.worker_exited(process.worker, process, ExitStatus(-9), expected=False)
     assert story.said() == ["elasticrun: warning: worker a[0] (pid 7) killed by SIGKILL"]
     assert [event["pid"] for kind in ("worker_dying", "worker_exited") for event in story.events(kind)] == [7, 7]
+
+
+def test_of_workers_that_are_lost_with_their_host_only_the_host_is_told(story: Story) -> None:
+    story.chronicle.host_lost("a", "it was not heard for 5.0 s")
+    for slot in (0, 1):
+        process: Any = Process(WorkerId("a", slot, 0), str(slot), [])
+        story.chronicle.worker_exited(process.worker, process, ExitStatus(-9, "lost with its host"), expected=False)
+    assert story.said() == ["elasticrun: warning: host a is lost: it was not heard for 5.0 s"]
+    assert [event["returncode"] for event in story.events("worker_exited")] == [-9, -9]
 
 
 def test_many_folders_are_cut(story: Story) -> None:

@@ -133,7 +133,7 @@ def test_with_an_agent_its_workers_are_lost() -> None:
         killing = asyncio.create_task(worker.kill_hung(stacks_s=1.0, exits=False))
         await rest()
         agents[0].link.lose("a test")
-        assert str(worker.exited.result()) == "lost with host a: a test"
+        assert str(worker.exited.result()) == "lost with its host"
         assert worker.finished.result().returncode == -9
         with pytest.raises(LaunchError, match=r"cannot start worker a\[1\]: a test"):
             await starting

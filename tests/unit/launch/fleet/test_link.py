@@ -52,7 +52,7 @@ class Owner:
     def link_lost(self, link: AgentLink, why: str) -> None:
         self.lost.append(why)
         for worker in self.worker.values():
-            worker.lost(why)
+            worker.lost()
 
     def runs(self, worker: WorkerId) -> RemoteWorker:
         self.worker[worker.key] = RemoteWorker(worker, 1, "0", self.link)
@@ -95,7 +95,7 @@ def test_a_second_order_is_watched_like_the_first() -> None:
         second.kill()
         await asyncio.sleep(AGENT_TIMEOUT_S + 1.5)
         assert owner.lost == ["its agent does not kill worker a[1]: it was stopped, or its machine stands still"]
-        assert str(second.exited.result()).startswith("lost with host a")
+        assert str(second.exited.result()) == "lost with its host"
 
     run_virtually(main)
 
@@ -283,6 +283,24 @@ def test_a_silent_host_is_heard_again(how: str) -> None:
         await asyncio.sleep(HOST_TIMEOUT_S + 0.1)
         assert (len(owner.silent), owner.lost) == (2, [])
         owner.link.close("the test is over")
+
+    run_virtually(main)
+
+
+def test_a_host_at_which_nothing_arrives_is_silent_though_it_is_heard() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(3.3)
+        owner.agent.hears_nothing()
+        await asyncio.sleep(HOST_TIMEOUT_S - 0.1)
+        assert owner.silent == []
+        await asyncio.sleep(0.2)
+        assert len(owner.silent) == 1
+        await asyncio.sleep(AGENT_TIMEOUT_S - HOST_TIMEOUT_S)
+        assert (len(owner.silent), owner.heard) == (1, [])
+        await asyncio.sleep(1.5)
+        assert owner.lost == ["nothing has reached it for 16 s"]
 
     run_virtually(main)
 

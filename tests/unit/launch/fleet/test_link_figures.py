@@ -1,4 +1,4 @@
-"""Who is left out, who is measured with whom, and which links are slow."""
+"""Who is barred, who is measured with whom, and which links are slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.launch.fleet.link_figures import Figures, late_links, left_out, matchings, neighbours, slow_links
+from elastic_driver.launch.fleet.link_figures import Figures, barred, late_links, matchings, neighbours, slow_links
 
 pytestmark = pytest.mark.unit
 
@@ -17,30 +17,30 @@ HOSTS = ["a", "b", "c", "d", "e"]
 
 
 def test_nobody_is_left_out_where_all_links_work() -> None:
-    assert left_out(HOSTS, ["a"], []) == []
+    assert barred(HOSTS, ["a"], []) == []
 
 
 def test_a_newcomer_goes_and_not_who_was_there_before() -> None:
     # b has more broken links than c and d; they are newcomers and it is not.
-    assert left_out(HOSTS, ["a", "b"], [("b", "c"), ("d", "b")]) == ["c", "d"]
+    assert barred(HOSTS, ["a", "b"], [("b", "c"), ("d", "b")]) == ["c", "d"]
 
 
 def test_the_newcomer_with_the_most_broken_links_goes() -> None:
-    assert left_out(HOSTS, [], [("a", "b"), ("a", "c"), ("d", "a")]) == ["a"]
+    assert barred(HOSTS, [], [("a", "b"), ("a", "c"), ("d", "a")]) == ["a"]
 
 
 def test_of_two_the_later_one_goes() -> None:
-    assert left_out(HOSTS, [], [("b", "d")]) == ["d"]
-    assert left_out(HOSTS, [], [("d", "b")]) == ["d"]
+    assert barred(HOSTS, [], [("b", "d")]) == ["d"]
+    assert barred(HOSTS, [], [("d", "b")]) == ["d"]
 
 
 def test_links_to_who_goes_anyhow_count_no_more() -> None:
     # c cannot be used with a; then d has nobody left that it cannot reach.
-    assert left_out(HOSTS, ["a"], [("a", "c"), ("c", "d"), ("c", "e")]) == ["c"]
+    assert barred(HOSTS, ["a"], [("a", "c"), ("c", "d"), ("c", "e")]) == ["c"]
 
 
 def test_broken_links_between_hosts_in_use_are_no_business_of_this() -> None:
-    assert left_out(HOSTS, ["a", "b"], [("a", "b")]) == []
+    assert barred(HOSTS, ["a", "b"], [("a", "b")]) == []
 
 
 _LINKS = st.sets(st.sampled_from(list(itertools.combinations("abcdefg", 2))))
@@ -48,7 +48,7 @@ _LINKS = st.sets(st.sampled_from(list(itertools.combinations("abcdefg", 2))))
 
 @given(_LINKS, st.sets(st.sampled_from("abcdefg")))
 def test_those_that_stay_reach_each_other(broken: set[tuple[str, str]], admitted: set[str]) -> None:
-    gone = left_out("abcdefg", admitted, broken)
+    gone = barred("abcdefg", admitted, broken)
     assert len(set(gone)) == len(gone)
     assert not set(gone) & admitted
     stay = set("abcdefg") - set(gone)

@@ -43,7 +43,7 @@ def test_hosts_that_come_together_are_checked_together() -> None:
             assert {link: (each.speed, each.rtt_s) for link, each in checked.links.items()} == dict.fromkeys(
                 [("a", "b"), ("a", "c"), ("b", "c")], (1e8, 1e-4)
             )
-            assert (checked.left_out, checked.unheard, checked.slow) == ({}, [], [])
+            assert (checked.barred, checked.unheard, checked.slow) == ({}, [], [])
             for host in "abc":
                 listen, reach, *measures, over = net.asked(host, (Listen, Probe, Unlisten))  # type: ignore[arg-type]
                 assert isinstance(listen, Listen)
@@ -72,7 +72,7 @@ def test_hosts_that_are_late_are_not_waited_for() -> None:
     on_fleet(main, check=True)
 
 
-def test_a_host_that_another_cannot_reach_is_left_out_and_tried_again() -> None:
+def test_a_host_that_another_cannot_reach_is_barred_and_tried_again() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
             await net.has("a", "b")
@@ -87,7 +87,7 @@ def test_a_host_that_another_cannot_reach_is_left_out_and_tried_again() -> None:
             assert [(host, each.reason, each.permanent) for host, each in fleet.listener.unready] == [
                 ("c", expected, False)
             ]
-            assert fleet.listener.checks[-1].left_out == {"c": expected}
+            assert fleet.listener.checks[-1].barred == {"c": expected}
             assert f"host c is not ready: {expected} (checked 1 time)" in fleet.fleet.remark()
             await asyncio.sleep(30)
             tries = len(net.asked("c", Listen))
@@ -129,7 +129,7 @@ def test_what_is_told_of_who_cannot_reach_whom(broken: set[tuple[str, str]], tex
     on_fleet(main, check=True)
 
 
-def test_of_two_newcomers_the_later_one_in_the_list_is_left_out() -> None:
+def test_of_two_newcomers_the_later_one_in_the_list_is_barred() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
             net.broken = {("b", "c")}
@@ -141,7 +141,7 @@ def test_of_two_newcomers_the_later_one_in_the_list_is_left_out() -> None:
     on_fleet(main, check=True)
 
 
-def test_the_newcomer_that_most_cannot_reach_is_left_out() -> None:
+def test_the_newcomer_that_most_cannot_reach_is_barred() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
             net.broken = {("b", "a"), ("c", "a"), ("a", "d")}
@@ -235,7 +235,7 @@ def test_a_host_that_the_job_has_left_out_is_in_nobodys_way() -> None:
     on_fleet(main, check=True)
 
 
-def test_a_newcomer_whose_agent_is_stopped_is_left_out_in_time() -> None:
+def test_a_newcomer_whose_agent_is_stopped_is_barred_in_time() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
             net.mute = {"b"}
@@ -323,7 +323,7 @@ def test_a_connection_that_is_cut_costs_nothing() -> None:
     on_fleet(main, check=True)
 
 
-def test_who_was_left_out_is_looked_at_when_one_in_use_is_lost() -> None:
+def test_who_was_barred_is_looked_at_when_one_in_use_is_lost() -> None:
     async def main(fleet: FakeFleet) -> None:
         async with network(fleet) as net:
             await net.has("a", "b")
