@@ -61,7 +61,10 @@ def launch_next(t: Transition) -> None:
         return
     if judge(t):
         report_pause(t, pause_until(t.state))
-    if _end_if_over(t) or _waits_for_ends(t):
+    if _end_if_over(t):
+        return
+    if _waits_for_ends(t):
+        t.state = replace(t.state, last_call=None)  # that time is as good
         return
     places = launch_places(t.state)
     if len(places) < t.state.policy.min_num_proc:

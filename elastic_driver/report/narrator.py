@@ -113,6 +113,7 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s):
+                console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     console.line(f"{self._pending_round.line}, resumed from commit {commits} in {took_s:.2f} s")
                     self._pending_round = None
@@ -135,7 +136,8 @@ class Narrator:
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
-        self._console.training_began()
+        if formed.backend is not None:
+            self._console.training_began()  # the processes of others have just been started
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
         counts: dict[str, int] = {}

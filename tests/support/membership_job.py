@@ -243,6 +243,8 @@ class Job:
     def train(self, *hosts: str, commits: int = 0) -> None:
         """Brings a new job to a running first round on these hosts, and its members to so many commits."""
         self.hosts(*hosts)
+        if self.state.last_call is not None:
+            self.timer(at=self.state.last_call)
         for record in self.state.workers:
             self.begin(record.worker)
         for worker in self.members if self.kind is OnChange.IN_PLACE else ():
