@@ -26,6 +26,8 @@ def judge(t: Transition) -> bool:
     # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
     if not keeps_its_places(state):
         setbacks = setbacks.excuse()
+    if state.reset is not None:
+        setbacks = setbacks.over(state.reset.began)
     setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
     t.state = replace(state, setbacks=setbacks)
     return setbacks.count > state.setbacks.count

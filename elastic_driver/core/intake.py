@@ -7,9 +7,11 @@ afterwards.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.becoming import become_in_place
 from elastic_driver.core.cuts import Accused, Accuser
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
@@ -58,6 +60,7 @@ from elastic_driver.core.state import (
     WorkerPhase,
     WorkerRecord,
     finishing,
+    gives_time,
     leaving,
 )
 from elastic_driver.core.transition import Transition
@@ -234,6 +237,10 @@ def _take_started(t: Transition, record: WorkerRecord, event: WorkerStarted) -> 
 
 
 def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
+    if t.state.policy.on_change is not OnChange.IN_PLACE:
+        become_in_place(t, event.worker)
+        record = t.state.workers.find(event.worker) or record
+    _blame_who_never_asked(t)
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
@@ -272,6 +279,20 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
+def _blame_who_never_asked(t: Transition) -> None:
+    """Before the first round, who has ended with code 0 has failed as soon as another asks for it."""
+    if t.state.round is not None:
+        return
+    for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
+        failure = Failure(worker, None, "exited with code 0 before it called hvd.init(), as others did")
+        wanted = (worker.hostname, worker.slot) in wanted_places(t.state)
+        t.state = replace(t.state, registry=t.state.registry.without(worker))
+        known = _blacklist(t, worker.hostname, 0.0, wanted=wanted)
+        text = f"worker {worker} {failure.how}"
+        _report_blacklisted(t, worker.hostname, text, told=False, news=wanted and not known)
+        t.note_failure(failure, Fault.OWN, text)
+
+
 def _accuser(state: State, event: WorkerReady) -> Accuser:
     """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
     by_host: dict[str, list[WorkerId]] = {}
@@ -287,7 +308,11 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
         record = replace(record, commits=event.commits)
         t.put(record)
         t.state = replace(t.state, setbacks=t.state.setbacks.another_training(event.commits))
+    if t.state.policy.on_change is OnChange.RESTART:
+        t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     if record.running:
+        if event.commits > record.commits:
+            t.put(replace(record, commits=event.commits))
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
     t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
@@ -300,6 +325,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     was_leaving = record.phase is WorkerPhase.LEAVING
     t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
     if was_leaving:
+        _note_lost_peer(t, record, event)
         return
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
@@ -307,6 +333,14 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
+
+
+def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
+    """Who was given time to end, and was killed: its host is lost, or it has crashed. It is no failure of its."""
+    until = gives_time(t.state, record)
+    is_lost = event.returncode < 0 and -event.returncode != signal.SIGTERM
+    if is_lost and until is not None and t.now < until and t.state.phase is JobPhase.RESETTING:
+        t.state = replace(t.state, reset=replace(t.in_reset(), peers_lost=True))
 
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
@@ -334,6 +368,10 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
         return
     if not record.round_id:
         message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
+        if not t.state.ever_ready and not t.state.policy.must_init:
+            # It may have nothing to train. Nobody is started in its place.
+            t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.SUCCESS))
+            return
         if not t.state.ever_ready:
             t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
             return

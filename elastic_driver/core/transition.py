@@ -88,7 +88,12 @@ class Transition:
     def retire(self, record: WorkerRecord, reason: str, ending: Ending = Ending.USUAL) -> None:
         """Has its process ended, which is no failure of its."""
         self.commands.append(StopWorker(record.worker, reason, ending))
-        self.put(leaving(record, self.now, stopped=True))
+        self.put(replace(leaving(record, self.now, stopped=True), ending=ending))
+
+    def hurry(self, record: WorkerRecord, reason: str) -> None:
+        """It was given time to end, and has none any more: its peers are lost."""
+        self.commands.append(StopWorker(record.worker, reason, Ending.BROKEN))
+        self.put(replace(record, ending=Ending.BROKEN))
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.retire(record, reason)

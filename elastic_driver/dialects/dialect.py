@@ -57,6 +57,7 @@ class WorkerStart:
         cores: processors of its host that workers may use.
         resets: unplanned resets of the job so far.
         meeting: of its generation; None where no port was to be had.
+        restarted: whether it is restarted at each change, and in the round from its start on.
     """
 
     worker: WorkerId
@@ -66,6 +67,7 @@ class WorkerStart:
     cores: int
     resets: int = 0
     meeting: Meeting | None = None
+    restarted: bool = False
 
 
 class Dialect(Protocol):

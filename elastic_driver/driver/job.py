@@ -11,6 +11,7 @@ import shlex
 import socket
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 
 import uvloop
 
@@ -36,6 +37,7 @@ from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.warm.inits import calls_init
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
@@ -47,12 +49,13 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.join_token import read_join_token
 from elastic_driver.settings.machines import STDIN, remote_environment
 from elastic_driver.settings.preflight import preflight
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.system.threads import started_pool
+from elastic_driver.words import OnChange
 
 # For what blocks: looking names up, which may hang for seconds.
 _THREADS = 8
@@ -118,6 +121,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             },
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
+            on_change=first_kind(settings),
         )
         driver = ElasticDriver(
             settings,
@@ -133,6 +137,13 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
             return runner.run(driver.run())
+
+
+def first_kind(settings: Settings) -> OnChange:
+    """What the job's workers are at first. Those that may be either are restarted until one of them says otherwise."""
+    if settings.on_change != AUTO_ON_CHANGE:
+        return OnChange(settings.on_change)
+    return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
 
 
 def _agents_of(

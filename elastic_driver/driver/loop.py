@@ -81,7 +81,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
@@ -99,8 +99,14 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _END_S = 30.0
 
 
-def policy_of(settings: Settings) -> Policy:
-    """The core's limits, from the settings."""
+def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Policy:
+    """The core's limits, from the settings.
+
+    Args:
+        settings: what the user asked for.
+        on_change: what the workers are at first.
+    """
+    is_open = settings.on_change == AUTO_ON_CHANGE
     return Policy(
         num_proc=settings.num_proc,
         min_num_proc=settings.min_num_proc,
@@ -116,6 +122,9 @@ def policy_of(settings: Settings) -> Policy:
         num_proc_multiple=settings.num_proc_multiple,
         ranks_per_host_multiple=settings.ranks_per_host_multiple,
         protect=settings.protect,
+        on_change=on_change,
+        becomes_in_place=is_open and on_change is OnChange.RESTART,
+        must_init=not is_open,
     )
 
 
@@ -155,9 +164,8 @@ class ElasticDriver:
         self._chronicle = chronicle
         self._clock = clock or JobClock()
         self._on_round = on_round
-        self._asks_for_rounds = dialect.on_change is OnChange.IN_PLACE  # so that a start alone is no news
         self._stepper = Stepper(
-            replace(policy_of(settings), on_change=dialect.on_change),
+            policy_of(settings, dialect.on_change),
             clock=self._clock,
             carry_out=self._carry_out_all,
             on_error=self._crash,
@@ -364,6 +372,11 @@ class ElasticDriver:
                 last = hosts
             await self._discovery.wait_change(self._settings.discovery_interval_s)
 
+    @property
+    def _on_change(self) -> OnChange:
+        """What a change means for the workers as they are now."""
+        return self._stepper.state.policy.on_change
+
     # --- commands out ----------------------------------------------------------------------------------------------
 
     def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
@@ -383,7 +396,8 @@ class ElasticDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._workers.start(command, self._job, self._stepper.state.round_id, self._stepper.state.resets)
+                state, restarted = self._stepper.state, self._on_change is OnChange.RESTART
+                self._workers.start(command, self._job, state.round_id, state.resets, restarted=restarted)
             case StopWorker():
                 self._workers.stop(command.worker)
             case KillWorker():
@@ -570,7 +584,7 @@ class ElasticDriver:
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
-        if not self._asks_for_rounds:
+        if self._on_change is not OnChange.IN_PLACE:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:

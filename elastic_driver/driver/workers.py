@@ -82,10 +82,18 @@ class Workers:
         """The processes that run; it follows what happens."""
         return self._processes
 
-    def start(self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0) -> None:
-        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets."""
+    def start(
+        self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0, *, restarted: bool = False
+    ) -> None:
+        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets.
+
+        Args:
+            order: which, and where.
+            job: where the driver is.
+            round_id, resets, restarted: see WorkerStart.
+        """
         cores = self._launcher.cores(order.worker.hostname)
-        start = WorkerStart(order.worker, order.planned, order.hosts, round_id, cores, resets)
+        start = WorkerStart(order.worker, order.planned, order.hosts, round_id, cores, resets, restarted=restarted)
         env = self._dialect.environment(start, job=job)
         self._starting[order.worker] = self._tasks.start(self._start(order, env))
 

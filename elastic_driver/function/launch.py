@@ -28,6 +28,7 @@ from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
 from elastic_driver.function.outcome import Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.settings import IN_PLACE
 
 _EVENTS = "events.jsonl"
 # What peers raise because another has failed; the other's error is the one to tell.
@@ -208,7 +209,12 @@ def run(
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
         command = (executable or sys.executable, "-m", "elastic_driver.function.worker")
-        given |= {"event_log": events, "command": command, "discovery_socket": asked and asked.fileno()}
+        given |= {
+            "event_log": events,
+            "command": command,
+            "discovery_socket": asked and asked.fileno(),
+            "on_change": IN_PLACE,
+        }
         settings = settings_from(given, environ)
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
