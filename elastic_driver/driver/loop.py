@@ -116,6 +116,7 @@ def policy_of(settings: Settings) -> Policy:
         num_proc_multiple=settings.num_proc_multiple,
         ranks_per_host_multiple=settings.ranks_per_host_multiple,
         protect=settings.protect,
+        blames_hosts=settings.blames_hosts,
     )
 
 
