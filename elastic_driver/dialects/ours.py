@@ -108,7 +108,7 @@ class OurDialect:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
         env |= NCCL
-        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id))
+        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id), inherited=env)
         env |= {
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_ELASTIC": "1",

@@ -284,7 +284,7 @@ class _Asks:
             prefix = ""
         folder = self.text("log_dir")
         asked = Logs(
-            folder=Path(folder).absolute() if folder else None,
+            folder=Path(folder).absolute() if folder and folder != os.devnull else None,
             redirects=self._value("redirects", read_streams) or Streams(),
             tee=self._value("tee", read_streams) or Streams(),
             shown=self._value("local_ranks_filter", read_ranks),
@@ -292,6 +292,8 @@ class _Asks:
             stdout_filters=self._value("duplicate_stdout_filters", read_filters) or (),
             stderr_filters=self._value("duplicate_stderr_filters", read_filters) or (),
         )
+        if folder == os.devnull:  # torchrun keeps nothing then, and shows all
+            asked = Logs(shown=asked.shown, prefix=asked.prefix)
         return None if asked == Logs() else asked
 
     def signals(self) -> tuple[str, ...] | None:
