@@ -115,7 +115,7 @@ class ChildFailedError(ElasticError):
 
 
 class elastic_launch:
-    """Calls a function, or runs a command, in workers with torchrun's environment: ``elastic_launch(config, fn)(*args)``.
+    """Calls a function, or runs a command, as workers of torchrun: ``elastic_launch(config, fn)(*args)``.
 
     The workers are of the kind that is restarted: after a failure all of them are ended, and called again, for
     ``max_restarts`` times. The function may call ``torch.distributed.init_process_group()``. It, its arguments and its

@@ -277,11 +277,9 @@ class _Asks:
 
     def logs(self) -> Logs | None:
         """What becomes of the output; None where nothing was said of it."""
-        prefix = self.text("log_line_prefix_template")
+        prefix = self._value("log_line_prefix_template", str)
         if prefix is None:
             prefix = self._environ.get(_ENV_PREFIX) or None
-        elif not self._said["log_line_prefix_template"].text:
-            prefix = ""
         folder = self.text("log_dir")
         asked = Logs(
             folder=Path(folder).absolute() if folder and folder != os.devnull else None,
