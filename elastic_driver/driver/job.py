@@ -40,6 +40,7 @@ from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
@@ -131,6 +132,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
                 ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
                 **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
                 **durable_env(settings),
+                **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),
                 **settings.worker_env,
             },
             horovod_shim=settings.horovod_shim,
