@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_flags
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS
@@ -76,6 +77,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     given = vars(build_parser().parse_args(words))
     command = given["command"]
     given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
+    take_torchrun_flags(given)
     interfaces = [*given.pop("network_interface", ()), *given.pop("network_interfaces", "").split(",")]
     return {**given, "network_interfaces": tuple(interfaces)} if any(interfaces) else given
 
@@ -98,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     _Settings(parser).add("num_proc", "-np", "--num-proc", metavar="N", help=text)
     add("--config-file", metavar="YAML", help="file with values for the tuning flags; flags given here win")
     add("--disable-cache", action="store_true", help="accepted for compatibility; nothing is cached")
+    add_torchrun_flags(parser)
     _elastic_flags(parser)
     _host_flags(parser)
     _output_flags(parser)

@@ -31,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        if settings.nodes is not None and settings.nodes.endpoint:
+            raise SettingsError(
+                "cannot run a job of several nodes that meet by themselves: give -np and -H or --accept-agents "
+                "instead of --nnodes"
+            )
         from elastic_driver.launch.dial.early import EarlyAgent
 
         early = EarlyAgent()

@@ -395,6 +395,7 @@ def take_crash(
     *,
     wanted: bool,
     told: bool = False,
+    ran: bool = True,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
@@ -406,27 +407,29 @@ def take_crash(
         draw: for the cooldown, 0 to 1.
         wanted: whether its place was still wanted.
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
+        ran: whether there was a process. A host on which none can be started is put out in any case.
     """
     worker, how = record.worker, failure.how
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
+    blamed = wanted and (t.state.policy.blames_hosts or not ran)
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    known = _blacklist(t, worker.hostname, draw, blamed=blamed)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
+        _report_blacklisted(t, worker.hostname, text, told=told, news=blamed and not known)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(failure, fault, text)
         return
     text = f"host {worker.hostname} lost (worker {worker} {how})"
-    if wanted:
+    if blamed:
         for other in t.state.workers:
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
     else:
-        text = f"worker {worker} {how} after its place was removed"
+        text = f"worker {worker} {how}{'' if wanted else ' after its place was removed'}"
     t.note_failure(failure, fault, text)
     t.break_round(text)
 
@@ -447,14 +450,15 @@ def _take_loss(
         registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
         setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
     )
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
-    _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
+    blamed = wanted and t.state.policy.blames_hosts
+    known = _blacklist(t, worker.hostname, draw, blamed=blamed)
+    _report_blacklisted(t, worker.hostname, text, told=told, news=blamed and not known)
 
 
-def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool) -> bool:
-    """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
+def _blacklist(t: Transition, hostname: str, draw: float, *, blamed: bool) -> bool:
+    """Counts a failure against a host that is to blame. Returns whether it was blacklisted before."""
     known = t.state.blacklist.is_blacklisted(hostname)
-    if wanted:
+    if blamed:
         t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
     return known
 
@@ -470,7 +474,7 @@ def give_up_start(t: Transition, record: WorkerRecord) -> None:
     how = f"was not started within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
     wanted = in_target(record, wanted_places(t.state))
     t.retire(record, f"it {how}")
-    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted)
+    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted, ran=False)
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
@@ -483,4 +487,4 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
         t.end(ExitCode.BAD_USAGE, event.message)
     elif record.phase is not WorkerPhase.LEAVING:
         failure = _failure(record, f"could not be started: {event.message}")
-        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)
+        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted, ran=False)

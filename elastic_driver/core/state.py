@@ -73,6 +73,7 @@ class Policy:
         num_proc_multiple: a round's members are a multiple of this.
         ranks_per_host_multiple: those on each host are a multiple of this.
         protect: names of hosts that are the better place for rank 0; so are those with the label.
+        blames_hosts: whether a worker's failure puts its host out; else another is started in its place at once.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
         on_change: what a change means for the workers. Of workers that may begin as one kind and become another, what
@@ -96,6 +97,7 @@ class Policy:
     num_proc_multiple: int = 1
     ranks_per_host_multiple: int = 1
     protect: tuple[str, ...] = ()
+    blames_hosts: bool = True
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
     on_change: OnChange = OnChange.IN_PLACE

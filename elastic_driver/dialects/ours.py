@@ -27,7 +27,7 @@ from elastic_driver.words import OnChange
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|RESTARTED|OWNER|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|RESTARTED|OWNER|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
@@ -115,7 +115,7 @@ class OurDialect:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
         env |= NCCL
-        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id))
+        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id), inherited=env)
         env |= {
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_ELASTIC": "1",

@@ -5,7 +5,9 @@ Pure: a start in, variables out. Their meanings are those of ``torch.distributed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from elastic_driver.dialects.dialect import WorkerStart
 
@@ -36,19 +38,26 @@ class TorchrunJob:
         run_id: the job's name (--rdzv-id).
         role: the workers' role (--role).
         max_restarts: unplanned resets that the job may have; None for no bound.
+        virtual_local_rank: whether each sees its own GPU only, as the only one.
     """
 
     run_id: str
     role: str = "default"
     max_restarts: int | None = None
+    virtual_local_rank: bool = False
 
 
 # What torchrun's own scripts take for no bound: a number that nobody reaches.
 _NO_BOUND = 2**31 - 1
 
 
-def torchrun_environment(start: WorkerStart, job: TorchrunJob) -> dict[str, str]:
-    """The variables of one worker.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def torchrun_environment(
+    start: WorkerStart, job: TorchrunJob, *, inherited: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """The variables of one worker. Among those inherited may be a list of devices.
 
     Rank 0 is to serve the store of its generation itself, at a port that is held for it: no store outlives its
     generation, so no rank finds keys of the last one there.
@@ -73,4 +82,12 @@ def torchrun_environment(start: WorkerStart, job: TorchrunJob) -> dict[str, str]
     }
     if start.meeting is not None:
         env |= {"MASTER_ADDR": start.meeting.address, "MASTER_PORT": start.meeting.port}
+    if job.virtual_local_rank:
+        env |= {"LOCAL_RANK": 0, VISIBLE_DEVICES: _device(inherited.get(VISIBLE_DEVICES, ""), planned.local_rank)}
     return {name: str(value) for name, value in env.items()}
+
+
+def _device(listed: str, local_rank: int) -> str:
+    """What the devices' variable is to name for a worker: its entry of the list, if there is one."""
+    devices = [device.strip() for device in listed.split(",") if device.strip()]
+    return devices[local_rank] if local_rank < len(devices) else str(local_rank)

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import uvloop
 
 from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery
@@ -37,6 +40,8 @@ from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.processes.binding import ENV_BINDING
+from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.launch.warm.inits import calls_init
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
@@ -47,16 +52,21 @@ from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.join_token import read_join_token
+from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import STDIN, remote_environment
+from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.system.threads import started_pool
 from elastic_driver.words import OnChange
 
+# A file's name has 255 bytes in most file systems.
+_MOST_NAME = 200
 # For what blocks: looking names up, which may hang for seconds.
 _THREADS = 8
 
@@ -91,6 +101,7 @@ def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAge
 def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
+    logs = _rank_logs(settings, job_id)
     with (
         FolderLock.take(settings.durable_dir, job_id),
         Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
@@ -100,10 +111,15 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             console,
             folder=settings.output_filename,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
+            logs=logs,
         ) as outputs,
     ):
         for suspicion in suspicions:
             console.warning(suspicion)
+        for remark in settings.remarks:
+            console.line(remark)
+        if logs is not None and logs.keeps_files:
+            console.line(f"output of the workers is kept in {logs.folder}")
         chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
@@ -117,11 +133,13 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
                 ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
                 **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
                 **durable_env(settings),
+                **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),
                 **settings.worker_env,
             },
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
             on_change=first_kind(settings),
+            torchrun=_torchrun_job(settings, job_id),
         )
         driver = ElasticDriver(
             settings,
@@ -144,6 +162,53 @@ def first_kind(settings: Settings) -> OnChange:
     if settings.on_change != AUTO_ON_CHANGE:
         return OnChange(settings.on_change)
     return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
+
+
+def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
+    """What divides the workers' output as torchrun's options have it; None where they say nothing of that.
+
+    Raises:
+        SettingsError: there can be no folder for it.
+    """
+    if settings.logs == Logs():
+        return None
+    nodes = settings.nodes or Nodes()
+    # The name becomes a folder's, whatever is in it.
+    name = re.sub(r"[^A-Za-z0-9._=@+-]", "_", nodes.run_id).lstrip(".")[:_MOST_NAME] or job_id
+    folder = settings.logs.folder
+    if settings.logs.keeps_files:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="elasticrun_")) if folder is None else folder
+            os.close(open_folder_inside(folder, name))
+        except OSError as error:
+            raise SettingsError(
+                f"cannot use the folder {folder or tempfile.gettempdir()} (--log-dir): {error.strerror}"
+            ) from error
+    hosts = settings.hosts or ()
+    return RankLogs(
+        settings.logs,
+        folder=folder or Path(),
+        name=name,
+        role=nodes.role,
+        with_hosts=len(hosts) != 1 or settings.accept_agents,
+    )
+
+
+def _torchrun_job(settings: Settings, job_id: str) -> TorchrunJob:
+    nodes = settings.nodes or Nodes()
+    return TorchrunJob(
+        nodes.run_id or job_id,
+        role=nodes.role,
+        max_restarts=settings.reset_limit,
+        virtual_local_rank=settings.virtual_local_rank,
+    )
+
+
+def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
+    """Which of a worker's variables go to other machines."""
+    kept = {VISIBLE_DEVICES: env[VISIBLE_DEVICES]} if settings.virtual_local_rank else {}
+    # What -x gives is among a worker's variables already, below what flags and the driver set.
+    return {**settings.passed_env, **remote_environment(env), **kept}
 
 
 def _agents_of(
@@ -194,8 +259,7 @@ def _agents_of(
         outputs,
         on_warm=chronicle.warmed,
         warn=chronicle.warning,
-        # What -x gives is among a worker's variables already, below what flags and the driver set.
-        abroad=lambda env: {**settings.passed_env, **remote_environment(env)},
+        abroad=lambda env: _abroad(settings, env),
     )
     mask = os.umask(0)
     os.umask(mask)

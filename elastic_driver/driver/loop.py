@@ -125,6 +125,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         on_change=on_change,
         becomes_in_place=is_open and on_change is OnChange.RESTART,
         must_init=not is_open,
+        blames_hosts=settings.blames_hosts,
     )
 
 
@@ -173,7 +174,13 @@ class ElasticDriver:
         self._agents = agents
         self._tasks = agents.tasks if agents is not None else Tasks()
         self._workers = Workers(
-            launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
+            launcher,
+            dialect,
+            command=settings.command,
+            grace_s=settings.grace_s,
+            tasks=self._tasks,
+            listener=self,
+            fills_in=settings.nodes is not None,
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
@@ -248,7 +255,8 @@ class ElasticDriver:
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
             # What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
-            for number in [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]:
+            numbers = dict.fromkeys((*_ENDING, *(signal.Signals[name] for name in self._settings.more_signals)))
+            for number in [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]:
                 loop.add_signal_handler(number, self._interrupted, number)
                 way_out.callback(loop.remove_signal_handler, number)
             way_out.push_async_callback(self._server.close)
@@ -262,7 +270,8 @@ class ElasticDriver:
                 at_most=self._settings.most_workers,
                 connections_each=CONNECTIONS_EACH if self._agents is None else _CONNECTIONS_THROUGH_AGENTS,
                 descriptors_each=self._launcher.descriptors_each
-                + (0 if self._settings.output_filename is None else output_files.DESCRIPTORS_EACH),
+                + output_files.DESCRIPTORS_EACH
+                * ((self._settings.output_filename is not None) + self._settings.logs.keeps_files),
             )
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:

@@ -17,6 +17,7 @@ from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
+from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
     BOOTSTRAPS,
     LEAST_AGENT_TIMEOUT_S,
@@ -25,6 +26,7 @@ from elastic_driver.settings.machines import (
     check_interface,
     check_port_range,
 )
+from elastic_driver.settings.nodes import Nodes
 from elastic_driver.words import OnChange
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
@@ -110,6 +112,14 @@ class Settings:
         check_network: whether hosts must reach each other before they are used for the first time.
         tls: whether connections to the driver are encrypted.
         passed_env: variables for the workers on all hosts (-x).
+        nodes: what torchrun's options say of this node; None where none was given.
+        logs: what torchrun's options say of the workers' output.
+        virtual_local_rank: whether each worker sees its own GPU only, as the only one.
+        numa_binding: to which processors a worker is bound: "node", "socket", "exclusive" or "core-complex" of its GPU;
+            None for none.
+        more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
+        blames_hosts: whether a worker's failure puts its host out.
+        remarks: what the user should know of what he has given.
 
     Raises:
         SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
@@ -176,6 +186,13 @@ class Settings:
     check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
     passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
+    nodes: Nodes | None = None
+    logs: Logs = field(default_factory=Logs)
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    more_signals: tuple[str, ...] = ()
+    blames_hosts: bool = True
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_numbers()

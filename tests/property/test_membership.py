@@ -75,6 +75,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "drain_timeout_s": 10.0,
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
+        "blames_hosts": draw(st.sampled_from((True, True, False))),
         "num_standby": draw(st.integers(0, 2)),
         "durable": draw(st.booleans()),
         "setbacks_limit": draw(st.integers(1, 4)),

@@ -120,6 +120,8 @@ def make_job(flags: list[str]) -> Job:
             limits["durable"] = bool(rest.pop(0))
         elif flag == "--protect":
             limits["protect"] = tuple(rest.pop(0).split(","))
+        elif flag == "--max-restarts":  # one of torchrun's flags, with which no host is blamed for its workers
+            limits |= {"reset_limit": int(rest.pop(0)), "blames_hosts": False}
         elif flag == "--on-change":
             limits |= KINDS[rest.pop(0)]
         elif flag == "--blacklist-cooldown-range":

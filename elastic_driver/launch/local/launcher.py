@@ -23,6 +23,7 @@ from elastic_driver.errors import LaunchError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, OutputSink
 from elastic_driver.launch.local.output import WorkerOutput
+from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
     dying,
     exit_status,
@@ -363,6 +364,7 @@ class LocalLauncher:
         self.descriptors_each = _DESCRIPTORS_EACH
         self._prefix_timestamp = prefix_timestamp
         self._mark = mark
+        self._complained = False
         self._warn = warn
         self._pool = started_pool(_THREADS, "elastic-driver-launch")
         self._scanner = _JobScanner(mark, self._pool)
@@ -514,7 +516,10 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
-        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        spawned, complaint = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        if complaint and not self._complained:
+            self._complained = True
+            self._warn(complaint)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except BaseException:
@@ -543,9 +548,18 @@ class LocalLauncher:
             raise
         return process
 
-    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+    def _spawn(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether
+    ) -> tuple[Spawned, str]:
+        """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
         forked = self._warm.fork(command, env) if self._warm is not None else None
-        return spawn(worker, command, env, tether) if forked is None else forked
+        spawned = spawn(worker, command, env, tether) if forked is None else forked
+        try:
+            # Now, that is before it has threads: each is bound as the one that starts it.
+            bind(spawned.popen.pid, env)
+        except LaunchError as error:
+            return spawned, f"{error}; they run unbound"
+        return spawned, ""
 
     def _finished(self, process: LocalWorker) -> None:
         self._workers.discard(process)

@@ -294,4 +294,4 @@ def test_each_setting_has_the_flag_that_messages_name() -> None:
 
 
 def test_nothing_is_given_where_nothing_was_said() -> None:
-    assert parse(["true"]) == {"command": ("true",)}
+    assert parse(["true"]) == {"command": ("true",), "torchrun": {}}
