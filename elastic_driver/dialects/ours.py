@@ -82,6 +82,7 @@ class OurDialect:
         self._horovod_shim = horovod_shim
         self._on_change = on_change
         self._torchrun = torchrun
+        self._shared: set[str] = set()  # hosts that have had several workers at once
         self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
@@ -100,14 +101,21 @@ class OurDialect:
         """
         worker, planned = start.worker, start.planned
         env = dict(self._inherited)
+        in_place = self._on_change is OnChange.IN_PLACE
         # Workers with as many threads each as the machine has cores slow each other down many times over.
-        env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
+        if in_place:
+            env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
+        elif self._is_shared(worker.hostname, planned.local_size):
+            env.setdefault("OMP_NUM_THREADS", "1")
         env |= self._exported
         python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
         if python_path is not None:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
-        env |= NCCL
+        if in_place:
+            env |= NCCL
+        else:
+            env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id))
         env |= {
             "PYTHONUNBUFFERED": "1",
@@ -130,3 +138,9 @@ class OurDialect:
             ENV_OWNER: job.owner,
         }
         return env
+
+    def _is_shared(self, hostname: str, local_size: int) -> bool:
+        """Whether several workers share this host, or have: what one is told stays, so that it can be forked warm."""
+        if local_size > 1:
+            self._shared.add(hostname)
+        return hostname in self._shared

@@ -28,6 +28,7 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
@@ -47,12 +48,13 @@ from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.join_token import read_join_token
 from elastic_driver.settings.machines import STDIN, remote_environment
 from elastic_driver.settings.preflight import preflight
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.settings import RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.system.threads import started_pool
+from elastic_driver.words import OnChange
 
 # For what blocks: looking names up, which may hang for seconds.
 _THREADS = 8
@@ -118,6 +120,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             },
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
+            on_change=OnChange.RESTART if settings.on_change == RESTART else OnChange.IN_PLACE,
         )
         driver = ElasticDriver(
             settings,
@@ -132,7 +135,10 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
-            return runner.run(driver.run())
+            code = runner.run(driver.run())
+        if code and os.environ.get(ENV_ERROR_FILE):
+            driver.pass_on_error(os.environ[ENV_ERROR_FILE])  # this job is itself the worker of another launcher
+        return code
 
 
 def _agents_of(
@@ -185,6 +191,7 @@ def _agents_of(
         warn=chronicle.warning,
         # What -x gives is among a worker's variables already, below what flags and the driver set.
         abroad=lambda env: {**settings.passed_env, **remote_environment(env)},
+        ports=settings.port_range,
     )
     mask = os.umask(0)
     os.umask(mask)

@@ -34,6 +34,7 @@ from elastic_driver.launch.processes.death import (
 )
 from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
 from elastic_driver.rendezvous.environment import ENV_MARK, ENV_WORKER
@@ -55,6 +56,8 @@ _THREADS = 2
 # When one thread has ended, the first one, which knows the exit code, is on its way: how often to look for that.
 _LOOK_S = 0.001
 _LOOKS = 50
+LOCAL_RANK_MACRO = "${local_rank}"
+"""In a word of a command: the worker's LOCAL_RANK, as torchrun has it. A forked worker replaces it itself."""
 _Found = dict[str, list[psutil.Process]]  # by worker key
 
 
@@ -81,6 +84,11 @@ class _JobScanner:
     async def find(self, key: str) -> list[psutil.Process]:
         """The living processes of one worker, as of a scan that began after this call."""
         return (await self.find_all()).get(key, [])
+
+    async def sever(self, key: str) -> None:
+        """Shuts the connections of the living processes of one worker."""
+        pids = [process.pid for process in await self.find(key)]
+        await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids)
 
     async def find_all(self) -> _Found:
         """The living processes of the job by worker key."""
@@ -170,6 +178,11 @@ class LocalWorker:
                     watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
+    @property
+    def error_file(self) -> str:
+        """What it has written there is its agent's to read."""
+        return ""
+
     async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
         """Kills it, and has it say before where it hangs; see the protocol."""
         if self.exited.done() or (exits and not self._runs_script()):
@@ -219,9 +232,12 @@ class LocalWorker:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
         self._end_tree_within(grace_s)
+        if sever and not self.exited.done():
+            with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
+                await self._scanner.sever(self.worker.key)
         return await self.wait()
 
     def kill(self) -> None:
@@ -545,7 +561,11 @@ class LocalLauncher:
 
     def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
         forked = self._warm.fork(command, env) if self._warm is not None else None
-        return spawn(worker, command, env, tether) if forked is None else forked
+        if forked is not None:
+            return forked
+        local_rank = env.get("LOCAL_RANK")
+        own = command if local_rank is None else [word.replace(LOCAL_RANK_MACRO, local_rank) for word in command]
+        return spawn(worker, own, env, tether)
 
     def _finished(self, process: LocalWorker) -> None:
         self._workers.discard(process)

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
@@ -51,6 +52,7 @@ _OWN = frozenset(
         ENV_KEY,
         ENV_RANKS_KEY,
         "HOROVOD_HOSTNAME",
+        *PLACE_VARIABLES,
         *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),
     )
 )

@@ -24,7 +24,7 @@ from elastic_driver.words import OnChange
 pytestmark = pytest.mark.unit
 
 A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
-GRACE_S = 5.0
+GRACE_S, DRAIN_S = 5.0, 60.0
 JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
 
 
@@ -89,6 +89,7 @@ class Kept:
             ADialect(),
             command=("true",),
             grace_s=GRACE_S,
+            drain_s=DRAIN_S,
             tasks=self.tasks,
             listener=self.story,
         )
