@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastic_driver.function.launch import run as run
     from elastic_driver.hosts import Host as Host
     from elastic_driver.worker.api.numpy import *  # noqa: F403
+    from elastic_driver.worker.checkpoint import checkpoint_point as checkpoint_point
 
 _API = "elastic_driver.worker.api.numpy"
 _ELSEWHERE = {
@@ -35,6 +36,7 @@ _ELSEWHERE = {
     "Host": "elastic_driver.hosts",
     "HostDiscovery": "elastic_driver.discovery.objects",
     "HostDiscoveryScript": "elastic_driver.discovery.objects",
+    "checkpoint_point": "elastic_driver.worker.checkpoint",
     "WorkerStateRegistry": "elastic_driver.core.registry",
     "run": "elastic_driver.function.launch",
 }
