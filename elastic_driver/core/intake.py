@@ -285,9 +285,9 @@ def _blame_who_never_asked(t: Transition) -> None:
         return
     for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
         failure = Failure(worker, None, "exited with code 0 before it called hvd.init(), as others did")
-        wanted = (worker.hostname, worker.slot) in wanted_places(t.state)
+        wanted = (worker.hostname, worker.slot) in wanted_places(t.state) and t.state.policy.blames_hosts
         t.state = replace(t.state, registry=t.state.registry.without(worker))
-        known = _blacklist(t, worker.hostname, 0.0, wanted=wanted)
+        known = _blacklist(t, worker.hostname, 0.0, blamed=wanted)
         text = f"worker {worker} {failure.how}"
         _report_blacklisted(t, worker.hostname, text, told=False, news=wanted and not known)
         t.note_failure(failure, Fault.OWN, text)

@@ -27,7 +27,7 @@ from elastic_driver.words import OnChange
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|RESTARTED|OWNER|NUMA_BINDING|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|LOCAL_RANK|RESTARTED|OWNER|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
@@ -89,6 +89,7 @@ class OurDialect:
         self._horovod_shim = horovod_shim
         self._on_change = on_change
         self._torchrun = torchrun
+        self._shared: set[str] = set()  # hosts that have had several workers at once
         self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
@@ -107,14 +108,21 @@ class OurDialect:
         """
         worker, planned = start.worker, start.planned
         env = dict(self._inherited)
+        in_place = not start.restarted
         # Workers with as many threads each as the machine has cores slow each other down many times over.
-        env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
+        if in_place:
+            env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
+        elif self._is_shared(worker.hostname, planned.local_size):
+            env.setdefault("OMP_NUM_THREADS", "1")
         env |= self._exported
         python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
         if python_path is not None:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
-        env |= NCCL
+        if in_place:
+            env |= NCCL
+        else:
+            env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id), inherited=env)
         env |= {
             "PYTHONUNBUFFERED": "1",
@@ -139,3 +147,9 @@ class OurDialect:
         if start.restarted:
             env[ENV_RESTARTED] = "1"
         return env
+
+    def _is_shared(self, hostname: str, local_size: int) -> bool:
+        """Whether several workers share this host, or have: what one is told stays, so that it can be forked warm."""
+        if local_size > 1:
+            self._shared.add(hostname)
+        return hostname in self._shared

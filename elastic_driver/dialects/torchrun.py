@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from elastic_driver.dialects.dialect import WorkerStart
+from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK
 
 PLACE_VARIABLES = frozenset(
     (
@@ -39,12 +40,14 @@ class TorchrunJob:
         role: the workers' role (--role).
         max_restarts: unplanned resets that the job may have; None for no bound.
         virtual_local_rank: whether each sees its own GPU only, as the only one.
+        macros: whether ``${local_rank}`` in the command stands for the worker's place on its host.
     """
 
     run_id: str
     role: str = "default"
     max_restarts: int | None = None
     virtual_local_rank: bool = False
+    macros: bool = False
 
 
 # What torchrun's own scripts take for no bound: a number that nobody reaches.
@@ -80,6 +83,8 @@ def torchrun_environment(
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
+    if job.macros:
+        env[ENV_LOCAL_RANK] = planned.local_rank
     if start.meeting is not None:
         env |= {"MASTER_ADDR": start.meeting.address, "MASTER_PORT": start.meeting.port}
     if job.virtual_local_rank:

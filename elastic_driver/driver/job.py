@@ -32,6 +32,7 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
@@ -154,7 +155,10 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
-            return runner.run(driver.run())
+            code = runner.run(driver.run())
+        if code and os.environ.get(ENV_ERROR_FILE):
+            driver.pass_on_error(os.environ[ENV_ERROR_FILE])  # this job is itself the worker of another launcher
+        return code
 
 
 def first_kind(settings: Settings) -> OnChange:
@@ -201,6 +205,7 @@ def _torchrun_job(settings: Settings, job_id: str) -> TorchrunJob:
         role=nodes.role,
         max_restarts=settings.reset_limit,
         virtual_local_rank=settings.virtual_local_rank,
+        macros=settings.nodes is not None,
     )
 
 
@@ -260,6 +265,7 @@ def _agents_of(
         on_warm=chronicle.warmed,
         warn=chronicle.warning,
         abroad=lambda env: _abroad(settings, env),
+        ports=settings.port_range,
     )
     mask = os.umask(0)
     os.umask(mask)

@@ -70,6 +70,7 @@ from elastic_driver.errors import (
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
@@ -93,6 +94,7 @@ _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 _TICK_S = 0.5
 # Of a worker that speaks through its agent: it may be its host's only one.
 _CONNECTIONS_THROUGH_AGENTS = 1
+_MOST_ERROR_FILES = 100
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
@@ -178,9 +180,9 @@ class ElasticDriver:
             dialect,
             command=settings.command,
             grace_s=settings.grace_s,
+            drain_s=settings.drain_timeout_s,
             tasks=self._tasks,
             listener=self,
-            fills_in=settings.nodes is not None,
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
@@ -225,6 +227,7 @@ class ElasticDriver:
             fleet.serve(self, agents.launcher, self._spokesman)
         self._job = JobAddress("", key, job_id, name_of_this_process())
         self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
+        self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
         self._ended: asyncio.Future[EndJob] | None = None
         self._phase = self._stepper.state.phase  # as of the last look
 
@@ -408,7 +411,7 @@ class ElasticDriver:
                 state, restarted = self._stepper.state, self._on_change is OnChange.RESTART
                 self._workers.start(command, self._job, state.round_id, state.resets, restarted=restarted)
             case StopWorker():
-                self._workers.stop(command.worker)
+                self._workers.stop(command.worker, command.ending)
             case KillWorker():
                 self._workers.kill(command)
             case GiveUpHost():
@@ -605,14 +608,17 @@ class ElasticDriver:
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
         returncode = None if isinstance(status, str) else status.returncode
-        error, where = last_words(process.last_lines)
+        self._keep_error_file(worker, process, returncode)
+        error, where = _last_words(process)
         self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where))
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
-        error, where = last_words(process.last_lines) if status.returncode else ("", "")
+        error, where = _last_words(process) if status.returncode else ("", "")
+        if status.returncode:
+            self._keep_error_file(worker, process, status.returncode)
         self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random(), error, where))
 
     def killed(self, order: KillWorker) -> None:
@@ -622,7 +628,27 @@ class ElasticDriver:
         else:
             self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
 
+    def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
+        # Hosts of always new names may fail as long as the job waits for slots; the first to fail is asked for.
+        if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
+            self._error_files[worker] = process.error_file, returncode
+
+    def pass_on_error(self, path: str) -> None:
+        """Writes the failure of the worker that failed first, if one did, into this process's own error file."""
+        failure = self._stepper.state.first_failure
+        if failure is not None:
+            text, returncode = self._error_files.get(failure.worker, ("", None))
+            pass_on(path, text, str(failure), ExitCode.USER_CODE_FAILED if returncode is None else returncode)
+
     def spared(self, order: KillWorker) -> None:
         """A process is not ended: nothing is left of it but what has run it."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
+
+
+def _last_words(process: WorkerProcess) -> tuple[str, str]:
+    """What it said of its end, and where that was: its error file says it best."""
+    raised = raised_in(process.error_file)
+    if raised is None:
+        return last_words(process.last_lines)
+    return raised.error, last_words(raised.callstack)[1]

@@ -19,7 +19,7 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what is said here and of the frames; both ends must have the same."""
 
 
@@ -302,10 +302,17 @@ class Start(Said, name="start"):
 
 @dataclass(frozen=True)
 class Stop(Said, name="stop"):
-    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds."""
+    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds.
+
+    Attributes:
+        worker: which.
+        grace_s: how long.
+        sever: whether its connections are shut at once.
+    """
 
     worker: str
     grace_s: float
+    sever: bool = False
 
 
 @dataclass(frozen=True)
@@ -448,6 +455,26 @@ class Unlisten(Said, name="unlisten"):
 
 
 @dataclass(frozen=True)
+class HoldPort(Said, name="hold_port"):
+    """Keep a port from all others, for rank 0 of a generation of workers. Answered by PortHeld.
+
+    Attributes:
+        generation: number of the generation.
+        ports: first and last port that may be taken; empty for any.
+    """
+
+    generation: int
+    ports: list[int]
+
+
+@dataclass(frozen=True)
+class LetGo(Said, name="let_go"):
+    """The port of that generation is no longer needed."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
 class Close(Said, name="close"):
     """Kill what still runs, pass on what it has written, say Bye, and end."""
 
@@ -474,21 +501,29 @@ class NotStarted(Said, name="not_started"):
 
 @dataclass(frozen=True)
 class Dying(Said, name="dying"):
-    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words."""
+    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
+
+    ``error_file`` is what it has written into its error file; "" for nothing.
+    """
 
     worker: str
     returncode: int | None
     how: str
     last_lines: list[str]
+    error_file: str = ""
 
 
 @dataclass(frozen=True)
 class Exited(Said, name="exited"):
-    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it."""
+    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
+
+    ``error_file``: see Dying.
+    """
 
     worker: str
     returncode: int
     last_lines: list[str]
+    error_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -632,6 +667,15 @@ class Probed(Said, name="probed"):
     rtt_s: dict[str, float]
     speeds: dict[str, list[float]]
     failures: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PortHeld(Said, name="port_held"):
+    """The answer to a HoldPort: the port, or 0 and why there is none."""
+
+    generation: int
+    port: int
+    error: str
 
 
 @dataclass(frozen=True)

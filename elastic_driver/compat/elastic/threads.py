@@ -58,6 +58,7 @@ class ThreadWorker:
     """See WorkerProcess. Made on the running loop."""
 
     last_lines: Sequence[str] = ()
+    error_file = ""
     runs_script = False
 
     def __init__(self, worker: WorkerId, slot: SlotInfo, label: str, create: CreateWorker, on_end: OnEnd) -> None:
@@ -101,7 +102,7 @@ class ThreadWorker:
         """Blocks until the function has returned."""
         return await asyncio.shield(self.exited)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """Sets its event, and blocks until the function has returned."""
         self.kill()
         return await self.wait()
@@ -133,6 +134,13 @@ class ThreadLauncher:
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         """Likewise."""
         return dict.fromkeys(hostnames, "")
+
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        """Functions find each other as they like."""
+        return 0
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """There is none."""
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

@@ -25,6 +25,7 @@ from elastic_driver.launch.agent.control import ControlSocket, end_orphans, plac
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.agent.machine import cores
+from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers
 from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Round, Said, Warning, Welcome
@@ -97,7 +98,8 @@ class Agent:
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
         self._rounds = HostRounds(self._send, self, is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES)
-        self._probes = Probes(self._send, self._tasks)
+        self._ports = HeldPorts(self._send)
+        self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
         self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
         self._server = RendezvousServer(
             self._rounds,
@@ -135,6 +137,7 @@ class Agent:
             way_out.callback(self._rounds.close)
             way_out.push_async_callback(self._tasks.end)
             way_out.callback(self._probes.close)
+            way_out.callback(self._ports.close)
             await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
             keeping = self._tasks.start(self._keep())
@@ -189,7 +192,7 @@ class Agent:
                     self._closing = True
                     self._tasks.start(self._close())
             case _:
-                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes)):
+                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes, self._ports)):
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:

@@ -35,9 +35,10 @@ from elastic_driver.launch.processes.death import (
 )
 from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
-from elastic_driver.rendezvous.environment import ENV_MARK, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 from elastic_driver.system.threads import started_pool
@@ -82,6 +83,11 @@ class _JobScanner:
     async def find(self, key: str) -> list[psutil.Process]:
         """The living processes of one worker, as of a scan that began after this call."""
         return (await self.find_all()).get(key, [])
+
+    async def sever(self, key: str) -> None:
+        """Shuts the connections of the living processes of one worker."""
+        pids = [process.pid for process in await self.find(key)]
+        await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids)
 
     async def find_all(self) -> _Found:
         """The living processes of the job by worker key."""
@@ -171,6 +177,11 @@ class LocalWorker:
                     watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
+    @property
+    def error_file(self) -> str:
+        """What it has written there is its agent's to read."""
+        return ""
+
     async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
         """Kills it, and has it say before where it hangs; see the protocol."""
         if self.exited.done() or (exits and not self._runs_script()):
@@ -220,9 +231,12 @@ class LocalWorker:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
         self._end_tree_within(grace_s)
+        if sever and not self.exited.done():
+            with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
+                await self._scanner.sever(self.worker.key)
         return await self.wait()
 
     def kill(self) -> None:
@@ -553,7 +567,13 @@ class LocalLauncher:
     ) -> tuple[Spawned, str]:
         """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
         forked = self._warm.fork(command, env) if self._warm is not None else None
-        spawned = spawn(worker, command, env, tether) if forked is None else forked
+        if forked is None:
+            # A forked worker does this itself: the warmed process's command is that of all.
+            own = env.get(ENV_LOCAL_RANK)
+            words = command if own is None else [word.replace("${local_rank}", own) for word in command]
+            spawned = spawn(worker, words, env, tether)
+        else:
+            spawned = forked
         try:
             # Now, that is before it has threads: each is bound as the one that starts it.
             bind(spawned.popen.pid, env)

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
@@ -36,7 +37,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Spawned
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 
@@ -46,11 +47,13 @@ HOOK = Path(__file__).with_name("hook")
 _OWN = frozenset(
     (
         ENV_WORKER,
+        ENV_LOCAL_RANK,
         ENV_ROUND,
         ENV_RENDEZVOUS,
         ENV_KEY,
         ENV_RANKS_KEY,
         "HOROVOD_HOSTNAME",
+        *PLACE_VARIABLES,
         *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),
     )
 )
