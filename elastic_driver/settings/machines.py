@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -82,6 +83,20 @@ def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 def remote_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What of the driver's environment workers on other machines get; ``-x`` adds to it."""
     return {name: value for name, value in environ.items() if _travels(name)}
+
+
+def node_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker of a job of nodes: what its node has of its own, and over that what the driver gives.
+
+    The driver's OMP_NUM_THREADS is a default. Its folders come before the node's own on the PYTHONPATH.
+    """
+    env = {**own, **given}
+    if "OMP_NUM_THREADS" in own:
+        env["OMP_NUM_THREADS"] = own["OMP_NUM_THREADS"]
+    if "PYTHONPATH" in own and "PYTHONPATH" in given:
+        entries = [*given["PYTHONPATH"].split(os.pathsep), *own["PYTHONPATH"].split(os.pathsep)]
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
+    return env
 
 
 @functools.cache  # asked for each of thousands of workers

@@ -79,6 +79,7 @@ class AgentLauncher:
         on_warm: called with a host's name, a process id and seconds whenever workers can be forked there from now on.
         warn: takes one-line reports of what went wrong and does not end the job.
         abroad: what of a worker's variables it gets on another machine than the driver's.
+        here: what it gets of them on the driver's.
     """
 
     descriptors_each = 0
@@ -91,8 +92,9 @@ class AgentLauncher:
         on_warm: Callable[[int, float], None],
         warn: Callable[[str], None],
         abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
+        here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
     ) -> None:
-        self._abroad = abroad
+        self._abroad, self._here = abroad, here
         self._agents = agents
         self._sink = sink
         self._on_warm = on_warm
@@ -145,7 +147,7 @@ class AgentLauncher:
         future: asyncio.Future[RemoteWorker] = asyncio.get_running_loop().create_future()
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
-        variables = dict(env) if link.facts.local else self._abroad(env)
+        variables = self._here(env) if link.facts.local else self._abroad(env)
         link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
         link.overdue(f"start worker {worker}", future.done)
         try:
