@@ -85,12 +85,18 @@ class Endpoint:
         if is_local_host(self.host):
             return True
         try:
-            ipaddress.ip_address(self.host.partition("%")[0])
+            ipaddress.ip_address(_bare(self.host))
         except ValueError:
             if addresses_of(self.host):
                 return False
             return True if _first_label(self.host) == _first_label(socket.gethostname()) else None
         return False
+
+    @property
+    def own_address(self) -> str:
+        """By which other machines reach it, where it is this machine's; "" for none. Blocks for up to 3 s."""
+        found = (address for address in addresses_of(self.host) if not ipaddress.ip_address(_bare(address)).is_loopback)
+        return next((address for address in found if is_local_host(address)), "")
 
     def claim(self) -> socket.socket | None:
         """Takes the port on this machine. Returns a socket that listens on loopback; None where somebody has it.
@@ -128,6 +134,11 @@ class Endpoint:
             sock.close()
             raise
         return sock
+
+
+def _bare(address: str) -> str:
+    """Without its zone."""
+    return address.partition("%")[0]
 
 
 def _first_label(name: str) -> str:

@@ -50,8 +50,11 @@ JOIN_TIMEOUT_S = 600.0
 """How long a node looks for its driver, and how long the job may lack nodes; torchrun's default."""
 # Between two looks for what no connection tells of: the port, a name, a token.
 _LOOK_S = 0.2
-# A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next.
-_HERE_S = 2.0
+# A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next. Longer than it takes to
+# see that what answers is no driver.
+_HERE_S = 3.0
+# What is looked for again so soon is not worth a line before.
+_QUIET_S = 2.0
 # How long the end of the job that was here before may take.
 _ENDING_S = 30.0
 # Of a command in words; behind that its digest tells the rest.
@@ -129,14 +132,15 @@ class _Wait:
     """Something that this node waits for, until some time; why is told once for each cause."""
 
     until: float
+    quiet_until: float
     told: set[str] = field(default_factory=set)
 
     @property
     def left_s(self) -> float:
         return self.until - time.monotonic()
 
-    def tell(self, text: str) -> None:
-        if text not in self.told:
+    def tell(self, text: str, *, at_once: bool = False) -> None:
+        if text not in self.told and (at_once or time.monotonic() >= self.quiet_until):
             self.told.add(text)
             _say(f"{text}; waiting for up to {max(self.left_s, 0.0):.0f} s")
 
@@ -195,7 +199,8 @@ class _Node:
                     why = end.why
                     if end.how is How.LOST:
                         wait = self._new_wait()
-                        why = f"{why}; its workers here were ended"
+                        wait.tell(f"{why}; its workers here were ended", at_once=True)
+                        continue
                     elif end.how is How.TOO_LATE:
                         wait.until = min(wait.until, time.monotonic() + _ENDING_S)
                     elif end.how is How.NOT_MET:
@@ -206,7 +211,8 @@ class _Node:
             time.sleep(_LOOK_S)
 
     def _new_wait(self) -> _Wait:
-        return _Wait(time.monotonic() + self._join_timeout_s)
+        now = time.monotonic()
+        return _Wait(now + self._join_timeout_s, now + _QUIET_S)
 
     def _gives_up(self, why: str) -> int:
         _say(f"this node gives up to wait for the driver at {self._place}: {why}")
@@ -250,9 +256,9 @@ class _Node:
         self._warn_of_readers()
         own = inheritable(os.environ)
         # A name of this machine may mean an address of loopback where the driver does not listen.
-        urls = (self._place.url, f"http://{LOOPBACK}:{self._place.port}") if here else (self._place.url,)
+        url = f"http://{LOOPBACK}:{self._place.port}" if here else self._place.url
         bootstrap = Bootstrap(
-            urls,
+            (url,),
             identity=Role.JOINER,
             key=join_key(token).hex(),
             host=self._name,
@@ -260,7 +266,7 @@ class _Node:
             agent_timeout_s=settings.agent_timeout_s,
             # Who may be the driver itself looks soon whether there is one.
             first_s=min(_HERE_S, wait.left_s) if here and self._is_host is None else wait.left_s,
-            address=self._address,
+            address=self._address or (self._place.own_address if here else ""),
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
             alike=json.dumps(self._alike),
         )
@@ -269,7 +275,7 @@ class _Node:
             home = Home(
                 environ=lambda given: node_environment(own, given),
                 screen=console,
-                waits=lambda why: wait.tell(f"cannot reach the driver yet: {why}"),
+                waits=lambda why: wait.tell(f"cannot reach the driver yet: {why}", at_once=not here),
             )
             return attend(bootstrap, home)
 

@@ -399,7 +399,7 @@ class Fleet:
 
         Several may be on one machine, or have a machine's name in common.
         """
-        names = (name, *(f"{name}-{number}" for number in itertools.count(2)))
+        names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
         return next(each for each in names if not self._is_taken(each))
 
     def _is_taken(self, name: str) -> bool:
