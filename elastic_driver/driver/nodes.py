@@ -50,8 +50,8 @@ JOIN_TIMEOUT_S = 600.0
 """How long a node looks for its driver, and how long the job may lack nodes; torchrun's default."""
 # Between two looks for what no connection tells of: the port, a name, a token.
 _LOOK_S = 0.2
-# A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next. Longer than it takes to
-# see that what answers is no driver.
+# A try to reach a driver on this machine: when it has gone meanwhile, this node may be the next. Longer than it takes
+# to see that what answers is no driver.
 _HERE_S = 3.0
 # What is looked for again so soon is not worth a line before.
 _QUIET_S = 2.0
