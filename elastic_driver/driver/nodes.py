@@ -159,7 +159,8 @@ class _Node:
                 f"and name it with --join-token-file token or the variable {ENV_JOIN_TOKEN_FILE}"
             )
         self._is_host = _is_host(nodes)
-        self._join_timeout_s = _seconds(nodes.conf, "join_timeout", JOIN_TIMEOUT_S)
+        name = next((name for name in ("join_timeout", "timeout") if name in nodes.conf), "")
+        self._join_timeout_s, self._has_join_timeout = _seconds(nodes.conf, name, JOIN_TIMEOUT_S), bool(name)
         name = socket.gethostname()
         self._name = name if is_host_name(name) else "localhost"
         self._has_warned = False
@@ -229,7 +230,7 @@ class _Node:
             min_num_proc=nodes.least * number,
             max_num_proc=nodes.most * number,
             elastic=True,
-            elastic_timeout_s=self._join_timeout_s if "join_timeout" in nodes.conf else settings.elastic_timeout_s,
+            elastic_timeout_s=self._join_timeout_s if self._has_join_timeout else settings.elastic_timeout_s,
             hosts=(Host(self._name, number),),
             discovery_script=None,
             accept_agents=True,

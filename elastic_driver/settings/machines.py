@@ -33,6 +33,10 @@ _STAYS = re.compile(
 )
 
 
+# What a driver gives for those who have none of their own; always, or where it is this.
+_DEFAULTS = {"OMP_NUM_THREADS": "", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+
+
 def check_interface(flag: str, text: str) -> None:
     """Raises SettingsError unless this is an interface's name, an address, or a network as ``10.0.0.0/8``."""
     try:
@@ -88,11 +92,12 @@ def remote_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def node_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker of a job of nodes: what its node has of its own, and over that what the driver gives.
 
-    The driver's OMP_NUM_THREADS is a default. Its folders come before the node's own on the PYTHONPATH.
+    What is a default of the driver's stands below the node's own. On the PYTHONPATH its folders come first.
     """
     env = {**own, **given}
-    if "OMP_NUM_THREADS" in own:
-        env["OMP_NUM_THREADS"] = own["OMP_NUM_THREADS"]
+    for name, value in _DEFAULTS.items():
+        if name in own and value in ("", env[name]):
+            env[name] = own[name]
     if "PYTHONPATH" in own and "PYTHONPATH" in given:
         entries = [*given["PYTHONPATH"].split(os.pathsep), *own["PYTHONPATH"].split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))

@@ -83,5 +83,9 @@ def test_workers_of_a_node_have_its_own_variables_below_the_drivers() -> None:
         "PYTHONPATH": "/shim:/both:/own/lib",
         "HOROVOD_ELASTIC": "1",
     }
+    # What is a default in one job is an order in another.
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert node_environment({name: "3"}, {name: "1"}) == {name: "3"}
+    assert node_environment({name: "3"}, {name: "2"}) == {name: "2"}
     assert node_environment({}, given) == given
     assert node_environment(own, {}) == own
