@@ -11,14 +11,15 @@ import secrets
 import shlex
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 import uvloop
 
 from elastic_driver.core.heartbeats import interval_s
-from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.dialects.ours import OurDialect, inheritable
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
@@ -36,7 +37,8 @@ from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
-from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
+from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
@@ -52,9 +54,9 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
-from elastic_driver.settings.join_token import read_join_token
+from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
-from elastic_driver.settings.machines import STDIN, remote_environment
+from elastic_driver.settings.machines import STDIN, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
@@ -72,13 +74,47 @@ _MOST_NAME = 200
 _THREADS = 8
 
 
-def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAgent | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What a driver knows of a job of nodes beside its settings: its own machine is one of them.
+
+    Attributes:
+        listener: a socket that listens on loopback, on the port where the nodes meet.
+        token: with which they prove themselves.
+        host: this node's name.
+        node_rank: its place among them; -1 where that is found by itself.
+        address: under which the others reach it; "" to find it.
+        only_here: whether all of them are on this machine.
+        alike: what they have to be started with alike.
+        invitation: how they are started, in words.
+        torchrun: what workers are told of the job.
+    """
+
+    listener: socket.socket
+    token: str = field(repr=False)
+    host: str
+    node_rank: int
+    address: str
+    only_here: bool
+    alike: Mapping[str, str]
+    invitation: str
+    torchrun: TorchrunJob
+
+
+def run_job(
+    settings: Settings,
+    *,
+    routes: Routes | None = None,
+    early: EarlyAgent | None = None,
+    gathering: Gathering | None = None,
+) -> int:
     """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
 
     Args:
         settings: what the user asked for.
         routes: what workers may ask beside what their dialect has.
         early: a process that may become this machine's agent; it is ended where it is not needed.
+        gathering: of a job of nodes; None for all others.
 
     Returns:
         The exit code of ``elasticrun``.
@@ -88,7 +124,7 @@ def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAge
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
-        return _run_job(settings, routes or {}, LocalDialler(early=early))
+        return _run_job(settings, routes or {}, LocalDialler(early=early), gathering)
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -99,7 +135,7 @@ def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAge
             early.dismiss()
 
 
-def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
+def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)
@@ -124,10 +160,11 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
         chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
-        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local)
+        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering)
         discovery = FleetDiscovery(_discovery_of(settings, job_id, clock), agents.fleet, on_settled=local.settled)
         dialect = OurDialect(
-            os.environ,
+            # Nodes have their own, see _agents_of.
+            os.environ if gathering is None else {},
             exported={
                 **settings.passed_env,
                 ENV_HEARTBEAT: f"{heard_s:g}",
@@ -140,7 +177,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
             on_change=first_kind(settings),
-            torchrun=_torchrun_job(settings, job_id),
+            torchrun=_torchrun_job(settings, job_id, gathering),
         )
         driver = ElasticDriver(
             settings,
@@ -198,14 +235,14 @@ def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
     )
 
 
-def _torchrun_job(settings: Settings, job_id: str) -> TorchrunJob:
+def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) -> TorchrunJob:
     nodes = settings.nodes or Nodes()
-    return TorchrunJob(
-        nodes.run_id or job_id,
-        role=nodes.role,
+    told = TorchrunJob(nodes.run_id or job_id, role=nodes.role) if gathering is None else gathering.torchrun
+    return replace(
+        told,
         max_restarts=settings.reset_limit,
         virtual_local_rank=settings.virtual_local_rank,
-        macros=settings.nodes is not None,
+        macros=gathering is not None or settings.nodes is not None,
     )
 
 
@@ -224,11 +261,15 @@ def _agents_of(
     chronicle: Chronicle,
     heard_s: float,
     local: LocalDialler,
+    gathering: Gathering | None,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
+    own = inheritable(os.environ)
     token = ""
-    if settings.accept_agents:
-        token = secrets.token_hex(32) if settings.join_token_file is None else read_join_token(settings.join_token_file)
+    if gathering is not None:
+        token = gathering.token
+    elif settings.accept_agents:
+        token = new_join_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
     door = Door(clock, join_key=join_key(token) if token else None)
     certificate = Certificate.new() if settings.tls else None
     fingerprint = "" if certificate is None else certificate.fingerprint
@@ -237,7 +278,7 @@ def _agents_of(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         ssl=None if certificate is None else server_context(certificate),
-        is_wide=settings.accept_agents,
+        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
         ports=settings.driver_ports,
     )
     fleet = Fleet(
@@ -249,13 +290,13 @@ def _agents_of(
             fingerprint=fingerprint,
             job=_name_of_job(settings),
             owner=name_of_this_process(),
+            host="" if gathering is None else gathering.host,
+            node_rank=-1 if gathering is None else gathering.node_rank,
         ),
         local=local,
         remote=_remote_dialler(settings),
         is_local=is_local_host,
-        address=lambda facts, route: choose_address(
-            facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host
-        ),
+        address=_addresses_of(settings, gathering),
         tasks=tasks,
         check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
     )
@@ -264,7 +305,8 @@ def _agents_of(
         outputs,
         on_warm=chronicle.warmed,
         warn=chronicle.warning,
-        abroad=lambda env: _abroad(settings, env),
+        abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
+        here=dict if gathering is None else lambda env: node_environment(own, env),
         ports=settings.port_range,
     )
     mask = os.umask(0)
@@ -278,8 +320,33 @@ def _agents_of(
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,
+        alike=None if gathering is None else gathering.alike,
     )
-    return AgentSide(door, Reception(door, terms, fleet), fleet, launcher, ways, tasks, fingerprint, token)
+    return AgentSide(
+        door,
+        Reception(door, terms, fleet),
+        fleet,
+        launcher,
+        ways,
+        tasks,
+        fingerprint,
+        token,
+        listener=None if gathering is None else gathering.listener,
+        invitation="" if gathering is None else gathering.invitation,
+    )
+
+
+def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
+    """Where a host's workers listen when the job has several: of its agent, and its address by route."""
+
+    def address(facts: AgentFacts, route: str) -> str:
+        if gathering is not None and gathering.only_here:
+            return LOOPBACK
+        if gathering is not None and facts.local:
+            route = gathering.address or route
+        return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
+
+    return address
 
 
 def _remote_dialler(settings: Settings) -> Dialler:

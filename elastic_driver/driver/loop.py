@@ -275,6 +275,7 @@ class ElasticDriver:
                 descriptors_each=self._launcher.descriptors_each
                 + output_files.DESCRIPTORS_EACH
                 * ((self._settings.output_filename is not None) + self._settings.logs.keeps_files),
+                listener=None if self._agents is None else self._agents.listener,
             )
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
@@ -304,6 +305,9 @@ class ElasticDriver:
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
+        if self._agents.invitation:
+            self._chronicle.remark(self._agents.invitation)
+            return
         file = self._settings.join_token_file
         for url in self._agents.urls[:1]:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}"
@@ -336,6 +340,8 @@ class ElasticDriver:
     async def _finish(self, end: EndJob) -> None:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         self.rounds.job_over(end.message)
+        if self._agents is not None:
+            self._agents.fleet.job_over(end.exit_code, end.message)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
         self._stepper.catch_up()
         folder = self._settings.durable_dir

@@ -23,6 +23,10 @@ PROTOCOL = 3
 """Version of what is said here and of the frames; both ends must have the same."""
 
 
+JOB_IS_OVER = "the job is over"
+"""Stands in the reason of a refusal where that is the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """What a new agent is given, by whoever starts it: on its standard input, or in one word of its command line.
@@ -39,6 +43,10 @@ class Bootstrap:
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
             own machine; "" for others.
         job: what tells this job from others on the host, for the agent that ends what an earlier driver has left.
+        first_s: how long the driver may take to come, seconds; 0 for as long as an agent waits anyhow.
+        address: of its host's own, under which the others reach it; "" to find it.
+        node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
+        alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
     """
 
     urls: tuple[str, ...]
@@ -51,6 +59,10 @@ class Bootstrap:
     fingerprint: str = ""
     owner: str = ""
     job: str = ""
+    first_s: float = 0.0
+    address: str = ""
+    node_rank: int = -1
+    alike: str = ""
 
     def to_json(self) -> bytes:
         """One line of ASCII."""
@@ -228,6 +240,7 @@ class Hello(Said, name="hello"):
         addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
         labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
             them.
+        node_rank, alike: see Bootstrap.
     """
 
     agent: str
@@ -247,6 +260,8 @@ class Hello(Said, name="hello"):
     address: str
     addresses: list[str]
     labels: str = ""
+    node_rank: int = -1
+    alike: str = ""
 
 
 @dataclass(frozen=True)
@@ -476,7 +491,15 @@ class LetGo(Said, name="let_go"):
 
 @dataclass(frozen=True)
 class Close(Said, name="close"):
-    """Kill what still runs, pass on what it has written, say Bye, and end."""
+    """Kill what still runs, pass on what it has written, say Bye, and end.
+
+    Attributes:
+        exit_code: of the job, which is over; -1 where it goes on without this host.
+        why: the job is over, in words.
+    """
+
+    exit_code: int = -1
+    why: str = ""
 
 
 # --- agent to driver ------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.output_files import Screen
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
@@ -80,8 +81,9 @@ class HostWorkers:
         send: tells the driver something.
         on_gone: told of each worker that has died.
         tasks: run what nobody waits for.
-        environ: variables of this host's own, that workers have below what the driver gives them; its own agent's
-            have none: there the driver gives all.
+        environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
+        own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
+        screen: shows what workers write here, too; None for nobody.
     """
 
     def __init__(
@@ -93,14 +95,17 @@ class HostWorkers:
         send: Callable[[Said], None],
         on_gone: Callable[[WorkerId], None],
         tasks: Tasks,
-        environ: Mapping[str, str],
+        environ: Callable[[Mapping[str, str]], Mapping[str, str]],
+        own_folder: bool = False,
+        screen: Screen | None = None,
     ) -> None:
-        self._environ = dict(environ)
+        self._environ = environ
+        self._screen = screen
         self._send = send
         self._on_gone = on_gone
         self._tasks = tasks
         self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
-        self._bad_folder = _enter(welcome)
+        self._bad_folder = "" if own_folder else _enter(welcome)
         self._launcher = LocalLauncher(
             self,
             prefix_timestamp=welcome.prefix_timestamp,
@@ -201,6 +206,8 @@ class HostWorkers:
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """See OutputSink."""
         self._send(Output(worker.key, stream, data))
+        if self._screen is not None:
+            self._screen.write(stream, data)
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink: Finished says it."""
@@ -216,7 +223,7 @@ class HostWorkers:
 
     async def _start(self, worker: WorkerId, order: Start) -> None:
         error_file = self._error_file_of[worker] = self._error_files.new()
-        env = {**self._environ, **order.env, **self._own, ENV_KEY: self._keys[worker].hex()}
+        env = {**self._environ(order.env), **self._own, ENV_KEY: self._keys[worker].hex()}
         env[ENV_ERROR_FILE] = error_file
         starting = self._starting[worker]
         try:

@@ -83,6 +83,7 @@ class AgentLauncher:
         warn: takes one-line reports of what went wrong and does not end the job.
         abroad: what of a worker's variables it gets on another machine than the driver's.
         ports: first and last port that may be held for workers; None for any.
+        here: what it gets of them on the driver's.
     """
 
     descriptors_each = 0
@@ -96,8 +97,9 @@ class AgentLauncher:
         warn: Callable[[str], None],
         abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
         ports: tuple[int, int] | None = None,
+        here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
     ) -> None:
-        self._abroad = abroad
+        self._abroad, self._here = abroad, here
         self._ports = list(ports or ())
         self._holding: dict[tuple[str, int], asyncio.Future[int]] = {}  # by agent and generation
         self._agents = agents
@@ -177,7 +179,7 @@ class AgentLauncher:
         future: asyncio.Future[RemoteWorker] = asyncio.get_running_loop().create_future()
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
-        variables = dict(env) if link.facts.local else self._abroad(env)
+        variables = self._here(env) if link.facts.local else self._abroad(env)
         link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
         link.overdue(f"start worker {worker}", future.done)
         try:

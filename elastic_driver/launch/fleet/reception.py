@@ -7,8 +7,9 @@ version, and the keys that both agree on. What its host means to the job is the 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from elastic_driver.version import __version__
 # From the upgrade to the hello: it is sent in one piece.
 _HELLO_S = 10.0
 _HELLO_BYTES = 1 << 20
+# Of a value that nodes do not have alike. Commands may be long.
+_SHOWN = 300
 _NUMBER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -39,6 +42,7 @@ class Terms:
 
     Attributes:
         job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s: see Welcome.
+        alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
     job_id: str
@@ -49,6 +53,7 @@ class Terms:
     preload: tuple[str, ...] | None
     prefix_timestamp: bool
     agent_timeout_s: float
+    alike: Mapping[str, str] | None = None
 
 
 class Host(Protocol):
@@ -212,6 +217,7 @@ class Greeting:
                 parse_labels(hello.labels.split())
             except SettingsError as error:
                 why = f"host {facts.host}: {error}"
+            why = why or _difference(hello.alike, self._terms.alike, facts.host)
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)
@@ -225,3 +231,23 @@ class Greeting:
         self._over(self)
         if self._link is not None:
             self._link.broken(self.connection, why)
+
+
+def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:
+    """Why a host cannot be a node of this job; "" where it can. A host that is no node may join."""
+    if not said:
+        return ""
+    if alike is None:
+        return f"node {host} was started as one of several (--nnodes), and the job it has come to was not"
+    try:
+        values = json.loads(said)
+        theirs = {str(name): str(value) for name, value in values.items()}
+    except (ValueError, AttributeError):
+        raise RendezvousProtocolError("cannot read message hello: what nodes have alike is no JSON object") from None
+    for name, value in alike.items():
+        if theirs.get(name) != value:
+            return (
+                f"all nodes have to be started alike: node {host} has {name} {theirs.get(name, '(nothing)')[:_SHOWN]}, "
+                f"and the job {value[:_SHOWN]}"
+            )
+    return ""
