@@ -1,6 +1,6 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
-    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun] [--hosts netns] [--worker ddp]
+    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios kill,...] [--no-torchrun] [--hosts netns]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
