@@ -65,16 +65,16 @@ class LateServer:
         self._store: Any = None
         self._closed = False
         self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
         # A daemon for the watch thread's reason; a first client wakes and ends it, and close().
         self._thread = threading.Thread(target=self._wait_for_client, name="elastic-store", daemon=True)
         self._thread.start()
 
     def _wait_for_client(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            assert self._listener is not None
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            selector.select()
+        with self._selector:
+            self._selector.select()
         with contextlib.suppress(RuntimeError):  # the peers see it by the closed connection
             self.store()
 
@@ -96,11 +96,11 @@ class LateServer:
         """Ends it."""
         with self._lock:
             self._closed = True
-            listener, self._listener = self._listener, None
         self._waker.close()
         self._thread.join()
-        if listener is not None:
-            listener.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._wake.close()
         self._store = None
 
