@@ -6,13 +6,16 @@ All ranks train on the same data, which follow from the step, so that the losses
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -59,7 +62,7 @@ class Log:
     def __init__(self) -> None:
         self._file = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
 
-    def step(self, step: int, loss: float, **more: Any) -> None:
+    def step(self, step: int, loss: float = 0.0, **more: Any) -> None:
         line = {"time": time.time(), "pid": os.getpid(), "rank": dist.get_rank(), "size": dist.get_world_size()}
         self._file.write(json.dumps({**line, "step": step, "loss": loss, **more}) + "\n")
 
@@ -71,9 +74,13 @@ def held(step: int) -> None:
         time.sleep(0.01)
 
 
-def train_ddp(hvd: Any, log: Log, kind: str) -> None:
+def ddp_state(hvd: Any) -> Any:
     model = build()
-    state = hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+    return hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+
+
+def train_ddp(hvd: Any, log: Log, kind: str) -> None:
+    state = ddp_state(hvd)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -98,7 +105,7 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
-def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
+def fsdp_state(hvd: Any, *, copies: bool = True) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     def make(mesh: Any) -> tuple[Any, Any]:
@@ -108,7 +115,11 @@ def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
         fully_shard(model, mesh=mesh)
         return model, adam(model)
 
-    state = hvd.elastic.FSDPState(make, copies=kind != "bare", step=0)
+    return hvd.elastic.FSDPState(make, copies=copies, step=0)
+
+
+def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
+    state = fsdp_state(hvd, copies=kind != "bare")
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -126,13 +137,53 @@ def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
+RESETS = 50
+
+
+def reset_often(hvd: Any, log: Log, state: Any) -> None:
+    """Resets after each commit until there are RESETS, and then says what is left of all those rounds."""
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+    process = psutil.Process()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model = state.ddp if hasattr(state, "ddp") else state.model
+        made.update([hvd.process_group(), model])
+        state.optimizer.zero_grad()
+        loss_of(model, state.step).backward()
+        state.optimizer.step()
+        state.step += 1
+        state.commit()
+        figures = {"fds": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
+        log.step(state.step, **figures)
+        if state.step < RESETS:
+            raise hvd.HorovodInternalError("once more")
+        del model
+        gc.collect()
+        log.step(state.step, left=len(made), groups=len(dist.distributed_c10d._world.pg_map), hook=hook_depth())
+
+    train(state)
+
+
+def hook_depth() -> int:
+    """How many functions stand around Python's own excepthook: torch wraps it each time."""
+    depth, hook = 0, sys.excepthook
+    while hook is not sys.__excepthook__ and depth < 1000:
+        cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        hook = next((cell for cell in cells if callable(cell)), sys.__excepthook__)
+        depth += 1
+    return depth
+
+
 def main() -> None:
     import elastic_driver.torch as hvd
 
     way, _, kind = sys.argv[1].partition("-")
     hvd.init()
     log = Log()
-    if way == "ddp":
+    if kind == "resets":
+        reset_often(hvd, log, ddp_state(hvd) if way == "ddp" else fsdp_state(hvd))
+    elif way == "ddp":
         train_ddp(hvd, log, kind)
     else:
         train_fsdp(hvd, log, kind)

@@ -8,10 +8,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from distributed_program import expected_losses
+from distributed_program import RESETS, expected_losses
 from jobs import SUPPORT, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -107,5 +106,19 @@ def test_an_error_of_the_users_own_is_no_lost_peer(tmp_path: Path) -> None:
         assert "RuntimeError: an error of the user's own" in running.stderr.read_text() + running.stdout.read_text()
 
 
-def _rounds(running: Job) -> list[dict[str, Any]]:
-    return running.events("round_formed")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_nothing_is_left_of_fifty_rounds(tmp_path: Path, kind: str) -> None:
+    with job(tmp_path, f"{kind}-resets", ONE) as running:
+        assert running.wait() == 0, running.said()
+        lines = running.steps()
+    for rank in range(2):
+        mine = [line for line in lines if line["rank"] == rank]
+        rounds = [line for line in mine if "fds" in line]
+        assert len(rounds) > RESETS / 2  # a rank may learn of the other's error before it comes to its own
+        early, late = rounds[10], rounds[-1]
+        assert late["fds"] <= early["fds"] + 10  # what is being freed in the background, at most
+        assert late["threads"] <= early["threads"] + 10
+        assert late["rss"] <= early["rss"] + (40 << 20)
+        assert mine[-1]["groups"] == 1
+        assert mine[-1]["left"] <= 4, "of two objects a round, those of the last two rounds"
+        assert mine[-1]["hook"] <= 2
