@@ -1,6 +1,6 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
-    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun] [--hosts netns]
+    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios kill,...] [--no-torchrun] [--hosts netns]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
@@ -37,6 +37,8 @@ event log and of the marks of elastic_loop.py, all on one clock. The stages:
 - connected: the engines' connections stand;
 - synced: the state is equal on all ranks;
 - first step: all have done one, with its 50 ms of sleep.
+
+With ``--worker ddp`` torch's DistributedDataParallel carries the gradients, in place, over the round's process group.
 
 The yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's steps.
 """
@@ -238,8 +240,10 @@ def main() -> None:
     parser.add_argument("--workers", default="4", help="comma list of even numbers (default 4)")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="comma list (default all)")
     parser.add_argument("--hosts", choices=("one", "netns"), default="one", help="one machine, or network namespaces")
+    parser.add_argument("--worker", choices=("ours", "ddp"), default="ours", help="what carries the gradients")
     parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out")
     options = parser.parse_args()
+    os.environ["BENCH_WORKER"] = options.worker  # elastic_loop.py's
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(Namespaces(3, sshd=True)) if options.hosts == "netns" else None
         run_all(options, nodes)

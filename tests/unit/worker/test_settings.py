@@ -187,4 +187,6 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
     assert readers == {
         "function/launch.py": [],  # the driver's environment, handed on
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
+        "torch/distributed/group.py": ["_GLOO_INTERFACE"],  # torch's own
+        "torch/distributed/sockets.py": ['"TORCH_GLOO_LAZY_INIT"'],  # torch's own
     }
