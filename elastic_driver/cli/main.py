@@ -80,6 +80,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.leave import leave
 
             return leave
+        case "rendezvous":
+            from elastic_driver.cli.rendezvous import rendezvous
+
+            return rendezvous
         case "status":
             from elastic_driver.cli.status import status
 
