@@ -29,7 +29,8 @@ subcommands (each has --help):
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
   join                  have this machine join a job that accepts agents
-  leave                 have this machine leave the job that it has joined"""
+  leave                 have this machine leave the job that it has joined
+  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 

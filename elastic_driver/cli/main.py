@@ -32,10 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         settings = settings_from(given, os.environ)
         if settings.nodes is not None and settings.nodes.endpoint:
-            raise SettingsError(
-                "cannot run a job of several nodes that meet by themselves: give -np and -H or --accept-agents "
-                "instead of --nnodes"
-            )
+            from elastic_driver.driver.nodes import run_node
+
+            return run_node(settings, settings.nodes)
         from elastic_driver.launch.dial.early import EarlyAgent
 
         early = EarlyAgent()
@@ -85,6 +84,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.leave import leave
 
             return leave
+        case "rendezvous":
+            from elastic_driver.cli.rendezvous import rendezvous
+
+            return rendezvous
         case "status":
             from elastic_driver.cli.status import status
 

@@ -46,7 +46,8 @@ NCCL = {
 }
 
 
-# All of them answered by the server itself. What a worker posts has to name that worker.
+# All of them answered by the server itself; the driver adds the route of torch Stores. What a worker posts has to name
+# that worker.
 OUR_ROUTES: Routes = {
     "next-round": Route({b"POST": WORKER}),
     "watch": Route({b"POST": WORKER}),

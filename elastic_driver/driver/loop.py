@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import signal
 import sys
 import traceback
@@ -79,7 +80,10 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
+from elastic_driver.rendezvous.routes import WORKER, Route
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
+from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
@@ -203,9 +207,12 @@ class ElasticDriver:
             remark=self._remark,
         )
         key = JobKey.new()
+        # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
+        store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
+        routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
         self._server = RendezvousServer(
             self.rounds,
-            routes={} if agents is not None else {**dialect.routes, **self.rounds.routes},
+            routes={} if agents is not None else routes,
             key=key,
             on_error=self._crash,
             on_full=chronicle.warning,
@@ -219,7 +226,7 @@ class ElasticDriver:
             self._spokesman = Spokesman(
                 self.rounds,
                 self._server.store,
-                {**dialect.routes, **self.rounds.routes},
+                routes,
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,

@@ -612,7 +612,7 @@ class OnDisc(Said, name="on_disc"):
 
 @dataclass(frozen=True)
 class Ask(Said, name="ask"):
-    """A worker's request that the driver itself answers: leave, status, publish, outcome, call.
+    """A worker's request that the driver itself answers: leave, status, publish, outcome, call, store.
 
     Attributes:
         number: of the request; the Answer has it.

@@ -27,6 +27,7 @@ from elastic_driver.torch.optimizer.compression import Compression as Compressio
 from elastic_driver.torch.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
 from elastic_driver.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
 from elastic_driver.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from elastic_driver.torchelastic.store import HTTPStore as HTTPStore
 from elastic_driver.worker.api.names import *  # noqa: F403
 
 if not _typing.TYPE_CHECKING:  # type checkers cannot read it, and would take it for empty
