@@ -24,6 +24,8 @@ T = TypeVar("T", bound=_HasWorker)
 # Changes that are kept beside the items before they are put among them. Each change copies the former, one in so many
 # the latter: where thousands of workers report, a copy of all items at each report would be what they wait for.
 _MOST_CHANGES = 64
+# Of so few items a copy costs no more than one of the changes, and all later looks at them are quicker.
+_FEW_ITEMS = 64
 
 
 class Roster(Generic[T]):
@@ -61,7 +63,7 @@ class Roster(Generic[T]):
     def put(self, *items: T) -> Roster[T]:
         """With these: each in the place of its worker's former item, or behind all."""
         made: Roster[T] = Roster()
-        if len(self._changes) + len(items) > _MOST_CHANGES:
+        if len(self._items) <= _FEW_ITEMS or len(self._changes) + len(items) > _MOST_CHANGES:
             made._items = {**self._items, **self._changes, **{item.worker: item for item in items}}
             return made
         made._items, made._new = self._items, self._new

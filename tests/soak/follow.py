@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from history import History
+from json_lines import JsonLines
 
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, commit_ids, commit_path
-
-
-class Tail:
-    """Reads whole JSON lines that have come since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
 
 
 class Follower:
@@ -52,12 +33,12 @@ class Follower:
         self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=800)
         self.steps = 0
         self.seen: list[dict[str, Any]] = []
-        self._lines = Tail(step_log)
-        self._events: Tail | None = None
+        self._lines = JsonLines(step_log)
+        self._events: JsonLines | None = None
 
     def begin(self, event_log: Path) -> None:
         """Another job begins, which writes this event log."""
-        self._events = Tail(event_log)
+        self._events = JsonLines(event_log)
         self.seen = []
 
     def look(self) -> bool:
@@ -68,7 +49,7 @@ class Follower:
         """
         assert self._events is not None
         # Lines first: what the driver wrote before them is there by then.
-        lines, events = self._lines.read(), self._events.read()
+        lines, events = self._lines.new(), self._events.new()
         for event in events:
             if event["event"] == "job_started":
                 self.history.begin_job(event["job_id"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from json_lines import JsonLines
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = Path(__file__).parent
@@ -38,6 +38,7 @@ class Job:
         self.step_log = folder / "steps.jsonl"
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
+        self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
         arguments = [*prefix, sys.executable, *elasticrun, "--event-log", str(self.event_log), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
@@ -78,13 +79,10 @@ class Job:
         new.replace(self.hosts_file)
 
     def steps(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.step_log.read_text().splitlines() if line.endswith("}")]
+        return self._steps.all()
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        if not self.event_log.exists():
-            return []
-        lines = [json.loads(line) for line in self.event_log.read_text().splitlines() if line.endswith("}")]
-        return [line for line in lines if kind is None or line["event"] == kind]
+        return [line for line in self._events.all() if kind is None or line["event"] == kind]
 
     def said(self) -> str:
         return self.stderr.read_text(errors="replace")

@@ -32,10 +32,12 @@ def check(roster: Roster[Record], plain: dict[WorkerId, WorkerState]) -> None:
         assert (None if found is None else found.state) == plain.get(worker)
 
 
-@pytest.fixture(autouse=True, params=[0, 2, 64])
-def most_changes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[(0, -1), (2, -1), (64, -1), (64, 3), (64, 64)])
+def when_changes_are_merged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be put among the items at any time."""
-    monkeypatch.setattr(roster_module, "_MOST_CHANGES", request.param)
+    most_changes, few_items = request.param
+    monkeypatch.setattr(roster_module, "_MOST_CHANGES", most_changes)
+    monkeypatch.setattr(roster_module, "_FEW_ITEMS", few_items)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
