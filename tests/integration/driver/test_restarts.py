@@ -110,6 +110,15 @@ def test_init_where_workers_are_restarted(tmp_path: Path) -> None:
         assert "hvd.init() needs --on-change auto or in-place" in job.said()
 
 
+def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("raise ImportError('no data set')\n")
+    with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 1
+        assert job.said().count("Traceback (most recent call last):") == 1
+        assert "exited with code 1: ImportError: no data set (at train.py:1), which leaves no host" in job.said()
+
+
 def test_all_are_restarted_when_one_is_killed(tmp_path: Path) -> None:
     with Script(tmp_path, "localhost:2\n127.0.0.1:1\n", "-np", "3", "--min-np", "1") as job:
         first = job.began(1, 3)
