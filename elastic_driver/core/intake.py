@@ -45,7 +45,7 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
-from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
+from elastic_driver.core.placement import all_offered, in_target, standby_places, usable_slots, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
@@ -331,7 +331,8 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
+        stays = _stays(t.state, record)
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
 
 
 def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
@@ -349,7 +350,18 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t.state, record))
+
+
+def _stays(state: State, record: WorkerRecord) -> bool:
+    """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it, and it is known
+    how often that may be tried.
+    """
+    policy, name = state.policy, record.worker.hostname
+    if policy.on_change is not OnChange.RESTART or policy.reset_limit is None:
+        return False
+    others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
+    return usable_slots(replace(state, discovery=others)) < policy.min_num_proc
 
 
 def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
@@ -394,6 +406,7 @@ def take_crash(
     *,
     wanted: bool,
     told: bool = False,
+    stays: bool = False,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
@@ -405,22 +418,26 @@ def take_crash(
         draw: for the cooldown, 0 to 1.
         wanted: whether its place was still wanted.
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
+        stays: whether its host stays in the job nevertheless.
     """
     worker, how = record.worker, failure.how
+    blacklists = wanted and not stays
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    known = _blacklist(t, worker.hostname, draw, wanted=blacklists)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
+        _report_blacklisted(t, worker.hostname, text, told=told, news=blacklists and not known)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(failure, fault, text)
         return
     text = f"host {worker.hostname} lost (worker {worker} {how})"
-    if wanted:
+    if stays:
+        text = f"worker {worker} {how}"
+    elif wanted:
         for other in t.state.workers:
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")

@@ -148,3 +148,14 @@ def test_all_are_restarted_when_a_host_comes_and_when_one_goes(tmp_path: Path) -
         assert job.wait() == 0, job.said()
     assert job.events("worker_exited"), "the log has no ends"
     assert json.dumps(job.events("round_formed")[2]["cause"]) == '"host localhost: 2 -> 1 slot"'
+
+
+def test_restarts_on_the_same_host_are_counted(tmp_path: Path) -> None:
+    with Script(tmp_path, "localhost:2\n", "-np", "2", "--reset-limit", "1") as job:
+        first = job.began(1, 2)
+        os.kill(first[1]["pid"], signal.SIGKILL)
+        second = job.began(2, 2)
+        assert members(job, 2) == ["localhost[0]", "localhost[1]"]
+        os.kill(second[0]["pid"], signal.SIGKILL)
+        assert job.wait() == 4
+        assert "the limit of 1 unplanned resets (--reset-limit) is used up" in job.said()
