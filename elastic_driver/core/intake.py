@@ -45,7 +45,7 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
-from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
+from elastic_driver.core.placement import all_offered, in_target, standby_places, usable_slots, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
@@ -332,7 +332,8 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
+        stays = _stays(t.state, record)
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
 
 
 def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
@@ -350,7 +351,18 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t.state, record))
+
+
+def _stays(state: State, record: WorkerRecord) -> bool:
+    """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it. How often that
+    is tried, the setbacks say, and the limit of resets.
+    """
+    policy, name = state.policy, record.worker.hostname
+    if policy.on_change is not OnChange.RESTART:
+        return False
+    others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
+    return usable_slots(replace(state, discovery=others)) < policy.min_num_proc
 
 
 def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
@@ -396,6 +408,7 @@ def take_crash(
     wanted: bool,
     told: bool = False,
     ran: bool = True,
+    stays: bool = False,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
@@ -408,12 +421,13 @@ def take_crash(
         wanted: whether its place was still wanted.
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
         ran: whether there was a process. A host on which none can be started is put out in any case.
+        stays: whether its host stays in the job nevertheless.
     """
     worker, how = record.worker, failure.how
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
-    blamed = wanted and (t.state.policy.blames_hosts or not ran)
+    blamed = wanted and not stays and (t.state.policy.blames_hosts or not ran)
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
     known = _blacklist(t, worker.hostname, draw, blamed=blamed)
     if worker not in t.state.members:
@@ -424,7 +438,9 @@ def take_crash(
             t.note_failure(failure, fault, text)
         return
     text = f"host {worker.hostname} lost (worker {worker} {how})"
-    if blamed:
+    if stays:
+        text = f"worker {worker} {how}"
+    elif blamed:
         for other in t.state.workers:
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")

@@ -267,6 +267,8 @@ class Settings:
         _at_least("--standby", self.num_standby, 0)
         if self.num_standby and self.max_num_proc is None:
             raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
+        if self.num_standby and self.on_change == RESTART:
+            raise SettingsError("--standby is for workers that reset in place: --on-change restart starts all again")
         for name in ("num_standby", "num_proc"):
             value = getattr(self, name)
             if value > _MAX_NUM_PROC:
