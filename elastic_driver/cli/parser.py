@@ -13,12 +13,15 @@ from elastic_driver.errors import SettingsError
 class Parser(argparse.ArgumentParser):
     """See argparse. Raises SettingsError where that prints the usage and exits."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ambiguous: dict[str, str] = {}
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, and says which flag a misspelt one is like."""
-        self._ambiguous: dict[str, str] = {}
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             if unknown[0] in self._ambiguous:
