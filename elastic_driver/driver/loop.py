@@ -166,13 +166,7 @@ class ElasticDriver:
         self._agents = agents
         self._tasks = agents.tasks if agents is not None else Tasks()
         self._workers = Workers(
-            launcher,
-            dialect,
-            command=settings.command,
-            grace_s=settings.grace_s,
-            tasks=self._tasks,
-            listener=self,
-            fills_in=settings.nodes is not None,
+            launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(

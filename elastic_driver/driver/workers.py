@@ -20,7 +20,6 @@ from elastic_driver.system.tasks import Tasks
 
 # Between the signal that makes a hung worker print its stacks and the one that ends it.
 _LAST_WORDS_S = 2.0
-_LOCAL_RANK = "${local_rank}"
 
 
 class ProcessListener(Protocol):
@@ -52,8 +51,6 @@ class Workers:
         launcher: starts processes. An error of its that is no LaunchError ends the job.
         dialect: of the workers.
         command: what each of them runs.
-        fills_in: whether ``${local_rank}`` in the command stands for the worker's place on its host, as torchrun has
-            it.
         grace_s: between SIGTERM and SIGKILL, seconds.
         tasks: run what nobody waits for; an error of theirs ends the job.
         listener: is told of starts and ends.
@@ -68,12 +65,10 @@ class Workers:
         grace_s: float,
         tasks: Tasks,
         listener: ProcessListener,
-        fills_in: bool = False,
     ) -> None:
         self._launcher = launcher
         self._dialect = dialect
         self._command = command
-        self._fills_in = fills_in and any(_LOCAL_RANK in word for word in command)
         self._grace_s = grace_s
         self._tasks = tasks
         self._listener = listener
@@ -162,7 +157,7 @@ class Workers:
                 return
             process = await self._launcher.start(
                 worker,
-                self._command_of(order),
+                self._command,
                 env,
                 label="standby" if order.standby else str(order.planned.rank),
                 rank_at_launch=order.planned.rank,
@@ -180,11 +175,6 @@ class Workers:
         if worker in self._stop_when_started or self._job_ends:
             self._stop_when_started.discard(worker)
             await self._stop(process)
-
-    def _command_of(self, order: StartWorker) -> Sequence[str]:
-        if not self._fills_in:
-            return self._command
-        return tuple(word.replace(_LOCAL_RANK, str(order.planned.local_rank)) for word in self._command)
 
     def _dying(self, worker: WorkerId, process: WorkerProcess, future: asyncio.Future[ExitStatus | str]) -> None:
         if not future.cancelled() and worker in self._processes:
