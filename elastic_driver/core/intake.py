@@ -285,9 +285,9 @@ def _blame_who_never_asked(t: Transition) -> None:
         return
     for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
         failure = Failure(worker, None, "exited with code 0 before it called hvd.init(), as others did")
-        wanted = (worker.hostname, worker.slot) in wanted_places(t.state) and t.state.policy.blames_hosts
+        wanted = (worker.hostname, worker.slot) in wanted_places(t.state)
         t.state = replace(t.state, registry=t.state.registry.without(worker))
-        known = _blacklist(t, worker.hostname, 0.0, blamed=wanted)
+        known = _blacklist(t, worker.hostname, 0.0, wanted=wanted)
         text = f"worker {worker} {failure.how}"
         _report_blacklisted(t, worker.hostname, text, told=False, news=wanted and not known)
         t.note_failure(failure, Fault.OWN, text)
@@ -427,20 +427,19 @@ def take_crash(
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
-    blamed = wanted and not stays and (t.state.policy.blames_hosts or not ran)
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, blamed=blamed)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
-        _report_blacklisted(t, worker.hostname, text, told=told, news=blamed and not known)
+        _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
         if t.state.phase is JobPhase.STARTING:
             t.note_failure(failure, fault, text)
         return
     text = f"host {worker.hostname} lost (worker {worker} {how})"
     if stays:
         text = f"worker {worker} {how}"
-    elif blamed:
+    elif wanted and t.state.blacklist.is_blacklisted(worker.hostname):
         for other in t.state.workers:
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
@@ -466,21 +465,20 @@ def _take_loss(
         registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
         setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
     )
-    blamed = wanted and t.state.policy.blames_hosts
-    known = _blacklist(t, worker.hostname, draw, blamed=blamed)
-    _report_blacklisted(t, worker.hostname, text, told=told, news=blamed and not known)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
 
 
-def _blacklist(t: Transition, hostname: str, draw: float, *, blamed: bool) -> bool:
-    """Counts a failure against a host that is to blame. Returns whether it was blacklisted before."""
+def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool, ran: bool = True) -> bool:
+    """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
     known = t.state.blacklist.is_blacklisted(hostname)
-    if blamed:
+    if wanted and (t.state.policy.blames_hosts or not ran):
         t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
     return known
 
 
 def _report_blacklisted(t: Transition, hostname: str, text: str, *, told: bool, news: bool) -> None:
-    if news:
+    if news and t.state.blacklist.is_blacklisted(hostname):
         for_now = "" if t.state.blacklist.is_out_for_good(hostname) else " until its cooldown is over"
         t.report(f"host {hostname} gets no new workers{for_now}: {text}", warning=not told)
 

@@ -79,7 +79,11 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
     flags = chosen.pop("torchrun", None)
     if flags is not None:
-        chosen |= torchrun_values(flags, environ, others=chosen)
+        asked = torchrun_values(flags, environ, others=chosen)
+        chosen |= asked
+        if "num_proc" in asked and not chosen.get("accept_agents"):
+            # One node has nobody to prove anything to, but its script may be for any number of them.
+            chosen.pop("join_token_file", None)
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")

@@ -88,3 +88,19 @@ def test_the_help_shows_one_spelling() -> None:
 def test_a_misspelt_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nproc-per-nodes", "2", "train.py"]) == 2
     assert "did you mean --nproc-per-node?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--local", "--log", "--no", "--rdzv", "-r", "--monitor", "--master", "--tee"])
+def test_what_the_command_is_given_is_its_own(word: str) -> None:
+    given = parse(["--nproc-per-node", "2", "train.py", word, "1", "--nnodes", "9"])
+    assert given["command"] == ("train.py", word, "1", "--nnodes", "9")
+    assert given["torchrun"] == {"nproc_per_node": "2"}
+
+
+def test_a_flag_may_be_cut_short() -> None:
+    assert parse(["--nproc", "2", "--monitor", "1", "train.py"])["torchrun"] == {
+        "nproc_per_node": "2",
+        "monitor_interval": "1",
+    }
+    with pytest.raises(SettingsError, match="ambiguous option: --local could match --local-addr"):
+        parse(["--local", "train.py"])

@@ -128,6 +128,14 @@ def test_a_node_alone_meets_nobody() -> None:
         assert nodes.endpoint == ""
 
 
+def test_a_token_for_any_number_of_nodes() -> None:
+    words = ("--nproc-per-node", "2", "--join-token-file", "/token")
+    assert settings("--nnodes", "2", "--rdzv-endpoint", "n:1", *words, "train.py").join_token_file == Path("/token")
+    assert settings("--nnodes", "1", *words, "train.py").join_token_file is None
+    assert settings("--accept-agents", *words, "train.py").join_token_file == Path("/token")
+    assert "without effect" in refusal("-np", "2", "--role", "x", "--join-token-file", "/token", "train.py")
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
