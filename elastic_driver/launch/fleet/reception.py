@@ -38,7 +38,7 @@ class Terms:
     """What every agent of the job is told.
 
     Attributes:
-        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s: see Welcome.
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first: see Welcome.
     """
 
     job_id: str
@@ -49,6 +49,7 @@ class Terms:
     preload: tuple[str, ...] | None
     prefix_timestamp: bool
     agent_timeout_s: float
+    warm_first: bool = False
 
 
 class Host(Protocol):
@@ -174,6 +175,7 @@ class Greeting:
                 cwd=terms.cwd,
                 umask=terms.umask,
                 warm=terms.warm,
+                warm_first=terms.warm_first,
                 preload=None if terms.preload is None else list(terms.preload),
                 prefix_timestamp=terms.prefix_timestamp,
                 agent_timeout_s=terms.agent_timeout_s,
