@@ -427,6 +427,8 @@ def take_crash(
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
+    if wanted and (stays or (ran and not t.state.policy.blames_hosts)):
+        fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
     known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran)
     if worker not in t.state.members:

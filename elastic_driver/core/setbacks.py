@@ -42,6 +42,8 @@ _OUTSIDE_CODES = frozenset(
 LONG_ROUND_S = 600.0
 # A line of a traceback.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# Before each line of a traceback, where torch.distributed is initialized.
+_RANK = re.compile(r"^\[rank\d+\]: ")
 # Of an error in a sentence, characters.
 _LONGEST_ERROR = 300
 # Addresses, process ids, steps and times differ in errors that are the same.
@@ -235,7 +237,7 @@ class Setbacks:
 
 def last_words(lines: Sequence[str]) -> tuple[str, str]:
     """What a process said of its end: its last line, and the line of code that it named last, or ""."""
-    said = [line.strip() for line in lines if line.strip()]
+    said = [text for line in lines if (text := _RANK.sub("", line).strip())]
     named = [match for line in said if (match := _FRAME.match(line))]
     where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
     return (said[-1] if said else ""), where

@@ -317,6 +317,8 @@ def _agents_of(
         cwd=os.getcwd(),
         umask=mask,
         warm=settings.warm_starts,
+        # They will be started again and again, and mostly several on a host.
+        warm_first=settings.elastic and settings.on_change == RESTART,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,

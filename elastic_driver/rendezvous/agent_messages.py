@@ -277,6 +277,7 @@ class Welcome(Said, name="welcome"):
         cwd: working directory of the workers.
         umask: of the workers; -1 for the agent's own.
         warm, preload: see Settings.warm_starts and preload; null to choose by the script.
+        warm_first: whether the first workers are forked, too.
         prefix_timestamp: whether forwarded lines begin with the time.
         agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
     """
@@ -292,6 +293,7 @@ class Welcome(Said, name="welcome"):
     preload: list[str] | None
     prefix_timestamp: bool
     agent_timeout_s: float
+    warm_first: bool = False
 
 
 @dataclass(frozen=True)

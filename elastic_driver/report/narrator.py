@@ -151,7 +151,7 @@ class Narrator:
         if formed.old_size:
             line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
             self._pending_round = _PendingRound(formed.round_id, line)
-            if formed.reinit:
+            if formed.reinit or formed.backend is None:
                 self._tell_pending_round(broken=False)
             return
         word = "started" if formed.backend is None else "ready"

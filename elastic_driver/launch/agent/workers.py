@@ -112,6 +112,7 @@ class HostWorkers:
             mark=mark,
             warn=self.warn,
             warm=welcome.warm,
+            warm_first=welcome.warm_first,
             preload=welcome.preload,
             on_warm=lambda pid, took_s: send(Warmed(pid, took_s)),
         )

@@ -41,7 +41,7 @@ class Terms:
     """What every agent of the job is told.
 
     Attributes:
-        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s: see Welcome.
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first: see Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -54,6 +54,7 @@ class Terms:
     prefix_timestamp: bool
     agent_timeout_s: float
     alike: Mapping[str, str] | None = None
+    warm_first: bool = False
 
 
 class Host(Protocol):
@@ -179,6 +180,7 @@ class Greeting:
                 cwd=terms.cwd,
                 umask=terms.umask,
                 warm=terms.warm,
+                warm_first=terms.warm_first,
                 preload=None if terms.preload is None else list(terms.preload),
                 prefix_timestamp=terms.prefix_timestamp,
                 agent_timeout_s=terms.agent_timeout_s,

@@ -360,6 +360,7 @@ class LocalLauncher:
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
         warm: whether workers may be forked from a warmed process, once warm_up() was called.
         preload: the modules that it imports; None to choose them by the script.
+        warm_first: whether that is not waited for: the first workers are forked, too.
         on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
     """
 
@@ -372,6 +373,7 @@ class LocalLauncher:
         warn: Callable[[str], None] = _log.warning,
         warm: bool = False,
         preload: Sequence[str] | None = None,
+        warm_first: bool = False,
         on_warm: Callable[[int, float], None] | None = None,
     ) -> None:
         self._sink = sink
@@ -386,6 +388,7 @@ class LocalLauncher:
         self._tether: Tether | None = None
         self._may_warm = warm
         self._preload = preload
+        self._warm_first = warm_first
         self._on_warm = on_warm
         self._warm: WarmStarts | None = None
         self._workers: set[LocalWorker] = set()
@@ -495,6 +498,8 @@ class LocalLauncher:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._warm is not None:
+            self._warm.wait_no_more()
         if self._starting:
             await asyncio.wait(tuple(self._starting))
         if self._warm is not None:
@@ -530,6 +535,10 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
+        if self._warm_first and self._warm is not None:
+            await self._warm.wait_first(command, marked)
+            if self._closing is not None:
+                raise LaunchError(f"cannot start worker {worker}: the job is ending")
         spawned, complaint = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
         if complaint and not self._complained:
             self._complained = True

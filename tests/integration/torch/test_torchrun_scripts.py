@@ -49,7 +49,6 @@ def test_hosts_come_and_go_and_a_worker_fails(tmp_path: Path) -> None:
     both, one = "localhost:1\n127.0.0.1:1\n", "localhost:1\n"
     with Script(tmp_path, both, ASK="1") as job:
         job.wait_for_steps(2)
-        job.wait_for("a warmed process", lambda: job.events("warmed"))
         job.set_hosts(one)
         job.wait_for_steps(1)
         at = job.steps()[-1]["time"]
@@ -59,7 +58,7 @@ def test_hosts_come_and_go_and_a_worker_fails(tmp_path: Path) -> None:
         assert [group[0]["size"] for group in generations] == [2, 1, 2]
         numbers = [line["step"] for group in generations for line in group]
         assert numbers == list(range(1, len(numbers) + 1)), "no step is lost, and none is done twice"
-        assert [group[0]["warm"] for group in generations] == [False, True, True]
+        assert [group[0]["warm"] for group in generations] == [True, True, True], "the first ones, too"
         assert {line["TORCHELASTIC_RESTART_COUNT"] for line in job.steps()} == {"0"}, "nothing has failed yet"
         assert len({group[0]["MASTER_PORT"] for group in generations}) == 3, "a store of its own for each"
         assert not [event for event in job.events("worker_exited") if event["returncode"]]
