@@ -14,7 +14,7 @@ from elastic_driver.settings.nodes import Nodes
 
 def main(given_text: str, nodes_text: str, *command: str) -> int:
     """Runs the node. Returns its exit code."""
-    given = {"num_proc": 1, "accept_agents": True, "on_change": "restart", "grace_s": 1.0, "agent_timeout_s": 4.0}
+    given = {"num_proc": 1, "accept_agents": True, "on_change": "restart", "grace_s": 1.0, "agent_timeout_s": 3.0}
     try:
         settings = settings_from({**given, **json.loads(given_text), "command": command}, os.environ)
         return run_node(settings, Nodes(**json.loads(nodes_text)))

@@ -433,6 +433,10 @@ class Fleet:
         if call is not None:
             call.turned_away(why)
 
+    def node_refused(self, host: str, why: str) -> None:
+        """See Host. Who waits for the node looks at the driver's terminal."""
+        self._listener.host_unready(host, DialFailure(why, permanent=True))
+
     # --- what agents say (LinkOwner) -------------------------------------------------------------------------------
 
     def take(self, link: AgentLink, message: Said) -> None:

@@ -72,6 +72,9 @@ class Host(Protocol):
     def turned_away(self, host: str, why: str) -> None:
         """An agent that was started on this host cannot be taken, however often it comes."""
 
+    def node_refused(self, host: str, why: str) -> None:
+        """A node of this job, which knows its secret, cannot be taken as it is."""
+
 
 class Reception:
     """Makes what the server hands connections over to.
@@ -223,6 +226,8 @@ class Greeting:
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)
+            elif hello.alike:
+                self._host.node_refused(facts.host, why)
             raise RefusedError(why)
 
     def _say(self, message: Said) -> None:

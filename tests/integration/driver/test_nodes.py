@@ -119,6 +119,7 @@ def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
         assert "has --nnodes 2:4, and the job 2:3" in nnodes
         assert "have all nodes the same join token" in strange
         assert all(text.count("\n") == 1 for text in (command, run_id, nnodes, strange))
+        assert driver.err.count(" is not ready: all nodes have to be started alike: node ") == 3
         # All that has cost the job nothing.
         right = job.start("b", given=with_token)
         job.wait_for_world("a", "b")

@@ -305,7 +305,10 @@ def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: str,
         answer = Place(fleet, alike=alike).dial().says(_hello(alike=said)[1])
         if why:
             assert why in _refusal(answer)
+            # Who waits for the node is told, too.
+            assert [host for host, failure in fleet.listener.unready if why in failure.reason] == ["j"]
         else:
+            assert fleet.listener.unready == []
             assert isinstance(answer, Welcome)
 
     on_fleet(main)
