@@ -7,6 +7,7 @@ is an error of the round's: see Context.accounts_for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -187,6 +188,11 @@ class RoundGroup:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+    def abandon(self) -> None:
+        """See Companion. A process group's destructor would join threads that are only in the parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
 
 
 def process_group() -> dist.ProcessGroup:

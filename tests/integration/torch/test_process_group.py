@@ -90,6 +90,15 @@ def test_pieces_that_are_lost_with_all_copies_end_the_job(tmp_path: Path) -> Non
         assert "pieces of the sharded state are lost, and no copy of them is left" in running.said()
 
 
+def test_pieces_that_are_lost_are_loaded_where_the_program_can(tmp_path: Path) -> None:
+    with job(tmp_path, "fsdp-load", BOTH) as running:
+        running.wait_for_steps(4)
+        os.kill(pid_of(running, 3, 4), signal.SIGKILL)
+        lines = running.wait_for_steps(2)
+        assert min(line["step"] for line in lines) == 0
+        check_losses(running)
+
+
 def test_planned_shrinking_needs_no_copies(tmp_path: Path) -> None:
     """Who leaves hands over what only he has."""
     with job(tmp_path, "fsdp-bare", BOTH) as running:
