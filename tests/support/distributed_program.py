@@ -39,7 +39,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def loss_of(model: Any, step: int) -> torch.Tensor:
-    data = batch(step)
+    data = batch(step).to(next(model.parameters()).device)
     loss: torch.Tensor = (model(data) - data[:, : WIDTHS[-1]]).square().mean()
     return loss
 
@@ -74,17 +74,21 @@ def held(step: int) -> None:
         time.sleep(0.01)
 
 
-def ddp_state(hvd: Any) -> Any:
-    model = build()
+def ddp_state(hvd: Any, device: str = "cpu") -> Any:
+    model = build().to(device)
     return hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
 
 
 def train_ddp(hvd: Any, log: Log, kind: str) -> None:
-    state = ddp_state(hvd)
+    state = ddp_state(hvd, f"cuda:{hvd.local_rank()}" if kind == "cuda" else "cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(hvd.local_rank())
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         side = None
+        if kind == "cuda":
+            assert "nccl" in str(dist.get_backend_config(hvd.process_group()))
         if kind == "plain":  # as scripts do it that know of torch's default group only
             hvd.process_group()
             trained = torch.nn.parallel.DistributedDataParallel(state.model)
