@@ -318,7 +318,7 @@ def _agents_of(
         umask=mask,
         warm=settings.warm_starts,
         # They will be started again and again, and mostly several on a host.
-        warm_first=settings.elastic and settings.on_change == RESTART,
+        warm_first=settings.elastic and first_kind(settings) is OnChange.RESTART,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,

@@ -84,6 +84,15 @@ def test_workers_train_to_the_accuracy_of_one_alone(name: str, workers: int) -> 
 
 
 @pytest.mark.slow
+def test_shards_train_to_the_accuracy_of_one_alone() -> None:
+    pytest.importorskip("torch")
+    alone, together = run(example("fsdp.py")), run([*ELASTICRUN, "-np", "2", *example("fsdp.py")])
+    assert f"epoch {EPOCHS}: test accuracy {accuracy_in(together):.4f}, 2 workers" in together
+    assert accuracy_in(together) >= ACCURACY - TOLERANCE
+    assert abs(accuracy_in(together) - accuracy_in(alone)) <= TOLERANCE
+
+
+@pytest.mark.slow
 def test_workers_that_do_not_divide_the_batch_use_every_sample() -> None:
     epochs = 4
     output = run([*ELASTICRUN, "-np", "5", *example("train_torch.py", epochs=epochs)])

@@ -39,7 +39,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def loss_of(model: Any, step: int) -> torch.Tensor:
-    data = batch(step)
+    data = batch(step).to(next(model.parameters()).device)
     loss: torch.Tensor = (model(data) - data[:, : WIDTHS[-1]]).square().mean()
     return loss
 
@@ -74,19 +74,26 @@ def held(step: int) -> None:
         time.sleep(0.01)
 
 
-def ddp_state(hvd: Any) -> Any:
-    model = build()
+def ddp_state(hvd: Any, device: str = "cpu") -> Any:
+    model = build().to(device)
     return hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
 
 
 def train_ddp(hvd: Any, log: Log, kind: str) -> None:
-    state = ddp_state(hvd)
+    state = ddp_state(hvd, f"cuda:{hvd.local_rank()}" if kind == "cuda" else "cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(hvd.local_rank())
 
     @hvd.elastic.run
     def train(state: Any) -> None:
+        side = None
+        if kind == "cuda":
+            assert "nccl" in str(dist.get_backend_config(hvd.process_group()))
         if kind == "plain":  # as scripts do it that know of torch's default group only
             hvd.process_group()
             trained = torch.nn.parallel.DistributedDataParallel(state.model)
+            side = dist.new_group(list(range(dist.get_world_size())))
+            use_the_rest_of_torch()
         else:
             trained = state.ddp
         while state.step < STEPS:
@@ -98,6 +105,8 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
             loss = loss_of(trained, state.step)
             loss.backward()
             state.optimizer.step()
+            if side is not None:
+                dist.all_reduce(torch.ones(1), group=side)
             log.step(state.step, loss.item())
             state.step += 1
             state.commit()
@@ -105,7 +114,33 @@ def train_ddp(hvd: Any, log: Log, kind: str) -> None:
     train(state)
 
 
-def fsdp_state(hvd: Any, *, copies: bool = True) -> Any:
+def use_the_rest_of_torch() -> None:
+    """What takes the default group by itself: device meshes, DTensor, objects, barriers, its store, a sampler."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("outer", "inner"))
+    whole = torch.arange(12.0)
+    assert torch.equal(distribute_tensor(whole, mesh["inner"], [Shard(0)]).full_tensor(), whole)
+    ranks: list[Any] = [None] * size
+    dist.all_gather_object(ranks, dist.get_rank())
+    assert ranks == list(range(size))
+    dist.monitored_barrier()
+    store = dist.distributed_c10d._get_default_store()
+    store.add("here", 1)
+    dist.barrier()
+    assert store.add("here", 0) == size
+    samples: Any = list(range(4 * size))
+    assert len(torch.utils.data.DistributedSampler(samples)) == 4
+
+
+def begin_anew(state: Any) -> None:
+    """In place of a checkpoint: the model is as it was made."""
+    state.step = 0
+
+
+def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     def make(mesh: Any) -> tuple[Any, Any]:
@@ -115,11 +150,11 @@ def fsdp_state(hvd: Any, *, copies: bool = True) -> Any:
         fully_shard(model, mesh=mesh)
         return model, adam(model)
 
-    return hvd.elastic.FSDPState(make, copies=copies, step=0)
+    return hvd.elastic.FSDPState(make, copies=copies, load=load, step=0)
 
 
 def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
-    state = fsdp_state(hvd, copies=kind != "bare")
+    state = fsdp_state(hvd, copies=not kind, load=begin_anew if kind == "load" else None)
 
     @hvd.elastic.run
     def train(state: Any) -> None:

@@ -7,6 +7,7 @@ is an error of the round's: see Context.accounts_for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -111,7 +112,12 @@ class RoundGroup:
                 raise HorovodInternalError(f"cannot go on: {self._broken}")
             if meeting is not None:
                 ends = self.sockets.remember()
-                if not lazy_gloo():  # Gloo takes who comes first: see torch_collectives
+                if not self._store.is_readable:
+                    say_once(
+                        f"cannot find the connections of this Gloo (torch {torch.__version__}): what waits in the "
+                        "process group ends with its time limit only"
+                    )
+                elif not lazy_gloo():  # Gloo takes who comes first: see torch_collectives
                     packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
                     members = Group("global", tuple(range(slot.size)), slot.rank)
                     check_ends(members, [unpack_ends(each) for each in packed])
@@ -187,6 +193,11 @@ class RoundGroup:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+    def abandon(self) -> None:
+        """See Companion. A process group's destructor would join threads that are only in the parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
 
 
 def process_group() -> dist.ProcessGroup:

@@ -115,6 +115,10 @@ class RoundStore(c10d.Store):
         meeting: of the round; None where there is one member only.
         serve: starts the server; called on rank 0.
         sockets: are told where Gloo listens.
+
+    Attributes:
+        error: what was raised last: torch turns it into another on its way up.
+        is_readable: whether it can be read in what Gloo says where it listens.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class RoundStore(c10d.Store):
         self._server: LateServer | None = None
         self._server_address: Listener | None = None
         self.error: BaseException | None = None
+        self.is_readable = True
         if meeting is None:
             self._far_store = c10d.HashStore()
         elif index == 0:
@@ -154,6 +159,8 @@ class RoundStore(c10d.Store):
             listener = gloo_listener(value)
             if listener is not None:
                 self._sockets.note_listener(listener)
+            else:
+                self.is_readable = False
             self._values[key] = value
             meeting = self._meeting
             if meeting is None:
@@ -232,7 +239,7 @@ class RoundStore(c10d.Store):
         try:
             yield
         except BaseException as error:
-            self.error = error  # torch turns it into another on its way up
+            self.error = error
             raise
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]

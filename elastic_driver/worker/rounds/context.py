@@ -79,6 +79,9 @@ class Companion(Protocol):
     def free(self) -> None:
         """Frees what takes a while. In a thread of its own."""
 
+    def abandon(self) -> None:
+        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
+
 
 class Context:
     """One round of this process, from its assignment to its teardown.
@@ -388,6 +391,8 @@ class Context:
         self._lock = threading.Lock()  # the parent's may have been held at the fork
         if self._engine is not None:
             self._engine.abandon()
+        for companion in self._companions:
+            companion.abandon()
 
     def _error(self) -> HorovodInternalError:
         return HorovodInternalError(f"cannot go on: {self._broken}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from distributed_program import RESETS, expected_losses
 from jobs import SUPPORT, Job
 
@@ -23,7 +25,7 @@ ONE = "localhost:2\n"
 @contextlib.contextmanager
 def job(folder: Path, kind: str, hosts: str, *flags: str) -> Iterator[Job]:
     command = [sys.executable, str(PROGRAM), kind]
-    with Job(folder, hosts, "-np", "2", "--min-np", "2", *flags, command=command) as running:
+    with Job(folder, hosts, "-np", "2", *(flags or ("--min-np", "2")), command=command) as running:
         yield running
 
 
@@ -75,7 +77,7 @@ def test_growth_and_shrinking(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_stopped_rank(tmp_path: Path, kind: str) -> None:
     """Nothing is heard of it on any connection; the driver misses its heartbeats, and the others are freed."""
-    with job(tmp_path, kind, BOTH, "--heartbeat-timeout", "2") as running:
+    with job(tmp_path, kind, BOTH, "--heartbeat-timeout", "2", "--min-np", "2") as running:
         running.wait_for_steps(4)
         os.kill(pid_of(running, 3, 4), signal.SIGSTOP)
         running.wait_for_steps(2)
@@ -90,6 +92,15 @@ def test_pieces_that_are_lost_with_all_copies_end_the_job(tmp_path: Path) -> Non
         assert "pieces of the sharded state are lost, and no copy of them is left" in running.said()
 
 
+def test_pieces_that_are_lost_are_loaded_where_the_program_can(tmp_path: Path) -> None:
+    with job(tmp_path, "fsdp-load", BOTH) as running:
+        running.wait_for_steps(4)
+        os.kill(pid_of(running, 3, 4), signal.SIGKILL)
+        lines = running.wait_for_steps(2)
+        assert min(line["step"] for line in lines) == 0
+        check_losses(running)
+
+
 def test_planned_shrinking_needs_no_copies(tmp_path: Path) -> None:
     """Who leaves hands over what only he has."""
     with job(tmp_path, "fsdp-bare", BOTH) as running:
@@ -100,10 +111,15 @@ def test_planned_shrinking_needs_no_copies(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_users_own_is_no_lost_peer(tmp_path: Path) -> None:
-    with job(tmp_path, "ddp-error", BOTH, "--reset-limit", "1") as running:
+    with job(tmp_path, "ddp-error", BOTH, "--reset-limit", "1", "--min-np", "2") as running:
         running.wait_for("the failure", lambda: running.events("worker_exited"))
         assert running.wait() != 0
         assert "RuntimeError: an error of the user's own" in running.stderr.read_text() + running.stdout.read_text()
+
+
+def test_a_default_group_of_the_programs_own_is_left_alone() -> None:
+    done = subprocess.run([sys.executable, SUPPORT / "two_groups_program.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "well"), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -122,3 +138,12 @@ def test_nothing_is_left_of_fifty_rounds(tmp_path: Path, kind: str) -> None:
         assert mine[-1]["groups"] == 1
         assert mine[-1]["left"] <= 4, "of two objects a round, those of the last two rounds"
         assert mine[-1]["hook"] <= 2
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
+def test_a_lost_rank_over_nccl(tmp_path: Path) -> None:
+    with job(tmp_path, "ddp-cuda", ONE, "--min-np", "1") as running:
+        running.wait_for_steps(2)
+        os.kill(pid_of(running, 1, 2), signal.SIGKILL)
+        running.wait_for_steps(1)
+        check_losses(running)

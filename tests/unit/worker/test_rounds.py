@@ -211,6 +211,9 @@ class Companion:
     def free(self) -> None:
         self.happened.append("freed")
 
+    def abandon(self) -> None:
+        self.happened.append("abandoned")
+
 
 def test_a_companion_ends_with_its_round() -> None:
     round_ = a_round()
