@@ -32,8 +32,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from rendezvous_process import RendezvousProcess
 
@@ -173,11 +172,8 @@ def main() -> None:
                 name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()
             }
             for name, (whole_s, each_us, at_once_s) in medians.items():
-                print(
-                    f"gloo, {ranks:3} ranks   {name}   {whole_s * 1e3:8.1f} ms   server {each_us:6.1f} us an operation   "
-                    f"multi_get {at_once_s * 1e3:7.1f} ms",
-                    flush=True,
-                )
+                figures = f"{whole_s * 1e3:8.1f} ms   server {each_us:6.1f} us an operation"
+                print(f"gloo, {ranks:3} ranks   {name}   {figures}   multi_get {at_once_s * 1e3:7.1f} ms", flush=True)
             print(f"  ratio {medians['HTTPStore'][0] / medians['TCPStore'][0]:.1f}", flush=True)
         for server in servers:
             waits = [parked(server, arguments.parked, f"parked-{number}") for number in range(arguments.runs)]

@@ -4,8 +4,8 @@
 
 Two agents with so many workers each run the loop of torchrun_loop.py (DDP over gloo, a checkpoint each step). c10d has
 the tightest settings that it takes (monitor interval 0.05 s, last call 1 s, heartbeat 1 s x 3), and
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which it does not come back at all. Ours: monitor interval 0.05 s, grow=now,
-everything else by default. They take turns. Per scenario the median and the range of
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which it does not come back at all. Ours: monitor interval 0.05 s,
+grow=now, everything else by default. They take turns. Per scenario the median and the range of
 
 - stall: the gap in rank 0's steps (no process survives a restart), less a normal step;
 - join: from the start of the second agent to the first step at the new size (grow).
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -36,12 +37,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from rendezvous_process import a_rendezvous
 from torchrun import write_entry_point
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 
 PATIENCE_S = 180.0
 STEPS = 20
@@ -155,7 +157,7 @@ def run(kind: str, scenario: str, workers: int) -> dict[str, float]:
 
 def figures(steps: list[dict[str, Any]], began: float, size: int) -> dict[str, float]:
     times = [one["time"] for one in steps if one["rank"] == 0]
-    gaps = [(later - earlier, later) for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [(later - earlier, later) for earlier, later in itertools.pairwise(times)]
     normal_s = statistics.median(gap for gap, at in gaps if at < began)
     first = min(one["time"] for one in steps if one["size"] == size and one["time"] > began)
     return {"stall": max(gap for gap, at in gaps if at > began) - normal_s, "join": first - began}
