@@ -221,18 +221,26 @@ class NodeReply:
         why: in words.
         version: of this answer.
         formed: its generation, where it is placed in one.
+        after_loss: whether nodes of the one before it were lost: then its workers' end is no fault of theirs.
     """
 
     standing: Standing
     why: str
     version: int
     formed: Formed | None = None
+    after_loss: bool = False
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
         formed = None if self.formed is None else self.formed.to_data()
         return json.dumps(
-            {"standing": self.standing, "why": self.why, "version": self.version, "formed": formed}
+            {
+                "standing": self.standing,
+                "why": self.why,
+                "version": self.version,
+                "formed": formed,
+                "after_loss": self.after_loss,
+            }
         ).encode()
 
     @classmethod
@@ -241,10 +249,10 @@ class NodeReply:
         data = _object(body)
         try:
             standing, formed = Standing(data["standing"]), data["formed"]
-            why, version = str(data["why"]), int(data["version"])
+            why, version, after_loss = str(data["why"]), int(data["version"]), bool(data["after_loss"])
         except (KeyError, ValueError, TypeError) as error:
             raise RendezvousProtocolError(f"cannot read message: {error!r}") from None
-        return cls(standing, why, version, None if formed is None else Formed.read(formed))
+        return cls(standing, why, version, None if formed is None else Formed.read(formed), after_loss)
 
 
 def _object(body: bytes) -> dict[str, Any]:

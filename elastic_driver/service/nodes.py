@@ -62,6 +62,8 @@ class Job:
         formed: the last generation; None before the first.
         broken: why it is to end; "" while it runs.
         broken_at: since when.
+        is_losing: whether members of it were lost, or have left without success.
+        after_loss: whether members of the one before had.
         finished: members of it that have ended with success.
         enough_at: since when enough nodes are joining; None when they are not.
         not_before: nothing is formed before this time: a service that was started again learns first what there is. 0
@@ -78,6 +80,8 @@ class Job:
     formed: Formed | None = None
     broken: str = ""
     broken_at: float = 0.0
+    is_losing: bool = False
+    after_loss: bool = False
     finished: int = 0
     enough_at: float | None = None
     not_before: float = 0.0
@@ -206,7 +210,7 @@ def reply_to(job: Job, known: Node | None, number: int, *, joins: bool) -> NodeR
             and number < formed.number
         ):
             # Also when it is broken already: the node hears of that next, and an answer that was lost is given again.
-            return NodeReply(Standing.PLACED, "", version, formed)
+            return NodeReply(Standing.PLACED, "", version, formed, job.after_loss)
         if job.over:
             return NodeReply(Standing.OVER, "the job has ended", version)
         if formed is not None and not job.broken:
@@ -287,6 +291,8 @@ def _claimed(job: Job, event: NodeClaimed, now: float) -> Job:
         nodes=(*members, *others),
         formed=claimed,
         broken="",
+        is_losing=False,
+        after_loss=False,
         finished=0,
         enough_at=None,
         came=job.came + len(members),
@@ -307,7 +313,9 @@ def _lost(job: Job, nodes: tuple[str, ...], now: float) -> Job:
     members = [node.member.name for node in lost if node.rank is not None]
     if not members:
         return job
-    return _break(job, f"{'node' if len(members) == 1 else 'nodes'} {_some(members)} lost", now)
+    return _break(
+        replace(job, is_losing=True), f"{'node' if len(members) == 1 else 'nodes'} {_some(members)} lost", now
+    )
 
 
 def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
@@ -320,7 +328,7 @@ def _left(job: Job, node: str, outcome: Outcome, now: float) -> Job:
     if outcome is Outcome.SUCCEEDED:
         return replace(job, finished=job.finished + 1)
     words = "has failed" if outcome is Outcome.FAILED else "has left"
-    return _break(job, f"node {known.member.name} {words}", now)
+    return _break(replace(job, is_losing=True), f"node {known.member.name} {words}", now)
 
 
 # --- what follows ----------------------------------------------------------------------------------------------------
@@ -376,6 +384,8 @@ def _formed(job: Job, now: float, salt: str) -> Job:
         nodes=nodes,
         formed=formed,
         broken="",
+        is_losing=False,
+        after_loss=job.is_losing,
         finished=0,
         enough_at=None,
         last=number,

@@ -26,6 +26,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -176,6 +177,7 @@ class ElasticHandler(RendezvousHandler):
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._left = False
+        self._told_in = 0  # the last generation in which torch's agent was told to restart
 
     # --- what torch's agent calls ------------------------------------------------------------------------------------
 
@@ -209,9 +211,12 @@ class ElasticHandler(RendezvousHandler):
             SystemExit: with 0: the job has ended while this node was a spare.
         """
         # A store of its own for each generation: gloo hangs over the keys of the one before.
+        before = self._formed
         self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         self._start_beating()
-        formed = self._placed(self._server.port)
+        formed, after_loss = self._placed(self._server.port)
+        if before is not None and after_loss and self._told_in < before.number:
+            _give_back_a_restart()
         rank = formed.rank_of(self._node)
         assert rank is not None
         first = formed.members[0]
@@ -244,6 +249,7 @@ class ElasticHandler(RendezvousHandler):
                 if not (self._is_stale() and len(formed.members) == 1 and self._settings.terms.most > 1):
                     return 0
                 why = "the rendezvous cannot be reached, and other nodes may have gone on without this one"
+        self._told_in = formed.number
         _log.warning("generation %d ends: %s", formed.number, why)
         return 1
 
@@ -254,7 +260,8 @@ class ElasticHandler(RendezvousHandler):
 
     # --- its place ---------------------------------------------------------------------------------------------------
 
-    def _placed(self, port: int) -> Formed:
+    def _placed(self, port: int) -> tuple[Formed, bool]:
+        """The generation, and whether nodes of the one before it were lost."""
         member = Member(self._node, self._name, self._address, port)
         forming_since = time.monotonic()
         said = ""
@@ -274,7 +281,7 @@ class ElasticHandler(RendezvousHandler):
                         self._formed = reply.formed
                         self._heard_at = time.monotonic()
                         self._has_waited = False
-                    return reply.formed
+                    return reply.formed, reply.after_loss
                 case Standing.OVER:
                     _log.info("job %s has ended without this node", self._settings.job)
                     self._leave(Outcome.LEFT)
@@ -374,6 +381,24 @@ class ElasticHandler(RendezvousHandler):
             client = service_client(settings.endpoint, settings.token_file or None, patience_s=_GOODBYE_S)
             client.say_node(request.to_json())
             client.close()
+
+
+def _give_back_a_restart() -> None:
+    """Has torch's agent, which has called, not count a failure of its workers that was the loss of another node.
+
+    It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
+    left (``--max-restarts=0``) has ended by then.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        agent = frame.f_locals.get("self")
+        if isinstance(agent, SimpleElasticAgent):
+            left, most = getattr(agent, "_remaining_restarts", None), agent.get_worker_group().spec.max_restarts
+            if isinstance(left, int) and left < most:
+                agent._remaining_restarts = left + 1
+                _log.info("the loss of another node is not counted against --max-restarts")
+            return
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _endpoint(text: str) -> str:

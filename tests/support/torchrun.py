@@ -81,7 +81,7 @@ class Torchrun:
         ]
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "train.py").write_text(SCRIPT)
-        _write_entry_point(folder / "plugin")
+        write_entry_point(folder / "plugin")
 
     def start(self, *names: str, env: dict[str, str] | None = None) -> None:
         """Starts agents."""
@@ -164,7 +164,7 @@ class Torchrun:
                 continue
 
 
-def _write_entry_point(folder: Path) -> None:
+def write_entry_point(folder: Path) -> None:
     """What an installed package has: here the plug-in is found without."""
     info = folder / "elastic_driver_under_test-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def test_a_spare_a_stopped_agent_and_one_that_is_told_to_end(a_job: Jobs, rendez
 
 @pytest.mark.slow_torchrun
 def test_newcomers_wait_for_the_next_restart(a_job: Jobs, rendezvous: RendezvousProcess) -> None:
-    job = a_job(nnodes="1:3", conf="last_call_timeout=0.2")
+    job = a_job(nnodes="1:3", conf="last_call_timeout=0.2", flags=("--max-restarts=2",))
     job.start("a")
     (first,) = job.until_trains("a")
     job.start("b", "c")
@@ -144,7 +144,11 @@ def test_newcomers_wait_for_the_next_restart(a_job: Jobs, rendezvous: Rendezvous
     job.agents["b"].kill()
     rows = job.until_trains("a", "c", after=began)
     assert [row["agent"] for row in rows] == ["a", "c"]
-    job.finish("a", "c")
+    # Another one: neither counts against --max-restarts.
+    began = len(job.steps)
+    job.agents["c"].kill()
+    job.until_trains("a", after=began)
+    job.finish("a")
 
 
 @pytest.mark.slow_torchrun

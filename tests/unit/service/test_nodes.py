@@ -185,6 +185,18 @@ def test_enough_survivors_do_not_wait_for_others() -> None:
     assert history.ranks == ["b", "c"]
 
 
+def test_a_loss_is_no_fault_of_those_who_stay() -> None:
+    history = formed(1, 3, "a", "b", "c")
+    history.join("b")  # its workers have noticed before anybody knew of the loss
+    history.lose("a")
+    history.restart("c")
+    assert history.job.after_loss
+    assert reply_to(history.job, history.job.nodes[0], 1, joins=True).after_loss
+    history.join("b")
+    history.restart("c")
+    assert not history.job.after_loss, "this was a failure"
+
+
 def test_too_few_survivors_wait() -> None:
     history = formed(2, 2, "a", "b")
     history.lose("a")
