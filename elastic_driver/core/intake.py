@@ -356,10 +356,10 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
 
 def _stays(state: State, record: WorkerRecord) -> bool:
     """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it. How often that
-    is tried, the setbacks say, and the limit of resets.
+    is tried, the setbacks say, and the limit of resets. Where hosts come back after a cooldown, it is one of these.
     """
     policy, name = state.policy, record.worker.hostname
-    if policy.on_change is not OnChange.RESTART:
+    if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
         return False
     others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
     return usable_slots(replace(state, discovery=others)) < policy.min_num_proc

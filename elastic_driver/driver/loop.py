@@ -52,7 +52,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
-from elastic_driver.core.state import JobPhase
+from elastic_driver.core.state import LAST_CALL_S, JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
@@ -113,6 +113,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         on_change: what the workers are at first.
     """
     is_open = settings.on_change == AUTO_ON_CHANGE
+    said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
     return Policy(
         num_proc=settings.num_proc,
         min_num_proc=settings.min_num_proc,
@@ -132,6 +133,7 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         becomes_in_place=is_open and on_change is OnChange.RESTART,
         must_init=not is_open,
         blames_hosts=settings.blames_hosts,
+        last_call_s=LAST_CALL_S if said is None else float(said),
     )
 
 
