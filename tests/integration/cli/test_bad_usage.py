@@ -268,14 +268,14 @@ def test_too_few_slots_in_time(run: Run) -> None:
 
 
 def test_a_script_that_is_no_training(run: Run) -> None:
-    ran = run("-np", "2", "true")
+    ran = run("-np", "2", "--on-change", "in-place", "true")
     assert ran.code == 2
     assert "exited with code 0 before it called hvd.init(); is the command a training script" in ran.only_line()
 
 
 def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     program(tmp_path, "train.py", "import sys\nprint('no data set', file=sys.stderr)\nsys.exit(3)\n")
-    ran = run("-np", "2", PYTHON, "train.py")
+    ran = run("-np", "2", "--on-change", "in-place", PYTHON, "train.py")
     assert ran.code == 1
     assert "[0]<stderr>:no data set\n" in ran.err
     assert "exited with code 3" in ran.err
@@ -294,7 +294,7 @@ def test_a_script_that_does_not_exist(run: Run) -> None:
 
 
 def test_a_script_that_never_calls_init_is_told_by_slots(run: Run) -> None:
-    ran = run("-np", "2", "--start-timeout", "0.5", "sleep", "1000")
+    ran = run("-np", "2", "--on-change", "in-place", "--start-timeout", "0.5", "sleep", "1000")
     assert ran.code == 2
     assert ran.only_line() == (
         "elasticrun: job failed: no worker called hvd.init() within 0.5 s (--start-timeout); missing: workers "
