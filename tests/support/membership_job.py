@@ -412,7 +412,7 @@ class Job:
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
             case WorkerStarted():
-                if event.worker in self.alive - self.told_to_go:
+                if self.kind is not OnChange.IN_PLACE and event.worker in self.alive - self.told_to_go:
                     self.waiting.add(event.worker)
             case WorkerReady():
                 worker = event.worker
