@@ -221,3 +221,20 @@ def test_demo_shows_what_it_says(tmp_path: Path) -> None:
     output = run([sys.executable, str(EXAMPLES / "demo.py"), "--output", str(tmp_path / "demo")])
     assert "all of it as it should be" in output
     assert "with 7 changes" in output
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        [*ELASTICRUN, "-np", "2", "--on-change", "restart", sys.executable],
+    ],
+    ids=["torchrun", "elasticrun"],
+)
+def test_a_script_for_torchrun_knows_no_launcher(launcher: list[str], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "ddp.pt"
+    script = [str(EXAMPLES / "ddp.py"), "--checkpoint", str(checkpoint), "--ask"]
+    output = run([*launcher, *script, "--steps", "40"])
+    assert len(re.findall(r"of 2 begins at step 0", output)) == 2, output
+    assert len(re.findall(r"of 2 is done: loss", output)) == 2, output
+    assert checkpoint.exists()

@@ -530,6 +530,9 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
         "'''text'''\nfrom packaging import version\nSEED = 3\nimport numpy\nimport comet_ml\nimport torch\n"
     )
     assert heavy_imports([script], tmp_path) == ("numpy",)
+    for name in ("lightning.pytorch", "accelerate"):
+        script.write_text(f"import {name}\nimport numpy\n")
+        assert heavy_imports([script], tmp_path) == ("torch", "torch._dynamo")
     script.write_text("import numpy, warnings\nwarnings.simplefilter('ignore')\nimport torch\n")
     assert heavy_imports([script], tmp_path) == ("numpy",)
     (tmp_path / "data.py").write_text("import scipy\nimport train\ndef load(): ...\n")
