@@ -181,6 +181,9 @@ class _Job:
         while not self.fleet.remote.dials:
             await asyncio.sleep(0.01)
         agent = self.fleet.arrives("a")
+        while not agent.of(words.HoldPort):
+            await asyncio.sleep(0.1)
+        agent.say(words.PortHeld(agent.of(words.HoldPort)[0].generation, 1234, ""))
         while len(agent.of(Start)) < 2:
             await asyncio.sleep(0.1)
         agent.say(Started(A.key, 1), Started(B.key, 2))
