@@ -59,7 +59,7 @@ from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import STDIN, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.preflight import preflight
-from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
+from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.process_name import name_of_this_process
@@ -242,7 +242,7 @@ def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) 
         told,
         max_restarts=settings.reset_limit,
         virtual_local_rank=settings.virtual_local_rank,
-        macros=gathering is not None or settings.nodes is not None,
+        macros=gathering is not None or settings.nodes is not None or settings.on_change == RESTART,
     )
 
 
