@@ -52,6 +52,7 @@ from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     HEALING_S,
+    START_S,
     JobPhase,
     Kill,
     Outage,
@@ -332,7 +333,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        stays = _stays(t.state, record)
+        stays = _stays(t, record)
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
 
 
@@ -351,15 +352,19 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t.state, record))
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t, record))
 
 
-def _stays(state: State, record: WorkerRecord) -> bool:
-    """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it. How often that
-    is tried, the setbacks say, and the limit of resets. Where hosts come back after a cooldown, it is one of these.
+def _stays(t: Transition, record: WorkerRecord) -> bool:
+    """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it, and it is no
+    start that fails, unless these are tried again. How often, the setbacks say, and the limit of resets. Where hosts
+    come back after a cooldown, it is one of these.
     """
-    policy, name = state.policy, record.worker.hostname
+    state, policy, name = t.state, t.state.policy, record.worker.hostname
     if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
+        return False
+    began = state.setbacks.present.began
+    if not policy.retries_starts and (began is None or t.now - began < START_S):
         return False
     others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
     return usable_slots(replace(state, discovery=others)) < policy.min_num_proc

@@ -41,6 +41,9 @@ HEALING_S = 2.0
 # and not one each. They may have an image to pull, or ssh to answer; a restart costs about as much.
 LAST_CALL_S = 1.0
 
+# How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
+START_S = 60.0
+
 
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
 # ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
@@ -79,6 +82,8 @@ class Policy:
         on_change: what a change means for the workers. Of workers that may begin as one kind and become another, what
             they are now.
         becomes_in_place: whether workers that are restarted reset in place from their first ``init()`` on.
+        retries_starts: whether restarted workers that fail before they have trained for a while are started again where
+            the job cannot do without their hosts.
         must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
         last_call_s: how long a start or a growth of restarted workers waits for more slots; not at max-np.
     """
@@ -103,6 +108,7 @@ class Policy:
     on_change: OnChange = OnChange.IN_PLACE
     becomes_in_place: bool = False
     must_init: bool = True
+    retries_starts: bool = False
     last_call_s: float = LAST_CALL_S
 
     @property

@@ -131,6 +131,7 @@ def make_job(flags: list[str]) -> Job:
             limits[LIMITS[flag]] = float(value) if flag.endswith(("timeout", "window", "call")) else int(value)
     limits.setdefault("min_num_proc", limits["num_proc"])
     limits.setdefault("last_call_s", 0.0)
+    limits["retries_starts"] = "reset_limit" in limits
     return Job(**limits)
 
 
