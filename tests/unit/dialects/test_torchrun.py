@@ -19,14 +19,16 @@ JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "job")
 MEETING = Meeting("10.0.0.1", 2345)
 
 
-def start(rank: int = 3, size: int = 4, *, attempt: int = 0, resets: int = 0, local_size: int = 2) -> WorkerStart:
+def start(
+    rank: int = 3, size: int = 4, *, attempt: int = 0, resets: int = 0, local_size: int = 2, restarted: bool = True
+) -> WorkerStart:
     worker = WorkerId("b", 1, attempt)
     slot = SlotInfo(rank, size, 1, local_size, 1, 2)
-    return WorkerStart(worker, slot, ("a", "b"), 5 + attempt, 16, resets, MEETING)
+    return WorkerStart(worker, slot, ("a", "b"), 5 + attempt, 16, resets, MEETING, restarted=restarted)
 
 
-def environment(first: WorkerStart, on_change: OnChange = OnChange.RESTART, **environ: str) -> dict[str, str]:
-    return OurDialect(environ, exported={}, on_change=on_change).environment(first, job=JOB)
+def environment(first: WorkerStart, **environ: str) -> dict[str, str]:
+    return OurDialect(environ, exported={}, on_change=OnChange.RESTART).environment(first, job=JOB)
 
 
 def test_all_that_torchrun_tells() -> None:
@@ -69,6 +71,6 @@ def test_threads_and_nccl_are_torchruns_where_workers_are_restarted() -> None:
     assert "TORCH_NCCL_ENABLE_MONITORING" not in alone
     given = environment(start(), TORCH_NCCL_ASYNC_ERROR_HANDLING="3", CUDA_VISIBLE_DEVICES="4,5")
     assert (given["TORCH_NCCL_ASYNC_ERROR_HANDLING"], given["CUDA_VISIBLE_DEVICES"]) == ("3", "4,5")
-    in_place = environment(start(), OnChange.IN_PLACE, TORCH_NCCL_ASYNC_ERROR_HANDLING="3")
+    in_place = environment(start(restarted=False), TORCH_NCCL_ASYNC_ERROR_HANDLING="3")
     assert (in_place["TORCH_NCCL_ASYNC_ERROR_HANDLING"], in_place["OMP_NUM_THREADS"]) == ("2", "4")
     assert in_place["MASTER_PORT"] == "2345"
