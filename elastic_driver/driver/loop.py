@@ -469,6 +469,7 @@ class ElasticDriver:
 
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
+        self._error_files.clear()  # the first failure is asked for, of those since the last round
         self._server.begin_round(command.round_id)
         if self._spokesman is not None:
             self._spokesman.begin_round(command.round_id)
