@@ -149,6 +149,8 @@ class Greeting:
             link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
             if link is None:
                 raise RefusedError("the driver has given this agent up: its host was silent for too long")
+            peer, ours = self.connection.ends
+            link.comes_from(hello, peer, ours)
             self._go_on(link, hello, public="")
             return
         ticket = None
