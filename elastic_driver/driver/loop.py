@@ -647,7 +647,10 @@ class ElasticDriver:
             self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
 
     def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
-        # Hosts of always new names may fail as long as the job waits for slots; the first to fail is asked for.
+        # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
+        state = self._stepper.state
+        if state.round_id and worker not in state.members:
+            return
         if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
             self._error_files[worker] = process.error_file, returncode
 

@@ -145,7 +145,6 @@ async def lead_a_life(driver: ElasticDriver, world: World, chronicle: Chronicle)
         assert len(in_phase(driver._stepper.state, WorkerPhase.MEMBER)) == 1
     grown = {name: size for name, size in sizes(driver, chronicle).items() if size > 4}
     assert grown.pop("Chronicle._last_words", 0) <= PODS  # bounded by a number; cleared by each round
-    assert grown.pop("ElasticDriver._error_files", 0) <= PODS  # likewise
     assert not grown
     assert world.refused >= PODS / 4
     world.processes[STAYS].end(0)
