@@ -582,7 +582,10 @@ def test_the_first_workers_can_be_forked_too() -> None:
             first = await asyncio.gather(
                 *(
                     one.start(
-                        command, worker=WorkerId("localhost", rank, 0), env={**ENV, "LOCAL_RANK": str(rank)}, label="0"
+                        command,
+                        worker=WorkerId("localhost", rank, 0),
+                        env={**ENV, "ELASTIC_DRIVER_LOCAL_RANK": str(rank)},
+                        label="0",
                     )
                     for rank in range(2)
                 )
