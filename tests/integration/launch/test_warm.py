@@ -192,6 +192,7 @@ def test_signals_and_stops_reach_a_forked_worker() -> None:
         async with warm_job(["numpy"]) as one:
             first = await warmed(one, [sys.executable, str(PROBE), "wait"])
             first.kill()
+            await first.wait()  # the next has its name here: it would be taken for what the first has left
             for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
                 process = await one.start([sys.executable, str(PROBE), "wait"], env=ENV)
                 assert was_forked(process)
