@@ -132,9 +132,9 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         on_change=on_change,
         becomes_in_place=is_open and on_change is OnChange.RESTART,
         must_init=not is_open,
-        retries_starts=settings.elastic or settings.reset_limit is not None,
+        retries_starts=settings.reset_limit is not None,
         # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that.
-        blames_hosts=settings.blames_hosts or not (settings.elastic or settings.reset_limit is not None),
+        blames_hosts=settings.blames_hosts or settings.reset_limit is None,
         last_call_s=LAST_CALL_S if said is None else float(said),
     )
 

@@ -288,7 +288,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
             send=told.append,
             on_gone=lambda worker: rounds.gone(worker),
             tasks=tasks,
-            environ={},
+            environ=dict,
         )
         workers._launcher = _Launcher()  # type: ignore[assignment]
         rounds = HostRounds(told.append, workers, is_heard=lambda: True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,12 @@ def test_it_asks_for_the_token_that_it_was_given(tmp_path: Path) -> None:
 
 
 def test_rubbish_does_nothing_to_it() -> None:
-    with a_rendezvous() as rendezvous:
-        client = RendezvousClient(f"http://{rendezvous.endpoint}", member(""), patience_s=PATIENCE_S)
+    with (
+        a_rendezvous() as rendezvous,
+        contextlib.closing(
+            RendezvousClient(f"http://{rendezvous.endpoint}", member(""), patience_s=PATIENCE_S)
+        ) as client,
+    ):
         for body in (b"", b"\0" * 100, b"[]", b"{}", b'{"saying": []}', b"[" * 100_000, JOIN.to_json()[:-1]):
             with pytest.raises(RendezvousProtocolError, match="cannot read"):
                 client.say_node(body)
@@ -81,7 +86,6 @@ def test_rubbish_does_nothing_to_it() -> None:
         stored = client.ask_store(StoreRequest(StoreOp.ADD, "", (b"n", b"1"), client=1, number=1).to_bytes())
         assert stored is not None
         assert StoreReply.from_bytes(stored).parts == (b"1",)
-        client.close()
 
 
 def test_it_has_no_torch_in_it() -> None:
