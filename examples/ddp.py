@@ -4,11 +4,12 @@ Nothing in it is elastic_driver's. It runs under torchrun, and is restarted from
 
     torchrun --nproc-per-node=2 --max-restarts=3 examples/ddp.py
 
-and under elasticrun, where hosts may come and go meanwhile, and a restart takes less than a second since its workers
-are forked from a process that has imported torch:
+and under elasticrun, in which a worker that is started again need not import torch again, since it is forked from a
+process that has. Hosts may come and go meanwhile: the second command's are in a file called ``hosts``, which has one
+line ``localhost:2``, say, and later another one ``127.0.0.1:2``:
 
-    elasticrun --host-discovery-script examples/discover_hosts.sh --min-np 1 --max-np 4 --on-change restart \\
-        python examples/ddp.py
+    elasticrun --nproc-per-node=2 --max-restarts=3 examples/ddp.py
+    elasticrun -np 2 --min-np 1 --max-np 4 --host-discovery-script examples/discover_hosts.sh python examples/ddp.py
 
 With ``--ask`` it asks once a step whether a change is due, and writes its checkpoint then: no step is done twice. That
 works under torchrun, too. To lose no process at all, see the end of this file.
@@ -94,16 +95,24 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-# In place, with five more lines: no process ends when hosts come and go, and nothing is read from a file.
+# In place no process ends when others come or go, and nothing is read from a file. Six lines are new (+), two stand for
+# others (~), and what was `step` is `state.step`. save(), --ask and destroy_process_group() go.
 #
-#     import elastic_driver.torch as hvd
+#   +   import elastic_driver.torch as hvd
 #
-#     hvd.init()                                                      # in place of init_process_group()
-#     state = hvd.elastic.TorchState(model=net, optimizer=optimizer, step=0)
+#   ~   hvd.init()                                    # was: dist.init_process_group(...)
+#       ...                                           # device, net, optimizer and data as above
+#   +   state = hvd.elastic.DDPState(model=net, optimizer=optimizer, step=0)
 #
-#     @hvd.elastic.run
-#     def train(state):
-#         model = DistributedDataParallel(net, process_group=elastic_driver.torch.process_group())
-#         while state.step < options.steps:
-#             ...
-#             state.commit()
+#   +   @hvd.elastic.run
+#   +   def train(state):
+#   ~       model = state.ddp                         # was: DistributedDataParallel(net)
+#           while state.step < options.steps:
+#               ...                                   # as above
+#               state.step += 1
+#   +           state.commit()
+#
+#   +   train(state)
+#
+# Ranks and their number are those of a round: ask for them inside train(), behind state.ddp. What else needs the group
+# gets it from hvd.process_group() (docs/torch_distributed.md). Run it by the last command above, or alone.
