@@ -333,7 +333,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        stays = _stays(t, record)
+        stays = _stays(t, record, end.fault)
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
 
 
@@ -352,19 +352,19 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t, record))
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t, record, end.fault))
 
 
-def _stays(t: Transition, record: WorkerRecord) -> bool:
+def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
     """Whether the host of a restarted worker that has failed stays in the job: it cannot do without it, and it is no
-    start that fails, unless these are tried again. How often, the setbacks say, and the limit of resets. Where hosts
-    come back after a cooldown, it is one of these.
+    start that fails by itself, unless these are tried again. How often, the setbacks say, and the limit of resets.
+    Where hosts come back after a cooldown, it is one of these.
     """
     state, policy, name = t.state, t.state.policy, record.worker.hostname
     if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
         return False
     began = state.setbacks.present.began
-    if not policy.retries_starts and (began is None or t.now - began < START_S):
+    if fault is Fault.OWN and not policy.retries_starts and (began is None or t.now - began < START_S):
         return False
     others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
     return usable_slots(replace(state, discovery=others)) < policy.min_num_proc
