@@ -20,6 +20,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_RESTARTED,
     ENV_ROUND,
     ENV_WORKER,
+    NCCL,
 )
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.words import OnChange
@@ -32,19 +33,6 @@ _NOT_INHERITED = re.compile(
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
-
-# What torch's NCCL groups read when they are made, whatever the driver's environment says. By default their watchdog
-# ends the process when a collective fails or takes too long, or when the watchdog itself is blocked. Here a failed
-# collective ends a round. Set before the process starts: in a running one no thread may change the environment.
-NCCL = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    "TORCH_NCCL_DESYNC_DEBUG": "0",
-}
-
 
 # All of them answered by the server itself; the driver adds the route of torch Stores. What a worker posts has to name
 # that worker.

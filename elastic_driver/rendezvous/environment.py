@@ -26,3 +26,16 @@ PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
 GLOO_TIMEOUT_S = 30.0  # Horovod's, without HOROVOD_GLOO_TIMEOUT_SECONDS
 MOST_GLOO_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
+
+# What torch's NCCL groups read when they are made, whatever the driver's environment says, in workers that reset inside
+# their processes. By default their watchdog ends the process when a collective fails or takes too long, or when the
+# watchdog itself is blocked. Here a failed collective ends a round. Set before the process starts: in a running one no
+# thread should change the environment. One that turns out to be such a worker does it in its first init().
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+}

@@ -338,9 +338,9 @@ class _Asks:
             conf=conf,
         )
         waits_s = next((float(conf[key]) for key in ("join_timeout", "timeout") if key in conf), None)
-        workers: dict[str, Any] = {"num_proc": least * each, "min_num_proc": least * each, "max_num_proc": most * each}
-        if most > 1:
-            workers["accept_agents"] = True
+        workers: dict[str, Any] = {"num_proc": least * each, "max_num_proc": most * each}
+        if most > 1:  # else no other host can come, and the job is one of fixed size
+            workers |= {"min_num_proc": least * each, "accept_agents": True}
         return {
             "nodes": nodes,
             **workers,

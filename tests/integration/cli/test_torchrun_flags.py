@@ -188,3 +188,10 @@ def test_keys_without_effect_are_told(tmp_path: Path) -> None:
     with start(tmp_path, "--rdzv-conf", "read_timeout=3,join_timeout=30", "true") as job:
         assert job.wait() == 0
         assert job.said().count("of --rdzv-conf is without effect here") == 1
+
+
+def test_a_script_that_fails_at_its_start_ends_a_job_of_one_node(tmp_path: Path) -> None:
+    with start(tmp_path, "--standalone", "--nproc-per-node", "2", script(tmp_path, "raise SystemExit(3)\n")) as job:
+        assert job.wait() == 1, job.said()
+        assert "exited with code 3, which leaves no host to start workers on" in job.said()
+    assert len(job.events("worker_started")) <= 2, "it was started again"

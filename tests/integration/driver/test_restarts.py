@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from jobs import PROGRAM, Job
 
+from elastic_driver.rendezvous.environment import NCCL
+
 pytestmark = pytest.mark.integration
 
 # Writes a line when it starts, and one when it is told to end; ends well when the test has said so.
@@ -101,6 +103,26 @@ def test_a_shell_around_a_script_that_calls_init(tmp_path: Path) -> None:
     formed = job.events("round_formed")
     assert [event["backend"] is None for event in formed] == [True, False, False]
     assert [event["round_id"] for event in formed] == [1, 2, 3]
+
+
+def test_one_that_resets_in_place_after_all_has_the_environment_of_such(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import importlib, json, os\n"
+        "def nccl():\n"
+        "    return {name: value for name, value in os.environ.items() if name.startswith('TORCH_NCCL_')}\n"
+        "started = nccl()\n"
+        "importlib.import_module('elastic_driver').init()\n"
+        "line = json.dumps({'started': started, 'present': nccl()})\n"
+        "with open(os.environ['STEP_LOG'], 'a') as file:\n"
+        "    file.write(line + '\\n')\n"
+    )
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        assert "has called hvd.init(): from now on workers reset inside their processes" in job.said()
+    lines = job.steps()
+    assert [line["started"] for line in lines] == [{"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}] * 2
+    assert [line["present"] for line in lines] == [NCCL] * 2
 
 
 def test_init_where_workers_are_restarted(tmp_path: Path) -> None:

@@ -135,6 +135,24 @@ def test_a_forked_worker_is_what_a_fresh_one_is(
     run("uvloop", main)
 
 
+def test_what_is_imported_before_the_fork_is_left_alone_by_the_garbage_collector(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import gc, json\nprint('frozen', json.dumps(gc.get_freeze_count()))\n")
+
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            first = await warmed(one, [sys.executable, str(program)])
+            assert await first.wait() == ExitStatus(0)
+            forked = await one.start([sys.executable, str(program)], env=ENV)
+            assert was_forked(forked)
+            assert await forked.wait() == ExitStatus(0)
+        fresh, after = said(one, "frozen")
+        # Looking at it once, at its exit, a worker would copy nearly all of its memory.
+        assert fresh < 1000 < after
+
+    run("asyncio", main)
+
+
 def test_an_exception_has_the_same_traceback() -> None:
     async def main() -> None:
         async with warm_job(["numpy"]) as one:

@@ -39,7 +39,7 @@ def refusal(*words: str, env: Mapping[str, str] | None = None) -> str:
 
 def test_workers_of_one_node() -> None:
     made = settings("--nproc-per-node", "3", "train.py", "--lr", "1")
-    assert (made.num_proc, made.min_num_proc, made.max_num_proc, made.elastic) == (3, 3, 3, True)
+    assert (made.num_proc, made.min_num_proc, made.max_num_proc, made.elastic) == (3, 3, 3, False)
     assert made.hosts == (Host("localhost", 3),)
     assert made.nodes == Nodes(nproc_per_node=3)
     assert made.command == (*PYTHON, "train.py", "--lr", "1")

@@ -261,6 +261,9 @@ def _hold() -> Exception | None:
         import gc
 
         gc.collect()
+        # What lives now lives in all clones. A collection there, and the one at their exit, would look at each object
+        # of it, and so copy nearly all of this process's memory: most of the time that it takes a worker to end.
+        gc.freeze()
         _check_alone()
     except _Refused as refused:
         _send(control, {"refused": str(refused)})
