@@ -3,7 +3,7 @@
     scripts/install-frameworks && .venv-frameworks/bin/python benchmarks/frameworks.py [--runs 3]
 
 The scripts are those of tests/frameworks: two workers on one machine, a step of 50 ms and more, a checkpoint every four
-steps. Once both ranks have done six steps, rank 1 is killed. Printed is the time from that until rank 0 of the restarted
+steps. Once both ranks have done six steps, rank 1 is killed. Printed is the time from that until rank 0 of the new
 workers has done its first step: the median of some runs, the least and the most, and the ratio of torchrun's to ours.
 """
 

@@ -110,7 +110,7 @@ class Endpoint:
             return None
         # Whoever has loopback is the driver. It must be able to have the port where the others look for it, too.
         for address in () if self.only_here else addresses_of(self.host):
-            if is_local_host(address):
+            if is_local_host(address) and address != LOOPBACK:  # a machine's name may resolve to that
                 probe = self._listen(address)
                 if probe is None:
                     listener.close()
