@@ -1,6 +1,7 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
-    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun] [--hosts netns]
+    python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun]
+        [--hosts netns] [--worker ddp|torchrun]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
@@ -38,6 +39,10 @@ event log and of the marks of elastic_loop.py, all on one clock. The stages:
 - synced: the state is equal on all ranks;
 - first step: all have done one, with its 50 ms of sleep.
 
+With ``--worker ddp`` torch's DistributedDataParallel carries the gradients, in place, over the round's process group.
+With ``--worker torchrun`` the loop is a DDP script for torchrun (torchrun_loop.py), which elasticrun restarts:
+elastic_restarts.py says what is measured then.
+
 The yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's steps.
 """
 
@@ -55,6 +60,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, stages, survivors_figures
+from elastic_restarts import RESTARTS
 
 HEARTBEAT_S = 2.0
 # Steps before a change, and after it.
@@ -236,10 +242,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="runs of each scenario (default 5)")
     parser.add_argument("--workers", default="4", help="comma list of even numbers (default 4)")
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="comma list (default all)")
+    parser.add_argument("--scenarios", default="", help="comma list (default all)")
     parser.add_argument("--hosts", choices=("one", "netns"), default="one", help="one machine, or network namespaces")
     parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out")
+    parser.add_argument(
+        "--worker", choices=("ours", "ddp", "torchrun"), default="ours", help="which loop (default ours)"
+    )
     options = parser.parse_args()
+    if options.worker == "torchrun" and options.hosts == "netns":
+        parser.error("--worker torchrun: on one machine only")
+    os.environ["BENCH_WORKER"] = options.worker  # elastic_loop.py's
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(Namespaces(3, sshd=True)) if options.hosts == "netns" else None
         run_all(options, nodes)
@@ -252,8 +264,9 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
             f"{'scenario':16} {'stall, s':26} {'join, s':26} {'found, s':20} {'lost, steps':14} normal step, s",
             flush=True,
         )
-        for name in options.scenarios.split(","):
-            ours, peer = SCENARIOS[name]
+        scenarios = SCENARIOS if options.worker == "ours" else RESTARTS
+        for name in options.scenarios.split(",") if options.scenarios else scenarios:
+            ours, peer = scenarios[name]
             figures: list[Figures] = []
             peers: list[Figures] = []
             for _ in range(options.runs):

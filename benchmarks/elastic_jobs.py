@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -124,9 +125,18 @@ class ElasticJob(Job):
         hosts: how many of them there are at the start.
         flags: more of the command line's.
         nodes: the hosts, of which the first has the driver; None for names of this machine.
+        loop: what its workers run.
     """
 
-    def __init__(self, folder: Path, slots: int, hosts: int, *flags: str, nodes: Namespaces | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        slots: int,
+        hosts: int,
+        *flags: str,
+        nodes: Namespaces | None = None,
+        loop: str = "elastic_loop.py",
+    ) -> None:
         self.names = HOSTS if nodes is None else tuple(node.name for node in nodes)
         self.hosts_file = folder / "hosts.txt"
         self.events_file = folder / "events.jsonl"
@@ -137,7 +147,7 @@ class ElasticJob(Job):
         script.chmod(0o755)
         command = [sys.executable, "-m", "elastic_driver", "-np", str(slots), "--min-np", str(slots)]
         command += ["--host-discovery-script", str(script), "--event-log", str(self.events_file), *flags]
-        command += [sys.executable, str(HERE / "elastic_loop.py")]
+        command += [sys.executable, str(HERE / loop)]
         if nodes is None:
             super().__init__(command, folder, {})
         else:
@@ -169,12 +179,62 @@ class ElasticJob(Job):
         new.replace(self.hosts_file)
 
 
+class TorchrunNodes(Job):
+    """torchrun on the loop of torchrun_loop.py, an agent for each of two hosts of this machine, as impatient as can be.
+
+    Args:
+        folder: for its files.
+        slots: workers of each.
+        hosts: how many of them there are at the start, 1 or 2.
+    """
+
+    def __init__(self, folder: Path, slots: int, hosts: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9", f"--nproc-per-node={slots}"]
+        self._command += ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench", "--monitor-interval=0.05"]
+        self._command += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
+        self._command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(HERE / "torchrun_loop.py")]
+        # Without it a job cannot grow at all, and does not come back from a failure.
+        self._env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._others: list[subprocess.Popen[bytes]] = []
+        super().__init__(self._command, folder, self._env)
+        if hosts > 1:
+            time.sleep(0.5)  # the first agent is to hold the store
+            self.add_host()
+
+    def add_host(self) -> None:
+        """The second agent comes."""
+        env = {**os.environ, **self._env, "STEP_LOG": str(self.steps_file), "MARK_LOG": str(self.marks_file)}
+        self._others.append(
+            subprocess.Popen(
+                self._command,
+                env={**env, "PYTHONPATH": str(ROOT)},
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        )
+
+    def remove_host(self) -> None:
+        """The second agent is told to go."""
+        self._others[-1].terminate()
+
+    def __exit__(self, *unused: object) -> None:
+        for other in self._others:
+            other.terminate()
+        super().__exit__()
+        for other in self._others:
+            other.wait()
+
+
 class TorchrunJob(Job):
     """torchrun on the loop of torchrun_loop.py, with this many processes; on two hosts, where there are nodes."""
 
     def __init__(self, folder: Path, workers: int, *, nodes: Namespaces | None = None) -> None:
         self._others: list[subprocess.Popen[bytes]] = []
-        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=9", "--monitor-interval=0.05"]
         # Without this a job does not come back from a failure at all: the restarted workers meet the old keys.
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         loop = str(HERE / "torchrun_loop.py")

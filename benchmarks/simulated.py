@@ -48,9 +48,11 @@ from elastic_driver.rendezvous.agent_messages import (
     Close,
     Exited,
     Finished,
+    HoldPort,
     Kill,
     KillAll,
     Labels,
+    PortHeld,
     Round,
     Said,
     Start,
@@ -300,6 +302,8 @@ class SimulatedAgent:
     def take(self, message: Said) -> None:
         """Does what the driver says."""
         match message:
+            case HoldPort(generation):
+                self.link.send(PortHeld(generation, 29500, ""))
             case Start(key):
                 worker = worker_named(key)
                 self._started += 1

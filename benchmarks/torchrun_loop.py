@@ -1,6 +1,8 @@
 """The same loop as elastic_loop.py for torchrun: DDP over gloo, a checkpoint file of the step each step.
 
-It is the yardstick of benchmarks/elastic.py: what the same change costs with the launcher that comes with torch.
+It is the yardstick of benchmarks/elastic.py: what the same change costs with the launcher that comes with torch; and
+with ``--worker torchrun`` elasticrun restarts it, too. Appends to MARK_LOG, if that is given, when its process has come
+to the script, has met the others, and has wrapped its model.
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ import torch.distributed as dist
 NUMEL = 1 << 20
 
 
+def mark(name: str) -> None:
+    if "MARK_LOG" in os.environ:
+        with open(os.environ["MARK_LOG"], "a") as log:
+            log.write(json.dumps({"time": time.time(), "pid": os.getpid(), "mark": name}) + "\n")
+
+
 def main() -> None:
+    mark("imported")
     dist.init_process_group("gloo")
+    mark("met")
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, NUMEL // 1024, bias=False))
+    mark("wrapped")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     checkpoint = Path(os.environ["STEP_LOG"] + ".step")
     step = int(checkpoint.read_text()) if checkpoint.exists() else 0

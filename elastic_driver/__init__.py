@@ -25,17 +25,25 @@ if TYPE_CHECKING:
     from elastic_driver.discovery.objects import HostDiscoveryScript as HostDiscoveryScript
     from elastic_driver.driver import ElasticDriver as ElasticDriver
     from elastic_driver.function.launch import run as run
+    from elastic_driver.function.torch_launcher import ChildFailedError as ChildFailedError
+    from elastic_driver.function.torch_launcher import LaunchConfig as LaunchConfig
+    from elastic_driver.function.torch_launcher import elastic_launch as elastic_launch
     from elastic_driver.hosts import Host as Host
     from elastic_driver.worker.api.numpy import *  # noqa: F403
+    from elastic_driver.worker.checkpoint import checkpoint_point as checkpoint_point
 
 _API = "elastic_driver.worker.api.numpy"
 _ELSEWHERE = {
+    "ChildFailedError": "elastic_driver.function.torch_launcher",
     "ElasticDriver": "elastic_driver.driver",
     "FixedHosts": "elastic_driver.discovery.objects",
     "Host": "elastic_driver.hosts",
     "HostDiscovery": "elastic_driver.discovery.objects",
     "HostDiscoveryScript": "elastic_driver.discovery.objects",
+    "LaunchConfig": "elastic_driver.function.torch_launcher",
+    "checkpoint_point": "elastic_driver.worker.checkpoint",
     "WorkerStateRegistry": "elastic_driver.core.registry",
+    "elastic_launch": "elastic_driver.function.torch_launcher",
     "run": "elastic_driver.function.launch",
 }
 

@@ -116,6 +116,10 @@ class DurableError(ElasticError):
     """A commit cannot be put on disc, or what is there cannot be gone on from."""
 
 
+class ShardsLostError(ElasticError):
+    """Pieces of a sharded state went with who held them, and there is no copy to go on from."""
+
+
 class JobFailedError(ElasticError):
     """The job ended without success.
 

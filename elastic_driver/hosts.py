@@ -224,7 +224,12 @@ def parse_hosts(lines: Iterable[str], *, default_slots: int | None) -> tuple[Hos
 
 def in_natural_order(hosts: Iterable[Host]) -> tuple[Host, ...]:
     """Hosts of which nobody has said in which order they are: by name, with worker-2 before worker-10."""
-    return tuple(sorted(hosts, key=lambda host: (_runs(host.name), host.name)))
+    return tuple(sorted(hosts, key=lambda host: natural_key(host.name)))
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
+    """By which names are sorted so that worker-2 stands before worker-10."""
+    return _runs(name), name
 
 
 def _runs(name: str) -> list[tuple[int, str]]:

@@ -22,6 +22,16 @@ class OnChange(StrEnum):
     NO_ROUNDS = "no-rounds"  # nothing: each runs for itself, and no ranks are agreed
 
 
+class Ending(StrEnum):
+    """How a worker that is no longer wanted is ended."""
+
+    USUAL = "usual"  # SIGTERM, after --grace-time SIGKILL
+    PLANNED = "planned"  # the same, after --drain-timeout: it may checkpoint
+    BROKEN = (
+        "broken"  # its peers are lost: its connections are shut too, so that it hangs in none; SIGKILL at once after
+    )
+
+
 class Backend(StrEnum):
     """What carries the collectives of a round. All members of a round use one."""
 

@@ -47,7 +47,15 @@ os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="elasticrun-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow-torchrun", action="store_true", help="run the tests with many agents of torchrun, too")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow-torchrun"):
+        for item in items:
+            if item.get_closest_marker("slow_torchrun"):
+                item.add_marker(pytest.mark.skip(reason="many agents of torchrun: --slow-torchrun runs this"))
     # What takes long comes first: begun last, it would run alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -12,10 +12,11 @@ from dataclasses import fields
 from typing import Any
 
 from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_flags
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS
-from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, Settings
+from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
 
 _DESCRIPTION = """\
@@ -28,7 +29,8 @@ subcommands (each has --help):
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
   join                  have this machine join a job that accepts agents
-  leave                 have this machine leave the job that it has joined"""
+  leave                 have this machine leave the job that it has joined
+  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 
@@ -76,6 +78,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     given = vars(build_parser().parse_args(words))
     command = given["command"]
     given["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
+    take_torchrun_flags(given)
     interfaces = [*given.pop("network_interface", ()), *given.pop("network_interfaces", "").split(",")]
     return {**given, "network_interfaces": tuple(interfaces)} if any(interfaces) else given
 
@@ -98,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     _Settings(parser).add("num_proc", "-np", "--num-proc", metavar="N", help=text)
     add("--config-file", metavar="YAML", help="file with values for the tuning flags; flags given here win")
     add("--disable-cache", action="store_true", help="accepted for compatibility; nothing is cached")
+    add_torchrun_flags(parser)
     _elastic_flags(parser)
     _host_flags(parser)
     _output_flags(parser)
@@ -174,6 +178,12 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
     add("durable_interval_s", metavar="S", help="a commit when S seconds have passed since the last")
     add("durable_keep", metavar="K", help="keep the last K commits on disc (default 2)")
     add("rendezvous_port", metavar="PORT", help="port of the driver's HTTP server (default {default}: any)")
+    add(
+        "on_change",
+        choices=ON_CHANGE,
+        help="what a change means for the workers: in-place (they reset inside their processes), restart (they are "
+        "ended and started again), or auto (default): restart until one of them calls hvd.init()",
+    )
     add(
         "horovod_shim",
         choices=MODES,

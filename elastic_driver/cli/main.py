@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        if settings.nodes is not None and settings.nodes.endpoint:
+            from elastic_driver.driver.nodes import run_node
+
+            return run_node(settings, settings.nodes)
         from elastic_driver.launch.dial.early import EarlyAgent
 
         early = EarlyAgent()
@@ -80,6 +84,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.leave import leave
 
             return leave
+        case "rendezvous":
+            from elastic_driver.cli.rendezvous import rendezvous
+
+            return rendezvous
         case "status":
             from elastic_driver.cli.status import status
 

@@ -13,6 +13,10 @@ from elastic_driver.errors import SettingsError
 class Parser(argparse.ArgumentParser):
     """See argparse. Raises SettingsError where that prints the usage and exits."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ambiguous: dict[str, str] = {}
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
@@ -20,9 +24,24 @@ class Parser(argparse.ArgumentParser):
         """As argparse does, and says which flag a misspelt one is like."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            if unknown[0] in self._ambiguous:
+                self.error(f"ambiguous option: {unknown[0]} could match {self._ambiguous[unknown[0]]}")
             near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.8)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
         return parsed
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """The flags that this may be short for.
+
+        argparse asks for every word, also for those of the command, which are not its own; and it ends where there are
+        several. Here two spellings of one flag are one, and what may be short for several is a fault only where it
+        turns out to be no word of the command.
+        """
+        found: list[Any] = super()._get_option_tuples(option_string)
+        if len({action.dest for action, *_ in found}) <= 1:
+            return found[:1]
+        self._ambiguous[option_string] = ", ".join(flag for _, flag, *_ in found)
+        return []
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -16,6 +16,7 @@ from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.printable import one_line
+from elastic_driver.words import OnChange
 
 _INTERVAL_S = 2.0
 _TO_THE_TOP = "\x1b[H\x1b[2J"
@@ -83,7 +84,11 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
         parts.append(table(("HOST", "SLOTS", "WORKERS", ""), hosts, right={"SLOTS", "WORKERS"}, width=width))
     if answer["workers"]:
         heads = ("RANK", "WORKER", "PHASE", "FOR", "FROM COMMIT", "PID")
-        rows = [_worker(each) for each in sorted(answer["workers"], key=_order)]
+        restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
+        rows = [
+            _worker(each, word_for_member="running" if restarts else "joining")
+            for each in sorted(answer["workers"], key=_order)
+        ]
         parts.append(table(heads, rows, right={"RANK", "FOR", "FROM COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)
 
@@ -114,10 +119,10 @@ def _has_rank(worker: dict[str, Any]) -> bool:
     return worker["phase"] == "member" and worker["rank"] is not None
 
 
-def _worker(worker: dict[str, Any]) -> tuple[str, ...]:
+def _worker(worker: dict[str, Any], *, word_for_member: str) -> tuple[str, ...]:
     phase = worker["phase"]
     if phase == "member":
-        phase = "training" if worker["running"] else "joining"
+        phase = "training" if worker["running"] else word_for_member
     return (
         str(worker["rank"]) if _has_rank(worker) else "-",
         f"{worker['host']}[{worker['slot']}]",

@@ -76,6 +76,11 @@ MEMBER       in the round, which has begun                                      
 notices      none                                                                 none
 ===========  ===================================================================  =====================================
 
+A job that is not known to be of one kind begins with RESTART, and becomes IN_PLACE with the first request for a round
+(:mod:`~elastic_driver.core.becoming`): ``Policy.on_change``, which stands in the state, is what its workers are now.
+Restarted workers are told how they end (``Ending``): as planned, with time for a checkpoint, while all members live;
+else at once. Slots that come wait a moment for others (``State.last_call``).
+
 What members are told
 =====================
 

@@ -100,3 +100,8 @@ def assign_ranks(
         )
         for rank, worker in enumerate(members)
     )
+
+
+def hosts_of(placed: Sequence[Placed]) -> tuple[str, ...]:
+    """The hosts of these workers, in the order of their first ranks."""
+    return tuple(dict.fromkeys(one.worker.hostname for one in placed))

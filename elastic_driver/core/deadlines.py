@@ -119,7 +119,7 @@ def next_deadline(state: State) -> float | None:
                 times.append(state.reset.deadline)
             times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
         case OnChange.RESTART:
-            times.append(launch_held_until(state))
+            times.append(launch_held_until(state) if state.last_call is None else state.last_call)
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
     times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]

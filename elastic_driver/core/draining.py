@@ -9,6 +9,7 @@ from __future__ import annotations
 from elastic_driver.core.placement import usable_slots
 from elastic_driver.core.state import JobPhase, State, record_of
 from elastic_driver.hosts import WorkerId
+from elastic_driver.words import OnChange
 
 
 def ends_at_once(state: State, worker: WorkerId) -> bool:
@@ -39,6 +40,8 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
     already = "already " if (hostname, None) in before.drained else ""
     living = any(record.worker.hostname == hostname for record in after.workers)
     leave = ": its workers leave at their next commit" if living else ""
+    if living and after.policy.on_change is not OnChange.IN_PLACE:
+        leave = ": its workers are told to end"
     return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
 
 

@@ -26,6 +26,8 @@ def judge(t: Transition) -> bool:
     # A failure on a machine that is being taken away, or of those who had to do with it, says nothing of the script.
     if not keeps_its_places(state):
         setbacks = setbacks.excuse()
+    if state.reset is not None:
+        setbacks = setbacks.over(state.reset.began)
     setbacks = setbacks.judged(t.now, state.policy.pause_range_s)
     t.state = replace(state, setbacks=setbacks)
     return setbacks.count > state.setbacks.count
@@ -37,10 +39,13 @@ def end_if_given_up(t: Transition) -> bool:
     if state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
     elif t.in_reset().unplanned and _limit_is_used_up(t):
+        first, told = state.first_failure, "; ".join(causes(state))
+        if first is not None and first.where:
+            told += f"; first: {described(first)}"
         t.end(
             ExitCode.RESET_LIMIT,
             f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
-            f"{'; '.join(causes(state))}",
+            + told,
         )
     else:
         return False

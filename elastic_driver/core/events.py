@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from elastic_driver.core.assignment import Placed
 from elastic_driver.hosts import Host, SlotInfo, WorkerId
-from elastic_driver.words import Backend, NoticeKind, ReadyCause
+from elastic_driver.words import Backend, Ending, NoticeKind, ReadyCause
 
 
 class Fault(StrEnum):
@@ -283,19 +283,28 @@ class StartWorker:
         worker: its name.
         planned: the place it would have if the round were formed now.
         standby: whether it is to wait without a rank.
+        hosts: those of all who are planned, in the order of their first ranks: rank 0 is on the first.
     """
 
     worker: WorkerId
     planned: SlotInfo
     standby: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """TERM to the process tree, grace, KILL."""
+    """TERM to the process tree, grace, KILL.
+
+    Attributes:
+        worker: which.
+        reason: why, in words.
+        ending: how long the grace is, and what is done beside it.
+    """
 
     worker: WorkerId
     reason: str
+    ending: Ending = Ending.USUAL
 
 
 @dataclass(frozen=True, slots=True)

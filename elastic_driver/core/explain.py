@@ -16,10 +16,11 @@ from elastic_driver.core.placement import (
     standby_places,
     standing_by,
     target_places,
+    usable_slots,
     wanted_places,
     why_left_over,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, concerning, finishing, in_phase
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, concerning, finishing, gives_time, in_phase
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import NoticeKind, OnChange
 
@@ -49,6 +50,9 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
         case JobPhase.WAITING:
             if state.discovery.hosts is None:
                 return "waiting for the first hosts"
+            if state.last_call is not None:
+                slots = _count(usable_slots(state), "slot")
+                return f"{slots} there, giving others a moment{_left(state.last_call, now)}"
             left = _discovery(state, now) + slots_left
             return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
@@ -89,6 +93,9 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
             if state.notice_kind is NoticeKind.HOSTS_UPDATED:
                 return f"{members}; hosts changed, waiting for the next commit"
             out = _unheard(state, now) + _kept_out(state, now, before="; ")
+            if state.last_call is not None:
+                more = _count(len(launch_places(state)) - len(state.members), "slot")
+                members += f"; {more} more, giving others a moment{_left(state.last_call, now)}"
             return f"{members}{_standby(state)}{_booting(state)}{out}{_discovery(state, now)}"
         case JobPhase.ENDED:
             return "the job has ended"
@@ -99,9 +106,17 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
     over, until = f"round {state.round_id} is over", gone_by(state)
     if until is not None:
         members = dict.fromkeys(state.members)
-        ending = [r.worker for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
+        records = [r for r in in_phase(state, WorkerPhase.LEAVING) if r.worker in members]
+        ending = [record.worker for record in records]
+        given = [at for record in records if (at := gives_time(state, record)) is not None and at > now]
+        if given:
+            limit = f"{state.policy.drain_timeout_s:g} s, --drain-timeout"
+            left = _left_for(state, ending, max(given), now)
+            return f"{over}; waiting for {names(ending)} to checkpoint and end ({limit}){left}"
         return f"{over}; waiting for {names(ending)} to end{_left_for(state, ending, until, now)}"
     places = len(launch_places(state))
+    if state.last_call is not None:
+        return f"{over}; {_count(places, 'slot')} there, giving others a moment{_left(state.last_call, now)}"
     if places >= state.policy.min_num_proc:
         return f"{_pausing(state, 'round')}; the next begins after a pause{_left(pause_until(state), now)}"
     return f"{over}; {_waiting_for_slots(state, now)}{slots_left}"

@@ -48,7 +48,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     # Members who were interrupted at one commit hold equal states, unless one of them is new.
     in_step = len(stateful) == len(members) and len({record.commits for record in members}) == 1
     commits = root.commits if root else 0
-    round_id = state.round_id + 1
+    round_id = state.next_round_id
     by_worker = {record.worker: record for record in members}
     t.commands.append(
         PublishRound(

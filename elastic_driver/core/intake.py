@@ -7,9 +7,11 @@ afterwards.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
+from elastic_driver.core.becoming import become_in_place
 from elastic_driver.core.cuts import Accused, Accuser
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
@@ -43,13 +45,14 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
-from elastic_driver.core.placement import all_offered, in_target, standby_places, wanted_places
+from elastic_driver.core.placement import all_offered, in_target, standby_places, usable_slots, wanted_places
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure, fault_of
 from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     HEALING_S,
+    START_S,
     JobPhase,
     Kill,
     Outage,
@@ -58,6 +61,7 @@ from elastic_driver.core.state import (
     WorkerPhase,
     WorkerRecord,
     finishing,
+    gives_time,
     leaving,
 )
 from elastic_driver.core.transition import Transition
@@ -234,6 +238,10 @@ def _take_started(t: Transition, record: WorkerRecord, event: WorkerStarted) -> 
 
 
 def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None:
+    if t.state.policy.on_change is not OnChange.IN_PLACE:
+        become_in_place(t, event.worker)
+        record = t.state.workers.find(event.worker) or record
+    _blame_who_never_asked(t)
     was_member = record.phase is WorkerPhase.MEMBER
     t.put(
         replace(
@@ -272,6 +280,20 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
 
 
+def _blame_who_never_asked(t: Transition) -> None:
+    """Before the first round, who has ended with code 0 has failed as soon as another asks for it."""
+    if t.state.round is not None:
+        return
+    for worker in t.state.registry.workers_in(WorkerState.SUCCESS):
+        failure = Failure(worker, None, "exited with code 0 before it called hvd.init(), as others did")
+        wanted = (worker.hostname, worker.slot) in wanted_places(t.state)
+        t.state = replace(t.state, registry=t.state.registry.without(worker))
+        known = _blacklist(t, worker.hostname, 0.0, wanted=wanted)
+        text = f"worker {worker} {failure.how}"
+        _report_blacklisted(t, worker.hostname, text, told=False, news=wanted and not known)
+        t.note_failure(failure, Fault.OWN, text)
+
+
 def _accuser(state: State, event: WorkerReady) -> Accuser:
     """Whom a member accuses, of the round that it leaves. What happens inside a host is no matter of networks."""
     by_host: dict[str, list[WorkerId]] = {}
@@ -287,7 +309,11 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
         record = replace(record, commits=event.commits)
         t.put(record)
         t.state = replace(t.state, setbacks=t.state.setbacks.another_training(event.commits))
+    if t.state.policy.on_change is OnChange.RESTART:
+        t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     if record.running:
+        if event.commits > record.commits:
+            t.put(replace(record, commits=event.commits))
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
     t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
@@ -300,13 +326,23 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     was_leaving = record.phase is WorkerPhase.LEAVING
     t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
     if was_leaving:
+        _note_lost_peer(t, record, event)
         return
     if event.returncode == 0:
         _take_clean_exit(t, record, wanted=wanted)
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True)
+        stays = _stays(t, record, end.fault)
+        take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
+
+
+def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
+    """Who was given time to end, and was killed: its host is lost, or it has crashed. It is no failure of its."""
+    until = gives_time(t.state, record)
+    is_lost = event.returncode < 0 and -event.returncode != signal.SIGTERM
+    if is_lost and until is not None and t.now < until and t.state.phase is JobPhase.RESETTING:
+        t.state = replace(t.state, reset=replace(t.in_reset(), peers_lost=True))
 
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
@@ -316,7 +352,25 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t, record, end.fault))
+
+
+def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
+    """Whether the host of a restarted worker that has failed stays in the job.
+
+    It does when the job cannot do without it, and the worker was killed, or had trained for a while, or starts are
+    tried again. How often, the setbacks say, and the limit of resets. Where hosts come back after a cooldown, it is one
+    of these.
+    """
+    state, policy, name = t.state, t.state.policy, record.worker.hostname
+    if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
+        return False
+    began = state.setbacks.present.began
+    is_start = began is None or t.now - began < START_S
+    if is_start and fault is Fault.OWN and not policy.retries_starts:
+        return False
+    others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
+    return usable_slots(replace(state, discovery=others)) < policy.min_num_proc
 
 
 def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
@@ -334,6 +388,10 @@ def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> No
         return
     if not record.round_id:
         message = f"worker {record.worker} exited with code 0 before it called hvd.init()"
+        if not t.state.ever_ready and not t.state.policy.must_init:
+            # It may have nothing to train. Nobody is started in its place.
+            t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.SUCCESS))
+            return
         if not t.state.ever_ready:
             t.end(ExitCode.BAD_USAGE, f"{message}; is the command a training script of this library?")
             return
@@ -357,6 +415,8 @@ def take_crash(
     *,
     wanted: bool,
     told: bool = False,
+    ran: bool = True,
+    stays: bool = False,
 ) -> None:
     """Counts a failure against the worker's host, unless discovery had already taken the place away.
 
@@ -368,13 +428,17 @@ def take_crash(
         draw: for the cooldown, 0 to 1.
         wanted: whether its place was still wanted.
         told: whether the driver has warned of it: an exit code other than 0 is warned of where the process ends.
+        ran: whether there was a process. A host on which none can be started is put out in any case.
+        stays: whether its host stays in the job nevertheless.
     """
     worker, how = record.worker, failure.how
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
         return
+    if wanted and (stays or (ran and not t.state.policy.blames_hosts)):
+        fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
     t.state = replace(t.state, registry=t.state.registry.record(worker, WorkerState.FAILURE))
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays, ran=ran)
     if worker not in t.state.members:
         # A joiner, or a worker of the first round: its host gets no new workers, but those who live there go on.
         text = f"worker {worker} {how} before its first round"
@@ -383,12 +447,14 @@ def take_crash(
             t.note_failure(failure, fault, text)
         return
     text = f"host {worker.hostname} lost (worker {worker} {how})"
-    if wanted:
+    if stays:
+        text = f"worker {worker} {how}"
+    elif wanted and t.state.blacklist.is_blacklisted(worker.hostname):
         for other in t.state.workers:
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
     else:
-        text = f"worker {worker} {how} after its place was removed"
+        text = f"worker {worker} {how}{'' if wanted else ' after its place was removed'}"
     t.note_failure(failure, fault, text)
     t.break_round(text)
 
@@ -413,16 +479,16 @@ def _take_loss(
     _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
 
 
-def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool) -> bool:
+def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool, ran: bool = True) -> bool:
     """Counts a failure against a host whose place was wanted. Returns whether it was blacklisted before."""
     known = t.state.blacklist.is_blacklisted(hostname)
-    if wanted:
+    if wanted and (t.state.policy.blames_hosts or not ran):
         t.state = replace(t.state, blacklist=t.state.blacklist.fail(hostname, now=t.now, draw=draw))
     return known
 
 
 def _report_blacklisted(t: Transition, hostname: str, text: str, *, told: bool, news: bool) -> None:
-    if news:
+    if news and t.state.blacklist.is_blacklisted(hostname):
         for_now = "" if t.state.blacklist.is_out_for_good(hostname) else " until its cooldown is over"
         t.report(f"host {hostname} gets no new workers{for_now}: {text}", warning=not told)
 
@@ -432,7 +498,7 @@ def give_up_start(t: Transition, record: WorkerRecord) -> None:
     how = f"was not started within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
     wanted = in_target(record, wanted_places(t.state))
     t.retire(record, f"it {how}")
-    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted)
+    take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted, ran=False)
 
 
 def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
@@ -445,4 +511,4 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
         t.end(ExitCode.BAD_USAGE, event.message)
     elif record.phase is not WorkerPhase.LEAVING:
         failure = _failure(record, f"could not be started: {event.message}")
-        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted)
+        take_crash(t, record, failure, Fault.OUTSIDE, event.draw, wanted=wanted, ran=False)

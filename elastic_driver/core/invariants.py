@@ -7,7 +7,7 @@ from collections import Counter
 from elastic_driver.core.assignment import rack_of
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, in_phase
-from elastic_driver.words import OnChange
+from elastic_driver.words import Ending, OnChange
 
 
 def check_invariants(state: State) -> None:
@@ -23,6 +23,11 @@ def check_invariants(state: State) -> None:
     assert len(state.members) == len(set(state.members)), "a member twice"
     in_place, roundless = policy.on_change is OnChange.IN_PLACE, policy.on_change is OnChange.NO_ROUNDS
     assert state.launch is None or policy.on_change is OnChange.RESTART, "a launch of workers that are not restarted"
+    restarts = policy.on_change is OnChange.RESTART
+    assert in_place or not state.rounds_before, "rounds of restarted workers that others are to go on from"
+    assert state.round is None or roundless or state.round_id > state.rounds_before, "a number of a round of the past"
+    waits = (JobPhase.WAITING, JobPhase.RUNNING, JobPhase.RESETTING, JobPhase.ENDED)
+    assert state.last_call is None or (restarts and state.phase in waits), "slots wait for others in vain"
     if roundless:
         assert not state.round_id, "a round of workers that have none"
     elif state.round is not None:
@@ -63,6 +68,7 @@ def check_invariants(state: State) -> None:
         boots = record.phase is WorkerPhase.BOOTING
         assert not in_place or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"
+        assert record.stopped or record.ending is Ending.USUAL, "one that was not told to end is given time for it"
 
 
 def _check_hosts(state: State) -> None:

@@ -184,10 +184,11 @@ def _vote_out_the_silent(t: Transition) -> None:
         return
     limit = f"{t.state.policy.start_timeout_s:g} s (--start-timeout)"
     if not t.state.ever_ready:
+        other = "" if t.state.policy.must_init else "; if it never does, use --on-change restart"
         t.end(
             ExitCode.BAD_USAGE,
             f"no worker called hvd.init() within {limit}; missing: {names(registry.missing)}. Does the script call "
-            "it? If it only starts slowly, raise --start-timeout",
+            f"it? If it only starts slowly, raise --start-timeout{other}",
         )
         return
     what = "call hvd.init()" if t.state.phase is JobPhase.STARTING else "ask for the next round"
@@ -264,7 +265,17 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
 
 
 def _end_if_start_failed(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
-    if ready or in_phase(t.state, WorkerPhase.BOOTING) or t.state.first_failure is None:
+    if ready or in_phase(t.state, WorkerPhase.BOOTING):
+        return False
+    done = t.state.registry.workers_in(WorkerState.SUCCESS)
+    if done and t.state.first_failure is None:
+        number = "worker" if len(done) == 1 else f"{len(done)} workers"
+        t.end(ExitCode.SUCCESS, f"all {number} ended with code 0; none called hvd.init()")
+        return True
+    if done:
+        end_half_finished(t)
+        return True
+    if t.state.first_failure is None:
         return False
     t.end(
         ExitCode.USER_CODE_FAILED,

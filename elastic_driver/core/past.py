@@ -75,7 +75,9 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
         case WorkerStarted():
             late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
         case WorkerReady() if state.policy.on_change is not OnChange.IN_PLACE:
-            late = True  # no worker of theirs asks for a round
+            # Of those that may become others, the first that asks; no other worker of theirs asks for a round.
+            asks = state.policy.becomes_in_place and event.after_round == 0
+            late = not asks or record.phase is WorkerPhase.LEAVING
         case WorkerReady():
             # A request that was answered already, or one that is open and comes again.
             late = event.after_round != record.round_id or record.phase in (WorkerPhase.READY, WorkerPhase.LEAVING)
@@ -123,7 +125,8 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
         return f"worker {worker} was never started"
     match event:
         case WorkerReady(after_round=round_id) | WorkerRunning(round_id=round_id):
-            last = state.round_id if record is None else record.round_id
+            # It may speak of the rounds before it called init() first.
+            last = max(state.rounds_before, state.round_id if record is None else record.round_id)
             if not 0 <= round_id <= last:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
             if isinstance(event, WorkerReady) and any(rank < 0 for rank in event.unreachable):

@@ -129,7 +129,7 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         chosen = _whole_groups(policy, hosts, urgency, limit)
     targets = dict.fromkeys(places[index] for index in sorted(chosen))
     standbys: list[int] = []
-    if policy.num_standby and not fits:
+    if policy.num_standby and not fits and policy.on_change is OnChange.IN_PLACE:
         busy = {hostname for hostname, _ in targets}
         rest = [index for index in by_urgency if places[index] not in targets]
         rest.sort(key=lambda index: (urgency[index], places[index][0] in busy, index))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.deadlines import gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
     end_half_finished,
@@ -30,9 +30,9 @@ from elastic_driver.core.past import forget_round
 from elastic_driver.core.placement import Places, first_root, launch_places, usable_slots
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.staffing import name_workers
-from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, in_phase
+from elastic_driver.core.state import JobPhase, Launch, Round, WorkerPhase, causes, finishing, gives_time, in_phase
 from elastic_driver.core.transition import Transition
-from elastic_driver.words import ExitCode
+from elastic_driver.words import Ending, ExitCode
 
 
 def begin_or_end_round(t: Transition) -> None:
@@ -53,22 +53,50 @@ def begin_or_end_round(t: Transition) -> None:
 def launch_next(t: Transition) -> None:
     """Launches a round when nobody of the last one is left, there are slots, and no pause is due."""
     if t.state.phase is JobPhase.WAITING:
-        if usable_slots(t.state) >= t.state.policy.num_proc:
-            _launch(t, launch_places(t.state))
+        places, enough = launch_places(t.state), usable_slots(t.state) >= t.state.policy.num_proc
+        if not _awaits_more(t, places, due=enough) and enough:
+            _launch(t, places)
         return
     if t.state.phase is not JobPhase.RESETTING:
         return
     if judge(t):
         report_pause(t, pause_until(t.state))
-    if _end_if_over(t) or _waits_for_ends(t):
+    if _end_if_over(t):
+        return
+    if _waits_for_ends(t):
+        t.state = replace(t.state, last_call=None)  # that time is as good
         return
     places = launch_places(t.state)
     if len(places) < t.state.policy.min_num_proc:
         if not end_if_no_host_can_start(t, (), begun=True):
             wait_for_slots(t)
+            t.state = replace(t.state, reset=replace(t.in_reset(), lacks_slots=True), last_call=None)
         return
+    if _awaits_more(t, places, due=t.in_reset().lacks_slots):
+        return
+    t.state = replace(t.state, reset=replace(t.in_reset(), lacks_slots=False))
     if not is_put_off(t, launch_held_until(t.state)):
         _launch(t, places)
+
+
+def _awaits_more(t: Transition, places: Places, *, due: bool) -> bool:
+    """Whether slots that have come wait for others to come too: hosts that come together cost one restart.
+
+    Args:
+        t: the step.
+        places: that a round would have now.
+        due: whether slots have come for which a round is to be launched. Where they are gone again, nothing was.
+    """
+    policy = t.state.policy
+    most = policy.max_num_proc
+    has_room = most is None or len(places) < most - most % policy.multiple
+    until = None
+    if due and has_room and policy.last_call_s > 0:
+        until = t.now + policy.last_call_s if t.state.last_call is None else t.state.last_call
+        until = None if t.now >= until else until
+    if until != t.state.last_call:
+        t.state = replace(t.state, last_call=until)
+    return until is not None
 
 
 def _launch(t: Transition, places: Places) -> None:
@@ -80,19 +108,21 @@ def _launch(t: Transition, places: Places) -> None:
     members = tuple(one.worker for one in placed)
     # A round whose processes could not all be started has never begun.
     old_size = len(state.members) if state.launch is None else state.launch.old_size
-    cause, round_id, reset = cause_of(t, members), state.round_id + 1, t.in_reset()
+    cause, round_id, reset = cause_of(t, members), state.next_round_id, t.in_reset()
     tally = state.tally.one_more(t.now, state.policy.reset_window_s) if reset.unplanned else state.tally
     t.state = replace(
         forget_round(t.state, Round(round_id, members, None, reset.began)),
         # Of the reset nothing but that is forgotten: it goes on until the round begins.
-        reset=replace(reset, unplanned=False),
+        reset=replace(reset, unplanned=False, peers_lost=False, lacks_slots=False),
+        last_call=None,
         launch=Launch(placed, cause, old_size),
         tally=tally,
     )
     rank_of = {one.worker: one.slot.rank for one in placed}
     booting = in_phase(t.state, WorkerPhase.BOOTING)
     t.put_all(replace(record, round_id=round_id, rank=rank_of[record.worker]) for record in booting)
-    t.commands += [StartWorker(one.worker, one.slot) for one in placed]
+    hosts = hosts_of(placed)
+    t.commands += [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed]
 
 
 def _begin_round(t: Transition) -> None:
@@ -112,7 +142,7 @@ def _begin_round(t: Transition) -> None:
     registry = WorkerStateRegistry(state.registry.expected)
     for worker in state.registry.workers_in(WorkerState.SUCCESS):  # before all were there
         registry = registry.record(worker, WorkerState.SUCCESS)
-    t.state = replace(state, reset=None, registry=registry, launch=None)
+    t.state = replace(state, reset=None, registry=registry, launch=None, setbacks=state.setbacks.begin(t.now))
     t.put_all(replace(r, phase=WorkerPhase.MEMBER, since=t.now) for r in in_phase(state, WorkerPhase.READY))
 
 
@@ -129,20 +159,46 @@ def _end_launch(t: Transition) -> None:
 
 
 def _has_other_places(t: Transition) -> bool:
-    if finishing(t.state):
+    """Whether the round is over since its places are others. Places that come beside its own are waited for together;
+    one that goes has its round ended at once: its machine may be gone soon.
+    """
+    has_left = t.state.registry.expected != t.state.members
+    places = launch_places(t.state)
+    old = [(worker.hostname, worker.slot) for worker in t.state.members]
+    stays = all(place in places for place in old)
+    grows = not finishing(t.state) and stays and len(places) > len(old)
+    if _awaits_more(t, places, due=grows and not has_left) or finishing(t.state):
         return False
-    if t.state.registry.expected != t.state.members:
-        return True  # one has left by itself, since its place was gone: the others have the ranks of a larger round
-    return launch_places(t.state).keys() != {(worker.hostname, worker.slot) for worker in t.state.members}
+    # One that has left by itself, since its place was gone, leaves the others with the ranks of a larger round.
+    return has_left or grows or not stays
 
 
 def _stop_the_rest(t: Transition) -> None:
-    """Who has to end for the next round is as good as one that asks for it."""
-    why = "; ".join(causes(t.state)) or "the hosts have changed"
-    for record in t.state.workers:
-        if record.phase is not WorkerPhase.LEAVING:
-            t.retire(record, f"round {t.state.round_id} is over: {why}")
-            t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.READY))
+    """Who has to end for the next round is as good as one that asks for it.
+
+    While all members live they may checkpoint together. Once one is lost the others hang in the collective that they
+    are in, and nothing that they do takes part of the training any further.
+    """
+    state, policy = t.state, t.state.policy
+    reset = t.in_reset()
+    is_broken = reset.unplanned or reset.peers_lost or state.registry.expected != state.members
+    why = f"round {state.round_id} is over: {'; '.join(causes(state)) or 'the hosts have changed'}"
+    staying = [record for record in state.workers if record.phase is not WorkerPhase.LEAVING]
+    for record in staying:
+        t.retire(record, why, Ending.BROKEN if is_broken else Ending.PLANNED)
+        t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.READY))
+    if staying and not is_broken:
+        # Nobody is killed before --drain-timeout; what is left after that does not end by itself.
+        deadline = t.now + policy.drain_timeout_s + policy.start_timeout_s
+        t.state = replace(t.state, reset=replace(reset, deadline=deadline))
+    members = dict.fromkeys(state.members)
+    slow = [record for record in state.workers if record.worker in members and gives_time(state, record) is not None]
+    hurried = slow if is_broken else []
+    for record in hurried:
+        t.hurry(record, f"round {state.round_id} is over, and others of its workers are lost")
+    if hurried:
+        deadline = min(reset.deadline, t.now + policy.start_timeout_s)
+        t.state = replace(t.state, reset=replace(t.in_reset(), deadline=deadline))
 
 
 def _waits_for_ends(t: Transition) -> bool:

@@ -37,8 +37,13 @@ _OWN_SIGNALS = frozenset(
 _OUTSIDE_CODES = frozenset(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
+# A round of restarted workers that ran for so long is taken to have saved something. A script that fails ten times in a
+# row within less is broken, whatever it does.
+LONG_ROUND_S = 600.0
 # A line of a traceback.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# Before each line of a traceback, where torch.distributed is initialized.
+_RANK = re.compile(r"^\[rank\d+\]: ")
 # Of an error in a sentence, characters.
 _LONGEST_ERROR = 300
 # Addresses, process ids, steps and times differ in errors that are the same.
@@ -113,6 +118,7 @@ class RoundSoFar:
             failed or something came from outside.
         raised: whether that member's own code raised the error, and not its collective.
         until: when the pause after it ends; None until its end was judged.
+        began: when all of its restarted workers ran; None until then, and for others.
     """
 
     moved: bool = False
@@ -121,6 +127,7 @@ class RoundSoFar:
     complaint: Failure | None = None
     raised: bool = False
     until: Moment | None = None
+    began: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,20 @@ class Setbacks:
         if (commits, steps) <= (self.commits, self.steps):
             return self
         return replace(self, commits=commits, steps=steps, present=replace(self.present, moved=True))
+
+    def begin(self, now: float) -> Setbacks:
+        """The present round, of restarted workers, has begun."""
+        return replace(self, present=replace(self.present, began=now))
+
+    def over(self, now: float) -> Setbacks:
+        """The present round was over then. One of restarted workers that ran for long has come further.
+
+        They may tell of nothing, and count anew each time what they tell of.
+        """
+        began = self.present.began
+        if began is None or now - began < LONG_ROUND_S:
+            return self
+        return replace(self, present=replace(self.present, moved=True))
 
     def another_training(self, commits: int) -> Setbacks:
         """A member of the present round has ended a training and begins another, whose commits are counted anew."""
@@ -216,7 +237,7 @@ class Setbacks:
 
 def last_words(lines: Sequence[str]) -> tuple[str, str]:
     """What a process said of its end: its last line, and the line of code that it named last, or ""."""
-    said = [line.strip() for line in lines if line.strip()]
+    said = [text for line in lines if (text := _RANK.sub("", line).strip())]
     named = [match for line in said if (match := _FRAME.match(line))]
     where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
     return (said[-1] if said else ""), where

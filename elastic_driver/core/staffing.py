@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic_driver.core.assignment import assign_ranks
+from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.events import StartWorker
 from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.intake import give_up_start
@@ -65,15 +65,15 @@ def fill_places(t: Transition) -> None:
     # Before the first round it is known who will have rank 0.
     starts = t.state.policy.on_change is OnChange.IN_PLACE and not t.state.round_id
     root = first_root(t.state, ranked) if starts else None
-    for placed in assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=root):
-        if placed.worker in fresh:
-            t.commands.append(StartWorker(placed.worker, placed.slot))
+    placed = assign_ranks(tuple(ranked), host_order=t.state.discovery.order, root=root)
+    hosts = hosts_of(placed)
+    t.commands += [StartWorker(one.worker, one.slot, hosts=hosts) for one in placed if one.worker in fresh]
     if len(ranked) == len(staying):
         return
     # A standby is planned as if all had a rank: that clashes with nobody's local rank.
-    for placed in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
-        if placed.worker in fresh and placed.worker not in ranked:
-            t.commands.append(StartWorker(placed.worker, placed.slot, standby=True))
+    for one in assign_ranks([r.worker for r in staying], host_order=t.state.discovery.order, root=None):
+        if one.worker in fresh and one.worker not in ranked:
+            t.commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
 
 
 def name_workers(t: Transition, places: Iterable[tuple[str, int]]) -> dict[WorkerId, None]:

@@ -21,7 +21,7 @@ from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind, OnChange
+from elastic_driver.words import Backend, Ending, NoticeKind, OnChange
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -35,6 +35,14 @@ DISCOVERY_OUTAGE_S = 5.0
 # When one of the hosts that the job waits for is heard again, its network may be whole, and the others be heard soon:
 # their connections try again at times that lie a few tenths of a second apart.
 HEALING_S = 2.0
+
+
+# How long the first new slots for restarted workers wait for others, so that hosts which come together cost one restart
+# and not one each. They may have an image to pull, or ssh to answer; a restart costs about as much.
+LAST_CALL_S = 1.0
+
+# How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
+START_S = 60.0
 
 
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
@@ -68,9 +76,16 @@ class Policy:
         num_proc_multiple: a round's members are a multiple of this.
         ranks_per_host_multiple: those on each host are a multiple of this.
         protect: names of hosts that are the better place for rank 0; so are those with the label.
+        blames_hosts: whether a worker's failure puts its host out; else another is started in its place at once.
         setbacks_limit: so many setbacks in a row end the job.
         pause_range_s: shortest and longest pause after a setback; none after the first, then twice as long each time.
-        on_change: what a change means for the workers, which is their dialect's.
+        on_change: what a change means for the workers. Of workers that may begin as one kind and become another, what
+            they are now.
+        becomes_in_place: whether workers that are restarted reset in place from their first ``init()`` on.
+        retries_starts: whether restarted workers that fail before they have trained for a while are started again where
+            the job cannot do without their hosts.
+        must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
+        last_call_s: how long a start or a growth of restarted workers waits for more slots; not at max-np.
     """
 
     num_proc: int
@@ -87,9 +102,14 @@ class Policy:
     num_proc_multiple: int = 1
     ranks_per_host_multiple: int = 1
     protect: tuple[str, ...] = ()
+    blames_hosts: bool = True
     setbacks_limit: int = SETBACKS_LIMIT
     pause_range_s: tuple[float, float] = PAUSE_RANGE_S
     on_change: OnChange = OnChange.IN_PLACE
+    becomes_in_place: bool = False
+    must_init: bool = True
+    retries_starts: bool = False
+    last_call_s: float = LAST_CALL_S
 
     @property
     def multiple(self) -> int:
@@ -147,6 +167,7 @@ class WorkerRecord:
         stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying. Of one that is
             LEAVING only.
         failed: whether it was dying before anybody told it to end. Of one that is LEAVING only.
+        ending: how it was told to end. Of one that is LEAVING, and stopped, only.
         killed: why it is being killed; None when it is not.
         leave_by: when it is killed if it still trains in a drained place; None for no bound.
         exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
@@ -163,6 +184,7 @@ class WorkerRecord:
     running: bool = False
     stopped: bool = False
     failed: bool = False
+    ending: Ending = Ending.USUAL
     killed: Kill | None = None
     leave_by: Moment | None = None
     exit_by: Moment | None = None
@@ -258,6 +280,8 @@ class Reset:
         reinits: members that have called ``shutdown()`` and ``init()``, in order of arrival.
         waits_for_ends: whether the next round of restarted workers waits for the ends of those of the last one, at most
             until the deadline.
+        peers_lost: whether a restarted worker was lost while it was given time to end: the others may wait for it.
+        lacks_slots: whether the next round of restarted workers had too few slots, and has not been launched since.
     """
 
     began: Moment
@@ -270,6 +294,8 @@ class Reset:
     accusers: Roster[Accuser] = field(default_factory=Roster)
     reinits: tuple[WorkerId, ...] = ()
     waits_for_ends: bool = True
+    peers_lost: bool = False
+    lacks_slots: bool = False
 
     def waiting_for_slots(self, until: float) -> Reset:
         """With a bound for the wait for slots, unless it has one."""
@@ -348,6 +374,9 @@ class State:
         unused: what was told last of slots that are not used because of a multiple; "" for nothing.
         ever_ready: whether any worker has ever asked for a round; where workers ask for none, whether one has started.
         launch: of restarted workers, the current round until it has begun; None when it has.
+        rounds_before: how many rounds restarted workers had before the job's workers became such that reset in place;
+            the numbers of rounds go on from there.
+        last_call: until when new slots for restarted workers wait for others; None when nothing waits for that.
     """
 
     policy: Policy
@@ -371,6 +400,8 @@ class State:
     unused: str = ""
     ever_ready: bool = False
     launch: Launch | None = None
+    rounds_before: int = 0
+    last_call: Moment | None = None
 
     @property
     def phase(self) -> JobPhase:
@@ -392,6 +423,11 @@ class State:
     def round_id(self) -> int:
         """The current or last round; 0 before the first."""
         return 0 if self.round is None else self.round.round_id
+
+    @property
+    def next_round_id(self) -> int:
+        """The number of the next round."""
+        return (self.round_id or self.rounds_before) + 1
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
@@ -447,6 +483,12 @@ def deadline_of(state: State, record: WorkerRecord) -> float | None:
 def leaving(record: WorkerRecord, now: float, *, stopped: bool) -> WorkerRecord:
     """As it is once it was dismissed, or is being stopped."""
     return replace(record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None)
+
+
+def gives_time(state: State, record: WorkerRecord) -> Moment | None:
+    """Until when a restarted worker that was told to end may checkpoint; None when it is given no time for that."""
+    planned = record.phase is WorkerPhase.LEAVING and record.ending is Ending.PLANNED
+    return record.since + state.policy.drain_timeout_s if planned else None
 
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:

@@ -17,7 +17,7 @@ from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.setbacks import Failure
 from elastic_driver.core.state import Kill, Reset, State, WorkerRecord, leaving
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import NoticeKind, OnChange
+from elastic_driver.words import Ending, NoticeKind, OnChange
 
 
 class Transition:
@@ -85,10 +85,15 @@ class Transition:
         self.state = replace(self.state, round=replace(current, notice=kind), notice_version=version)
         self.commands.append(SetNotice(version, current.round_id, kind, reason))
 
-    def retire(self, record: WorkerRecord, reason: str) -> None:
+    def retire(self, record: WorkerRecord, reason: str, ending: Ending = Ending.USUAL) -> None:
         """Has its process ended, which is no failure of its."""
-        self.commands.append(StopWorker(record.worker, reason))
-        self.put(leaving(record, self.now, stopped=True))
+        self.commands.append(StopWorker(record.worker, reason, ending))
+        self.put(replace(leaving(record, self.now, stopped=True), ending=ending))
+
+    def hurry(self, record: WorkerRecord, reason: str) -> None:
+        """It was given time to end, and has none any more: its peers are lost."""
+        self.commands.append(StopWorker(record.worker, reason, Ending.BROKEN))
+        self.put(replace(record, ending=Ending.BROKEN))
 
     def stop(self, record: WorkerRecord, reason: str) -> None:
         self.retire(record, reason)

@@ -32,6 +32,44 @@ class JobAddress:
     owner: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of one generation of workers find each other, if they ask nobody else: rank 0 listens there.
+
+    Attributes:
+        address: of rank 0's host, which the other hosts reach.
+        port: on that host; nobody else is given it while the generation lives.
+    """
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """One start of a worker's process.
+
+    Attributes:
+        worker: whose.
+        planned: its place if the round were formed now.
+        hosts: those of all who are planned, in the order of their first ranks.
+        round_id: the round that runs now, or is being started; 0 for none.
+        cores: processors of its host that workers may use.
+        resets: unplanned resets of the job so far.
+        meeting: of its generation; None where no port was to be had.
+        restarted: whether it is restarted at each change, and in the round from its start on.
+    """
+
+    worker: WorkerId
+    planned: SlotInfo
+    hosts: tuple[str, ...]
+    round_id: int
+    cores: int
+    resets: int = 0
+    meeting: Meeting | None = None
+    restarted: bool = False
+
+
 class Dialect(Protocol):
     """A kind of worker."""
 
@@ -43,15 +81,10 @@ class Dialect(Protocol):
     def routes(self) -> Routes:
         """What its workers may ask the driver's server, beside the driver's own routes."""
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """The whole environment of one worker's process.
 
         Args:
-            worker: whose it is.
-            planned: its place if the round were formed now.
+            start: whose, and in which place.
             job: where the driver is.
-            round_id: the round that runs now, or is being started; 0 for none.
-            cores: processors of its host that workers may use.
         """

@@ -9,36 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
-from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
-from elastic_driver.rendezvous.environment import ENV_JOB, ENV_OWNER, ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.environment import (
+    ENV_JOB,
+    ENV_OWNER,
+    ENV_RENDEZVOUS,
+    ENV_RESTARTED,
+    ENV_ROUND,
+    ENV_WORKER,
+    NCCL,
+)
 from elastic_driver.rendezvous.routes import WORKER, Route, Routes
 from elastic_driver.words import OnChange
 
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|OWNER|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|MARK|ROUND|LOCAL_RANK|RESTARTED|OWNER|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
+    r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
 )
 
-# What torch's NCCL groups read when they are made, whatever the driver's environment says. By default their watchdog
-# ends the process when a collective fails or takes too long, or when the watchdog itself is blocked. Here a failed
-# collective ends a round. Set before the process starts: in a running one no thread may change the environment.
-NCCL = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    "TORCH_NCCL_DESYNC_DEBUG": "0",
-}
-
-
-# All of them answered by the server itself. What a worker posts has to name that worker.
+# All of them answered by the server itself; the driver adds the route of torch Stores. What a worker posts has to name
+# that worker.
 OUR_ROUTES: Routes = {
     "next-round": Route({b"POST": WORKER}),
     "watch": Route({b"POST": WORKER}),
@@ -62,6 +59,8 @@ class OurDialect:
         exported: variables that the driver and its flags set.
         horovod_shim: see Settings.
         more_routes: what its workers may ask beside OUR_ROUTES.
+        on_change: what they are at first.
+        torchrun: what workers are told as torchrun tells it; None for its defaults.
     """
 
     def __init__(
@@ -71,37 +70,49 @@ class OurDialect:
         exported: Mapping[str, str],
         horovod_shim: str = NEVER,
         more_routes: Routes | None = None,
+        on_change: OnChange = OnChange.IN_PLACE,
+        torchrun: TorchrunJob | None = None,
     ) -> None:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
         self._horovod_shim = horovod_shim
+        self._on_change = on_change
+        self._torchrun = torchrun
+        self._shared: set[str] = set()  # hosts that have had several workers at once
         self._routes = {**OUR_ROUTES, **(more_routes or {})}
 
     @property
     def on_change(self) -> OnChange:
-        """They ask for the next round."""
-        return OnChange.IN_PLACE
+        """They ask for the next round, or are restarted until they do."""
+        return self._on_change
 
     @property
     def routes(self) -> Routes:
         """What it takes to meet in a round, and to leave it."""
         return self._routes
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """See Dialect. Scripts that read HOROVOD_RANK and the like before ``init()`` see the plan; the truth is
-        ``hvd.rank()``.
+        ``hvd.rank()``. Those that never call it find all that torchrun tells.
         """
+        worker, planned = start.worker, start.planned
         env = dict(self._inherited)
+        in_place = not start.restarted
         # Workers with as many threads each as the machine has cores slow each other down many times over.
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // planned.size)))
+        if in_place:
+            env.setdefault("OMP_NUM_THREADS", str(max(1, start.cores // planned.size)))
+        elif self._is_shared(worker.hostname, planned.local_size):
+            env.setdefault("OMP_NUM_THREADS", "1")
         env |= self._exported
         python_path = with_shim(env.pop("PYTHONPATH", None), self._horovod_shim)
         if python_path is not None:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
-        env |= NCCL
+        if in_place:
+            env |= NCCL
+        else:
+            env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        env |= torchrun_environment(start, self._torchrun or TorchrunJob(job.job_id), inherited=env)
         env |= {
             "PYTHONUNBUFFERED": "1",
             "HOROVOD_ELASTIC": "1",
@@ -119,7 +130,15 @@ class OurDialect:
             ENV_RANKS_KEY: job.key.of_ranks().hex(),
             ENV_WORKER: worker.key,
             ENV_JOB: job.job_id,
-            ENV_ROUND: str(round_id),
+            ENV_ROUND: str(start.round_id),
             ENV_OWNER: job.owner,
         }
+        if start.restarted:
+            env[ENV_RESTARTED] = "1"
         return env
+
+    def _is_shared(self, hostname: str, local_size: int) -> bool:
+        """Whether several workers share this host, or have: what one is told stays, so that it can be forked warm."""
+        if local_size > 1:
+            self._shared.add(hostname)
+        return hostname in self._shared

@@ -138,6 +138,8 @@ class AgentSide:
         tasks: of the fleet and the driver.
         fingerprint: of the driver's certificate, in hexadecimal digits; "" for none.
         join_token: what hosts join with; "" when none may.
+        listener: a socket that listens on the driver's port already; None to have one made.
+        invitation: how hosts join, in words; "" for the usual.
     """
 
     door: Door
@@ -148,6 +150,8 @@ class AgentSide:
     tasks: Tasks
     fingerprint: str
     join_token: str = field(repr=False)
+    listener: socket.socket | None = None
+    invitation: str = ""
 
     @property
     def urls(self) -> list[str]:

@@ -6,16 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 
 import uvloop
 
 from elastic_driver.core.heartbeats import interval_s
-from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.dialects.ours import OurDialect, inheritable
+from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery
@@ -28,14 +33,19 @@ from elastic_driver.launch.dial.dialler import Dialler
 from elastic_driver.launch.dial.early import EarlyAgent
 from elastic_driver.launch.dial.local import LocalDialler
 from elastic_driver.launch.dial.ssh import SshDialler
+from elastic_driver.launch.error_files import ENV_ERROR_FILE
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 from elastic_driver.launch.fleet.door import Door
 from elastic_driver.launch.fleet.fleet import Fleet, Reach
-from elastic_driver.launch.fleet.launcher import AgentLauncher
+from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
+from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.launch.output_files import OutputFiles
+from elastic_driver.launch.processes.binding import ENV_BINDING
+from elastic_driver.launch.rank_logs import RankLogs
+from elastic_driver.launch.warm.inits import calls_init
 from elastic_driver.rendezvous.certificate import Certificate, server_context
 from elastic_driver.rendezvous.credentials import join_key
 from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOUT, ENV_PORTS
@@ -44,27 +54,67 @@ from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
-from elastic_driver.settings.join_token import read_join_token
-from elastic_driver.settings.machines import STDIN, remote_environment
+from elastic_driver.settings.join_token import new_join_token, read_join_token
+from elastic_driver.settings.logs import Logs
+from elastic_driver.settings.machines import STDIN, node_environment, remote_environment
+from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.preflight import preflight
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
 from elastic_driver.system.job_clock import MOST_S, JobClock
 from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.system.safe_files import open_folder_inside
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.system.threads import started_pool
+from elastic_driver.words import OnChange
 
+# A file's name has 255 bytes in most file systems.
+_MOST_NAME = 200
 # For what blocks: looking names up, which may hang for seconds.
 _THREADS = 8
 
 
-def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAgent | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What a driver knows of a job of nodes beside its settings: its own machine is one of them.
+
+    Attributes:
+        listener: a socket that listens on loopback, on the port where the nodes meet.
+        token: with which they prove themselves.
+        host: this node's name.
+        node_rank: its place among them; -1 where that is found by itself.
+        address: under which the others reach it; "" to find it.
+        only_here: whether all of them are on this machine.
+        alike: what they have to be started with alike.
+        invitation: how they are started, in words.
+        torchrun: what workers are told of the job.
+    """
+
+    listener: socket.socket
+    token: str = field(repr=False)
+    host: str
+    node_rank: int
+    address: str
+    only_here: bool
+    alike: Mapping[str, str]
+    invitation: str
+    torchrun: TorchrunJob
+
+
+def run_job(
+    settings: Settings,
+    *,
+    routes: Routes | None = None,
+    early: EarlyAgent | None = None,
+    gathering: Gathering | None = None,
+) -> int:
     """Runs a job on this process's own event loop, talking to its terminal. Blocks until the job has ended.
 
     Args:
         settings: what the user asked for.
         routes: what workers may ask beside what their dialect has.
         early: a process that may become this machine's agent; it is ended where it is not needed.
+        gathering: of a job of nodes; None for all others.
 
     Returns:
         The exit code of ``elasticrun``.
@@ -74,7 +124,7 @@ def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAge
             had, a fixed host is not this machine, or the machine lacks what a driver needs.
     """
     try:
-        return _run_job(settings, routes or {}, LocalDialler(early=early))
+        return _run_job(settings, routes or {}, LocalDialler(early=early), gathering)
     except (OSError, MemoryError, RuntimeError) as error:
         reason = shortage(error)
         if not reason:
@@ -85,9 +135,10 @@ def run_job(settings: Settings, *, routes: Routes | None = None, early: EarlyAge
             early.dismiss()
 
 
-def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
+def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
+    logs = _rank_logs(settings, job_id)
     with (
         FolderLock.take(settings.durable_dir, job_id),
         Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
@@ -97,27 +148,36 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
             console,
             folder=settings.output_filename,
             width=len(str((settings.max_num_proc or settings.num_proc) - 1)),
+            logs=logs,
         ) as outputs,
     ):
         for suspicion in suspicions:
             console.warning(suspicion)
+        for remark in settings.remarks:
+            console.line(remark)
+        if logs is not None and logs.keeps_files:
+            console.line(f"output of the workers is kept in {logs.folder}")
         chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
-        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local)
+        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering)
         discovery = FleetDiscovery(_discovery_of(settings, job_id, clock), agents.fleet, on_settled=local.settled)
         dialect = OurDialect(
-            os.environ,
+            # Nodes have their own, see _agents_of.
+            os.environ if gathering is None else {},
             exported={
                 **settings.passed_env,
                 ENV_HEARTBEAT: f"{heard_s:g}",
                 ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
                 **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
                 **durable_env(settings),
+                **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),
                 **settings.worker_env,
             },
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
+            on_change=first_kind(settings),
+            torchrun=_torchrun_job(settings, job_id, gathering),
         )
         driver = ElasticDriver(
             settings,
@@ -132,7 +192,65 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler) -> int:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
-            return runner.run(driver.run())
+            code = runner.run(driver.run())
+        if code and os.environ.get(ENV_ERROR_FILE):
+            driver.pass_on_error(os.environ[ENV_ERROR_FILE])  # this job is itself the worker of another launcher
+        return code
+
+
+def first_kind(settings: Settings) -> OnChange:
+    """What the job's workers are at first. Those that may be either are restarted until one of them says otherwise."""
+    if settings.on_change != AUTO_ON_CHANGE:
+        return OnChange(settings.on_change)
+    return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
+
+
+def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
+    """What divides the workers' output as torchrun's options have it; None where they say nothing of that.
+
+    Raises:
+        SettingsError: there can be no folder for it.
+    """
+    if settings.logs == Logs():
+        return None
+    nodes = settings.nodes or Nodes()
+    # The name becomes a folder's, whatever is in it.
+    name = re.sub(r"[^A-Za-z0-9._=@+-]", "_", nodes.run_id).lstrip(".")[:_MOST_NAME] or job_id
+    folder = settings.logs.folder
+    if settings.logs.keeps_files:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="elasticrun_")) if folder is None else folder
+            os.close(open_folder_inside(folder, name))
+        except OSError as error:
+            raise SettingsError(
+                f"cannot use the folder {folder or tempfile.gettempdir()} (--log-dir): {error.strerror}"
+            ) from error
+    hosts = settings.hosts or ()
+    return RankLogs(
+        settings.logs,
+        folder=folder or Path(),
+        name=name,
+        role=nodes.role,
+        with_hosts=len(hosts) != 1 or settings.accept_agents,
+    )
+
+
+def _torchrun_job(settings: Settings, job_id: str, gathering: Gathering | None) -> TorchrunJob:
+    nodes = settings.nodes or Nodes()
+    told = TorchrunJob(nodes.run_id or job_id, role=nodes.role) if gathering is None else gathering.torchrun
+    return replace(
+        told,
+        max_restarts=settings.reset_limit,
+        virtual_local_rank=settings.virtual_local_rank,
+        macros=gathering is not None or settings.nodes is not None or settings.on_change == RESTART,
+    )
+
+
+def _abroad(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
+    """Which of a worker's variables go to other machines."""
+    kept = {VISIBLE_DEVICES: env[VISIBLE_DEVICES]} if settings.virtual_local_rank else {}
+    # What -x gives is among a worker's variables already, below what flags and the driver set.
+    return {**settings.passed_env, **remote_environment(env), **kept}
 
 
 def _agents_of(
@@ -143,11 +261,15 @@ def _agents_of(
     chronicle: Chronicle,
     heard_s: float,
     local: LocalDialler,
+    gathering: Gathering | None,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
+    own = inheritable(os.environ)
     token = ""
-    if settings.accept_agents:
-        token = secrets.token_hex(32) if settings.join_token_file is None else read_join_token(settings.join_token_file)
+    if gathering is not None:
+        token = gathering.token
+    elif settings.accept_agents:
+        token = new_join_token() if settings.join_token_file is None else read_join_token(settings.join_token_file)
     door = Door(clock, join_key=join_key(token) if token else None)
     certificate = Certificate.new() if settings.tls else None
     fingerprint = "" if certificate is None else certificate.fingerprint
@@ -156,7 +278,7 @@ def _agents_of(
         settings.rendezvous_address,
         addresses=lambda: listening_addresses(host_addresses(), words=settings.network_interfaces),
         ssl=None if certificate is None else server_context(certificate),
-        is_wide=settings.accept_agents,
+        is_wide=settings.accept_agents and (gathering is None or not gathering.only_here),
         ports=settings.driver_ports,
     )
     fleet = Fleet(
@@ -168,13 +290,13 @@ def _agents_of(
             fingerprint=fingerprint,
             job=_name_of_job(settings),
             owner=name_of_this_process(),
+            host="" if gathering is None else gathering.host,
+            node_rank=-1 if gathering is None else gathering.node_rank,
         ),
         local=local,
         remote=_remote_dialler(settings),
         is_local=is_local_host,
-        address=lambda facts, route: choose_address(
-            facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host
-        ),
+        address=_addresses_of(settings, gathering),
         tasks=tasks,
         check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,
     )
@@ -183,8 +305,9 @@ def _agents_of(
         outputs,
         on_warm=chronicle.warmed,
         warn=chronicle.warning,
-        # What -x gives is among a worker's variables already, below what flags and the driver set.
-        abroad=lambda env: {**settings.passed_env, **remote_environment(env)},
+        abroad=dict if gathering is not None else lambda env: _abroad(settings, env),
+        here=dict if gathering is None else lambda env: node_environment(own, env),
+        ports=settings.port_range,
     )
     mask = os.umask(0)
     os.umask(mask)
@@ -194,11 +317,38 @@ def _agents_of(
         cwd=os.getcwd(),
         umask=mask,
         warm=settings.warm_starts,
+        # They will be started again and again, and mostly several on a host.
+        warm_first=settings.elastic and first_kind(settings) is OnChange.RESTART,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,
+        alike=None if gathering is None else gathering.alike,
     )
-    return AgentSide(door, Reception(door, terms, fleet), fleet, launcher, ways, tasks, fingerprint, token)
+    return AgentSide(
+        door,
+        Reception(door, terms, fleet),
+        fleet,
+        launcher,
+        ways,
+        tasks,
+        fingerprint,
+        token,
+        listener=None if gathering is None else gathering.listener,
+        invitation="" if gathering is None else gathering.invitation,
+    )
+
+
+def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[AgentFacts, str], str]:
+    """Where a host's workers listen when the job has several: of its agent, and its address by route."""
+
+    def address(facts: AgentFacts, route: str) -> str:
+        if gathering is not None and gathering.only_here:
+            return LOOPBACK
+        if gathering is not None and facts.local:
+            route = gathering.address or route
+        return choose_address(facts.hello.addresses, route=route, words=settings.network_interfaces, host=facts.host)
+
+    return address
 
 
 def _remote_dialler(settings: Settings) -> Dialler:

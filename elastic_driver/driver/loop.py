@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import signal
 import sys
 import traceback
@@ -51,7 +52,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
-from elastic_driver.core.state import JobPhase
+from elastic_driver.core.state import LAST_CALL_S, JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
@@ -70,6 +71,7 @@ from elastic_driver.errors import (
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch import output_files
 from elastic_driver.launch.dial.dialler import DialFailure
+from elastic_driver.launch.error_files import pass_on, raised_in
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import Checked
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Launcher, WorkerProcess
@@ -78,10 +80,13 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
+from elastic_driver.rendezvous.routes import WORKER, Route
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
+from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
-from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
@@ -93,14 +98,22 @@ _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
 _TICK_S = 0.5
 # Of a worker that speaks through its agent: it may be its host's only one.
 _CONNECTIONS_THROUGH_AGENTS = 1
+_MOST_ERROR_FILES = 100
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
 _END_S = 30.0
 
 
-def policy_of(settings: Settings) -> Policy:
-    """The core's limits, from the settings."""
+def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Policy:
+    """The core's limits, from the settings.
+
+    Args:
+        settings: what the user asked for.
+        on_change: what the workers are at first.
+    """
+    is_open = settings.on_change == AUTO_ON_CHANGE
+    said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
     return Policy(
         num_proc=settings.num_proc,
         min_num_proc=settings.min_num_proc,
@@ -116,6 +129,13 @@ def policy_of(settings: Settings) -> Policy:
         num_proc_multiple=settings.num_proc_multiple,
         ranks_per_host_multiple=settings.ranks_per_host_multiple,
         protect=settings.protect,
+        on_change=on_change,
+        becomes_in_place=is_open and on_change is OnChange.RESTART,
+        must_init=not is_open,
+        retries_starts=settings.reset_limit is not None,
+        # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that.
+        blames_hosts=settings.blames_hosts or settings.reset_limit is None,
+        last_call_s=LAST_CALL_S if said is None else float(said),
     )
 
 
@@ -155,9 +175,8 @@ class ElasticDriver:
         self._chronicle = chronicle
         self._clock = clock or JobClock()
         self._on_round = on_round
-        self._asks_for_rounds = dialect.on_change is OnChange.IN_PLACE  # so that a start alone is no news
         self._stepper = Stepper(
-            replace(policy_of(settings), on_change=dialect.on_change),
+            policy_of(settings, dialect.on_change),
             clock=self._clock,
             carry_out=self._carry_out_all,
             on_error=self._crash,
@@ -165,7 +184,13 @@ class ElasticDriver:
         self._agents = agents
         self._tasks = agents.tasks if agents is not None else Tasks()
         self._workers = Workers(
-            launcher, dialect, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
+            launcher,
+            dialect,
+            command=settings.command,
+            grace_s=settings.grace_s,
+            drain_s=settings.drain_timeout_s,
+            tasks=self._tasks,
+            listener=self,
         )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
@@ -186,9 +211,12 @@ class ElasticDriver:
             remark=self._remark,
         )
         key = JobKey.new()
+        # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
+        store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
+        routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
         self._server = RendezvousServer(
             self.rounds,
-            routes={} if agents is not None else {**dialect.routes, **self.rounds.routes},
+            routes={} if agents is not None else routes,
             key=key,
             on_error=self._crash,
             on_full=chronicle.warning,
@@ -202,7 +230,7 @@ class ElasticDriver:
             self._spokesman = Spokesman(
                 self.rounds,
                 self._server.store,
-                {**dialect.routes, **self.rounds.routes},
+                routes,
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,
@@ -210,6 +238,7 @@ class ElasticDriver:
             fleet.serve(self, agents.launcher, self._spokesman)
         self._job = JobAddress("", key, job_id, name_of_this_process())
         self._ends: dict[WorkerId, tuple[WorkerProcess, ExitStatus]] = {}  # until they are told
+        self._error_files: dict[WorkerId, tuple[str, int | None]] = {}  # of workers that failed, and their exit codes
         self._ended: asyncio.Future[EndJob] | None = None
         self._phase = self._stepper.state.phase  # as of the last look
 
@@ -240,7 +269,8 @@ class ElasticDriver:
         # One step of the way out that fails does not keep the others from being done.
         async with contextlib.AsyncExitStack() as way_out:
             # What was ignored at the start stays so, for the workers too: nohup, and a shell's background jobs.
-            for number in [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]:
+            numbers = dict.fromkeys((*_ENDING, *(signal.Signals[name] for name in self._settings.more_signals)))
+            for number in [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]:
                 loop.add_signal_handler(number, self._interrupted, number)
                 way_out.callback(loop.remove_signal_handler, number)
             way_out.push_async_callback(self._server.close)
@@ -254,7 +284,9 @@ class ElasticDriver:
                 at_most=self._settings.most_workers,
                 connections_each=CONNECTIONS_EACH if self._agents is None else _CONNECTIONS_THROUGH_AGENTS,
                 descriptors_each=self._launcher.descriptors_each
-                + (0 if self._settings.output_filename is None else output_files.DESCRIPTORS_EACH),
+                + output_files.DESCRIPTORS_EACH
+                * ((self._settings.output_filename is not None) + self._settings.logs.keeps_files),
+                listener=None if self._agents is None else self._agents.listener,
             )
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
@@ -284,6 +316,9 @@ class ElasticDriver:
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
+        if self._agents.invitation:
+            self._chronicle.remark(self._agents.invitation)
+            return
         file = self._settings.join_token_file
         for url in self._agents.urls[:1]:
             command = f"elasticrun join --driver {url} --slots N --join-token-file {file or 'FILE'}"
@@ -316,6 +351,8 @@ class ElasticDriver:
     async def _finish(self, end: EndJob) -> None:
         """Stops what is left, then closes the book. The workers' last words come before ours."""
         self.rounds.job_over(end.message)
+        if self._agents is not None:
+            self._agents.fleet.job_over(end.exit_code, end.message)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
         self._stepper.catch_up()
         folder = self._settings.durable_dir
@@ -364,6 +401,11 @@ class ElasticDriver:
                 last = hosts
             await self._discovery.wait_change(self._settings.discovery_interval_s)
 
+    @property
+    def _on_change(self) -> OnChange:
+        """What a change means for the workers as they are now."""
+        return self._stepper.state.policy.on_change
+
     # --- commands out ----------------------------------------------------------------------------------------------
 
     def _carry_out_all(self, commands: Sequence[Command], now: float) -> None:
@@ -383,9 +425,10 @@ class ElasticDriver:
     def _carry_out(self, command: Command) -> None:
         match command:
             case StartWorker():
-                self._workers.start(command, self._job, self._stepper.state.round_id)
+                state, restarted = self._stepper.state, self._on_change is OnChange.RESTART
+                self._workers.start(command, self._job, state.round_id, state.resets, restarted=restarted)
             case StopWorker():
-                self._workers.stop(command.worker)
+                self._workers.stop(command.worker, command.ending)
             case KillWorker():
                 self._workers.kill(command)
             case GiveUpHost():
@@ -426,6 +469,7 @@ class ElasticDriver:
 
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
+        self._error_files.clear()  # the first failure is asked for, of those since the last round
         self._server.begin_round(command.round_id)
         if self._spokesman is not None:
             self._spokesman.begin_round(command.round_id)
@@ -570,7 +614,7 @@ class ElasticDriver:
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
-        if not self._asks_for_rounds:
+        if self._on_change is not OnChange.IN_PLACE:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker))
 
     def not_started(self, worker: WorkerId, error: LaunchError) -> None:
@@ -582,14 +626,17 @@ class ElasticDriver:
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
         """The others need not wait until the system has freed all of a dead worker's memory."""
         returncode = None if isinstance(status, str) else status.returncode
-        error, where = last_words(process.last_lines)
+        self._keep_error_file(worker, process, returncode)
+        error, where = _last_words(process)
         self._stepper.report(WorkerDying(worker, returncode, str(status), random.random(), error, where))
 
     def exited(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus) -> None:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
-        error, where = last_words(process.last_lines) if status.returncode else ("", "")
+        error, where = _last_words(process) if status.returncode else ("", "")
+        if status.returncode:
+            self._keep_error_file(worker, process, status.returncode)
         self._stepper.report(WorkerExited(worker, status.returncode, str(status), random.random(), error, where))
 
     def killed(self, order: KillWorker) -> None:
@@ -599,7 +646,30 @@ class ElasticDriver:
         else:
             self._chronicle.worker_stopped(order.worker, f"it {order.reason}")
 
+    def _keep_error_file(self, worker: WorkerId, process: WorkerProcess, returncode: int | None) -> None:
+        # A joiner's failure ends no job. Hosts of always new names may fail as long as it waits for slots.
+        state = self._stepper.state
+        if state.round_id and worker not in state.members:
+            return
+        if worker in self._error_files or len(self._error_files) < _MOST_ERROR_FILES:
+            self._error_files[worker] = process.error_file, returncode
+
+    def pass_on_error(self, path: str) -> None:
+        """Writes the failure of the worker that failed first, if one did, into this process's own error file."""
+        failure = self._stepper.state.first_failure
+        if failure is not None:
+            text, returncode = self._error_files.get(failure.worker, ("", None))
+            pass_on(path, text, str(failure), ExitCode.USER_CODE_FAILED if returncode is None else returncode)
+
     def spared(self, order: KillWorker) -> None:
         """A process is not ended: nothing is left of it but what has run it."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
+
+
+def _last_words(process: WorkerProcess) -> tuple[str, str]:
+    """What it said of its end, and where that was: its error file says it best."""
+    raised = raised_in(process.error_file)
+    if raised is None:
+        return last_words(process.last_lines)
+    return raised.error, last_words(raised.callstack)[1]

@@ -14,7 +14,7 @@ from elastic_driver.core.draining import ends_at_once, what_was_done, why_refuse
 from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiting, WorkerReady, WorkerRunning
 from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
-from elastic_driver.core.permits import why_unpublished
+from elastic_driver.core.permits import why_no_rounds, why_unpublished
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -111,7 +111,7 @@ class Rounds:
         """A worker is READY: parks it until its round is formed, or answers at once what is known.
 
         Raises:
-            RendezvousProtocolError: it speaks of a round that it cannot know.
+            RendezvousProtocolError: it speaks of a round that it cannot know, or is restarted at each change.
         """
         future: asyncio.Future[NextRoundReply] = asyncio.get_running_loop().create_future()
         worker = request.worker
@@ -122,6 +122,9 @@ class Rounds:
         if record is None or record.phase is WorkerPhase.LEAVING:
             future.set_result(Removed("it is being stopped" if record else "the job does not know it"))
             return future
+        refusal = why_no_rounds(self._stepper.state)
+        if refusal:
+            raise RendezvousProtocolError(refusal)
         assignment = self._placed.get(worker)
         if record.phase is WorkerPhase.MEMBER and assignment is not None and request.after_round < record.round_id:
             # Its answer was lost on the way: the same again.
@@ -265,6 +268,7 @@ class Rounds:
             "explain": self.explained(),
             "age_s": round(now - state.began, 3),
             "phase": state.phase,
+            "on_change": state.policy.on_change,
             "round_id": state.round_id,
             "commits": state.commits,
             "resets": state.resets,

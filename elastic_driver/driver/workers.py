@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastic_driver.core.events import KillWorker, StartWorker
-from elastic_driver.dialects.dialect import Dialect, JobAddress
+from elastic_driver.dialects.dialect import Dialect, JobAddress, Meeting, WorkerStart
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, Launcher, WorkerProcess
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Ending
 
 # Between the signal that makes a hung worker print its stacks and the one that ends it.
 _LAST_WORDS_S = 2.0
+# What a worker gets whose peers are lost: time for its exit handlers, since its connections are shut.
+BROKEN_S = 0.2
 
 
 class ProcessListener(Protocol):
@@ -44,6 +48,21 @@ class ProcessListener(Protocol):
         """It is not: there is no such process any more, or its script has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """Workers that are started to meet each other.
+
+    Attributes:
+        number: no other generation has it.
+        key: its round, and the host of its rank 0.
+        meeting: where they meet, or why they cannot.
+    """
+
+    number: int
+    key: tuple[int, str]
+    meeting: asyncio.Future[Meeting | LaunchError | None]
+
+
 class Workers:
     """The workers' processes. Used on the event loop only.
 
@@ -52,6 +71,7 @@ class Workers:
         dialect: of the workers.
         command: what each of them runs.
         grace_s: between SIGTERM and SIGKILL, seconds.
+        drain_s: the same for a worker that may checkpoint first, since the change is a planned one.
         tasks: run what nobody waits for; an error of theirs ends the job.
         listener: is told of starts and ends.
     """
@@ -63,18 +83,21 @@ class Workers:
         *,
         command: Sequence[str],
         grace_s: float,
+        drain_s: float,
         tasks: Tasks,
         listener: ProcessListener,
     ) -> None:
         self._launcher = launcher
         self._dialect = dialect
         self._command = command
-        self._grace_s = grace_s
+        self._grace_s = {Ending.USUAL: grace_s, Ending.PLANNED: drain_s, Ending.BROKEN: min(BROKEN_S, grace_s)}
         self._tasks = tasks
         self._listener = listener
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._starting: dict[WorkerId, asyncio.Task[None]] = {}
-        self._stop_when_started: set[WorkerId] = set()
+        self._stop_when_started: dict[WorkerId, Ending] = {}
+        self._generation: _Generation | None = None
+        self._generations = 0
         self._job_ends = False
 
     @property
@@ -82,19 +105,29 @@ class Workers:
         """The processes that run; it follows what happens."""
         return self._processes
 
-    def start(self, order: StartWorker, job: JobAddress, round_id: int) -> None:
-        """Starts a worker of this job, while this round runs (0 for none)."""
-        cores = self._launcher.cores(order.worker.hostname)
-        env = self._dialect.environment(order.worker, order.planned, job=job, round_id=round_id, cores=cores)
-        self._starting[order.worker] = self._tasks.start(self._start(order, env))
+    def start(
+        self, order: StartWorker, job: JobAddress, round_id: int, resets: int = 0, *, restarted: bool = False
+    ) -> None:
+        """Starts a worker of this job, while this round runs (0 for none), after so many unplanned resets.
 
-    def stop(self, worker: WorkerId) -> None:
+        Args:
+            order: which, and where.
+            job: where the driver is.
+            round_id, resets, restarted: see WorkerStart.
+        """
+        cores = self._launcher.cores(order.worker.hostname)
+        start = WorkerStart(order.worker, order.planned, order.hosts, round_id, cores, resets, restarted=restarted)
+        generation = self._generation_of(start)
+        self._starting[order.worker] = self._tasks.start(self._start(order, start, job, generation))
+
+    def stop(self, worker: WorkerId, ending: Ending = Ending.USUAL) -> None:
         """SIGTERM, grace, SIGKILL; for a worker that is being started, as soon as its process is there."""
         process = self._processes.get(worker)
         if process is not None:
-            self._tasks.start(self._stop(process))
+            self._tasks.start(self._stop(process, ending))
         elif worker in self._starting:
-            self._stop_when_started.add(worker)
+            before = self._stop_when_started.get(worker, ending)
+            self._stop_when_started[worker] = min(before, ending, key=self._grace_s.__getitem__)
 
     def kill(self, order: KillWorker) -> None:
         """SIGKILL; a worker that hangs prints first where its threads are. The listener is told whether it is done.
@@ -149,11 +182,49 @@ class Workers:
         if ending:
             await asyncio.wait(ending, timeout=limit_s)
 
-    async def _start(self, order: StartWorker, env: Mapping[str, str]) -> None:
+    def _generation_of(self, start: WorkerStart) -> _Generation | None:
+        """The workers that it is started with. A new generation ends the hold of the last one's port."""
+        if not start.hosts:
+            return None
+        key = start.round_id, start.hosts[0]
+        last = self._generation
+        if last is None or last.key != key:
+            if last is not None:
+                self._launcher.let_go(last.key[1], last.number)
+            self._generations += 1
+            self._generation = _Generation(self._generations, key, asyncio.get_running_loop().create_future())
+            self._tasks.start(self._meet(start.hosts, self._generation))
+        return self._generation
+
+    async def _meet(self, hosts: Sequence[str], generation: _Generation) -> None:
+        """Finds where a generation on these hosts meets; or why it cannot, where its first host is at fault."""
+        found: Meeting | LaunchError | None
+        try:
+            port = await self._launcher.hold_port(hosts[0], generation.number)
+        except LaunchError as error:
+            found = error
+        else:
+            found = Meeting(self._launcher.addresses(hosts)[hosts[0]], port) if port else None
+        generation.meeting.set_result(found)
+
+    async def _start(
+        self, order: StartWorker, start: WorkerStart, job: JobAddress, generation: _Generation | None
+    ) -> None:
         worker = order.worker
         try:
             if self._job_ends:
                 return
+            if generation is not None:
+                meeting = await asyncio.shield(generation.meeting)
+                if isinstance(meeting, LaunchError):
+                    if worker.hostname == start.hosts[0]:
+                        raise meeting
+                    # It is not this host's fault. The core ends the round with those of the other.
+                    meeting = None
+                start = replace(start, meeting=meeting)
+            if self._job_ends:
+                return
+            env = self._dialect.environment(start, job=job)
             process = await self._launcher.start(
                 worker,
                 self._command,
@@ -162,7 +233,7 @@ class Workers:
                 rank_at_launch=order.planned.rank,
             )
         except LaunchError as error:
-            self._stop_when_started.discard(worker)
+            self._stop_when_started.pop(worker, None)
             self._listener.not_started(worker, error)
             return
         finally:
@@ -172,8 +243,7 @@ class Workers:
         process.dying.add_done_callback(lambda future: self._dying(worker, process, future))
         self._listener.started(worker, process)
         if worker in self._stop_when_started or self._job_ends:
-            self._stop_when_started.discard(worker)
-            await self._stop(process)
+            await self._stop(process, self._stop_when_started.pop(worker, Ending.USUAL))
 
     def _dying(self, worker: WorkerId, process: WorkerProcess, future: asyncio.Future[ExitStatus | str]) -> None:
         if not future.cancelled() and worker in self._processes:
@@ -199,5 +269,5 @@ class Workers:
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()
 
-    async def _stop(self, process: WorkerProcess) -> None:
-        await process.stop(self._grace_s)
+    async def _stop(self, process: WorkerProcess, ending: Ending = Ending.USUAL) -> None:
+        await process.stop(self._grace_s[ending], sever=ending is Ending.BROKEN)

@@ -26,8 +26,9 @@ import cloudpickle
 from elastic_driver.discovery.caller import Finder, answer_questions
 from elastic_driver.errors import JobFailedError, SettingsError
 from elastic_driver.function import driver as function_driver
-from elastic_driver.function.outcome import Raised, Returned, read_all
+from elastic_driver.function.outcome import Outcome, Raised, Returned, read_all
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.settings import IN_PLACE
 
 _EVENTS = "events.jsonl"
 # What peers raise because another has failed; the other's error is the one to tell.
@@ -204,17 +205,51 @@ def run(
     if discovery is not None and not callable(getattr(discovery, "find_available_hosts_and_slots", None)):
         raise SettingsError(f"discovery {discovery!r} has no method find_available_hosts_and_slots()")
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    command = (executable or sys.executable, "-m", "elastic_driver.function.worker")
+    given |= {"command": command, "on_change": IN_PLACE}
+    with ended_job(given, environ, call, event_log=event_log, discovery=discovery) as (folder, events):
+        return _results(folder, events)
+
+
+@contextlib.contextmanager
+def ended_job(
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    call: bytes,
+    *,
+    event_log: str | os.PathLike[str] | None = None,
+    discovery: Finder | None = None,
+) -> Iterator[tuple[Path, Path]]:
+    """Runs a job whose workers may ask for a call. Blocks until it has ended.
+
+    Args:
+        given: as :func:`~elastic_driver.settings.assembly.settings_from` takes it.
+        environ: of driver and workers.
+        call: what workers are to call, pickled by cloudpickle.
+        event_log: a file of the user's; None for one that only this process reads.
+        discovery: see :func:`run`.
+
+    Yields:
+        A folder with what came of the workers, which is removed afterwards, and the event log.
+
+    Raises:
+        SettingsError: what was given cannot be.
+    """
     with tempfile.TemporaryDirectory(prefix="elastic-driver-run-") as name, _asked(discovery) as asked:
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
-        command = (executable or sys.executable, "-m", "elastic_driver.function.worker")
-        given |= {"event_log": events, "command": command, "discovery_socket": asked and asked.fileno()}
-        settings = settings_from(given, environ)
+        settings = settings_from(
+            {**given, "event_log": events, "discovery_socket": asked and asked.fileno()},
+            environ,
+        )
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))
         _drive(folder, environ, asked)
-        return _results(folder, events)
+        refused = folder / function_driver.REFUSED
+        if refused.exists():
+            raise SettingsError(refused.read_text())
+        yield folder, events
 
 
 @contextlib.contextmanager
@@ -258,19 +293,36 @@ def _drive(folder: Path, environ: Mapping[str, str], asked: socket.socket | None
         raise interrupt
 
 
-def _results(folder: Path, events: Path) -> list[Any]:
-    refused = folder / function_driver.REFUSED
-    if refused.exists():
-        raise SettingsError(refused.read_text())
-    outcomes = read_all(folder)
+def exit_code(folder: Path) -> int:
+    """What the driver ended with.
+
+    Raises:
+        JobFailedError: it has not said so.
+        KeyboardInterrupt: it was interrupted.
+    """
     try:
         code = int((folder / function_driver.EXIT_CODE).read_text())
     except (OSError, ValueError):
         raise JobFailedError("the driver ended without saying how", 70) from None
     if code in (129, 130, 143):
         raise KeyboardInterrupt
+    return code
+
+
+def _results(folder: Path, events: Path) -> list[Any]:
+    outcomes = read_all(folder)
+    code = exit_code(folder)
     if code:
-        _raise_first([outcome for outcome in outcomes if isinstance(outcome, Raised)], code, _last_message(events))
+        _raise_first([outcome for outcome in outcomes if isinstance(outcome, Raised)], code, last_message(events))
+    return returned_values(outcomes)
+
+
+def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """What the members of the last round returned, by rank.
+
+    Raises:
+        JobFailedError: one of them has not.
+    """
     returned = [outcome for outcome in outcomes if isinstance(outcome, Returned)]
     last_round = max((outcome.round_id for outcome in returned), default=0)
     by_rank = {outcome.rank: outcome for outcome in returned if outcome.round_id == last_round}
@@ -295,12 +347,18 @@ def _raise_first(errors: list[Raised], code: int, message: str) -> NoReturn:
     raise error from cause
 
 
-def _last_message(events: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        if not events.is_file():  # a pipe would be waited for
-            return "the job failed"
-        for line in reversed(events.read_text(encoding="utf-8").splitlines()):
-            event = json.loads(line)
-            if event.get("event") == "job_ended":
-                return str(event["message"])
-    return "the job failed"
+def read_events(events: Path) -> list[dict[str, Any]]:
+    """What happened to the job, as far as it can be read."""
+    found = []
+    with contextlib.suppress(OSError, UnicodeError):
+        if events.is_file():  # a pipe would be waited for
+            for line in events.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):
+                    found.append(json.loads(line))
+    return found
+
+
+def last_message(events: Path) -> str:
+    """Why the job has ended."""
+    ends = [event for event in read_events(events) if event.get("event") == "job_ended"]
+    return str(ends[-1]["message"]) if ends else "the job failed"

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from elastic_driver.hosts import WorkerId
 
+RESTARTED = "restarted"
+"""The word in a worker's command line that says that it has its rank from its start."""
 _PREFIX = "outcome-"
 
 
@@ -34,6 +36,27 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A worker that has raised.
+
+    Attributes:
+        worker: its key.
+        round_id: the round that it was started for.
+        rank: its rank there.
+        local_rank: its place on its host.
+        pid: of its process.
+        time: when, unix seconds.
+    """
+
+    worker: str
+    round_id: int
+    rank: int
+    local_rank: int
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Raised:
     """The call raised, or what it returned cannot be pickled.
 
@@ -41,11 +64,13 @@ class Raised:
         error: the exception, pickled by cloudpickle; None when it cannot be.
         kind: the name of its class.
         traceback: for people.
+        place: who raised it, for those who ask.
     """
 
     error: bytes | None
     kind: str
     traceback: str
+    place: Place | None = None
 
 
 Outcome = Returned | Raised

@@ -1,27 +1,32 @@
 """The worker's side of ``elastic_driver.run``: fetches the call, makes it, and tells the driver what came of it.
 
-``python -m elastic_driver.function.worker``. What it unpickles the caller has pickled: it comes from the driver, over a
-connection on which both ends have proven who they are.
+``python -m elastic_driver.function.worker``; with the word ``restarted`` for a worker that has its rank from its start,
+and may never call ``init()`` (:mod:`elastic_driver.function.torch_launcher`). What it unpickles the caller has pickled:
+it comes from the driver, over a connection on which both ends have proven who they are.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+import time
 import traceback
+from collections.abc import Sequence
 
 import cloudpickle
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.function.outcome import Outcome, Raised, Returned
+from elastic_driver.function.outcome import RESTARTED, Outcome, Place, Raised, Returned
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.environment import ENV_ROUND, ENV_WORKER
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
 from elastic_driver.worker.settings import way_to_driver
 
 
-class _Place:
+class _LastRound:
     """Remembers the last round this process was in, also after ``shutdown()``."""
 
     def __init__(self) -> None:
@@ -41,7 +46,19 @@ def _raised(error: BaseException, prefix: str = "") -> Raised:
         cloudpickle.loads(packed)
     except Exception:  # not every exception can be pickled; its text can
         packed = None
-    return Raised(packed, type(error).__name__, text)
+    return Raised(packed, type(error).__name__, text, _place())
+
+
+def _place() -> Place:
+    environ = os.environ
+    return Place(
+        environ.get(ENV_WORKER, ""),
+        int(environ.get(ENV_ROUND, "0")),
+        int(environ.get("RANK", "0")),
+        int(environ.get("LOCAL_RANK", "0")),
+        os.getpid(),
+        time.time(),
+    )
 
 
 def _client() -> DriverClient:
@@ -70,14 +87,17 @@ def _tell(outcome: Outcome) -> None:
         client.close()
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Makes the call. Returns the process's exit code: 1 when the function raised.
+
+    Args:
+        words: of the command line, without the program.
 
     Raises:
         RendezvousError: the driver cannot be reached.
     """
-    place = _Place()
-    current_round().listen(place)
+    last = _LastRound()
+    current_round().listen(last)
     paths, call = _fetch()
     try:
         sys.path += [entry for entry in paths if entry not in sys.path]
@@ -89,20 +109,23 @@ def main() -> int:
         _tell(_raised(error))
         runtime().note_exception(raised=True)
         return 1
-    if place.slot is None:
+    if last.slot is None and RESTARTED not in words:
         # A function without collectives: its process has to be a member all the same, to have a rank.
         runtime().init()
         runtime().join_late()
-    assert place.slot is not None
     try:
         pickled = cloudpickle.dumps(value)
     except Exception as error:
         traceback.print_exc()
         _tell(_raised(error, "cannot pickle what the function returned\n"))
         return 1
-    _tell(Returned(place.round_id, place.slot.rank, place.slot.size, pickled))
+    if last.slot is None:
+        environ = os.environ
+        _tell(Returned(int(environ[ENV_ROUND]), int(environ["RANK"]), int(environ["WORLD_SIZE"]), pickled))
+    else:
+        _tell(Returned(last.round_id, last.slot.rank, last.slot.size, pickled))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

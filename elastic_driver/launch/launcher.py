@@ -116,10 +116,19 @@ class WorkerProcess(Protocol):
         A descendant that nobody can find or kill does not hold it for longer than a few seconds.
         """
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    @property
+    def error_file(self) -> str:
+        """What it has written into its error file (:mod:`elastic_driver.launch.error_files`); "" for nothing."""
+
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """SIGTERM to the whole tree, after ``grace_s`` SIGKILL to what is left; blocks as :meth:`wait` does.
 
         Harmless when repeated. A later call with a nearer deadline shortens the grace.
+
+        Args:
+            grace_s: how long, seconds.
+            sever: whether its connections are shut too, where the system lets us: who waits for a lost peer in a
+                collective gets an error at once, and can still tidy up.
         """
 
     def kill(self) -> None:
@@ -145,10 +154,31 @@ class Launcher(Protocol):
             hostnames: of all its members; addresses of one machine do where they are all on it.
         """
 
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        """Keeps a port of a host from all others, for rank 0 of a generation of workers to listen at.
+
+        Blocks until it is held. A port that was held for an earlier generation is still.
+
+        Args:
+            hostname: the host of that rank.
+            generation: a number that no other generation of the job has.
+
+        Returns:
+            The port; 0 where workers have no need of one.
+
+        Raises:
+            LaunchError: the host has no agent any more, or no port.
+        """
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """That port is no longer needed."""
+
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> WorkerProcess:
-        """Starts ``command`` (no shell) with exactly the environment ``env`` plus the marks of job and worker.
+        """Starts ``command`` with exactly the environment ``env`` plus the marks of job and worker.
+
+        No shell has a part in it; ``${local_rank}`` in an argument becomes what ENV_LOCAL_RANK says, if it is set.
 
         Raises:
             CommandNotFoundError: the command cannot be run, wherever it is tried.

@@ -1,4 +1,4 @@
-"""The files under ``--output-filename``: what each worker wrote.
+"""The files under ``--output-filename`` and ``--log-dir``: what each worker wrote.
 
 Others may be able to write to that folder as well: nothing there is followed, cut, or waited for. All of it is done in
 the thread of a :class:`~elastic_driver.system.file_writer.FileWriter`, as a disc may hang.
@@ -10,15 +10,17 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import Stream
 from elastic_driver.system.file_writer import FileWriter
 from elastic_driver.system.safe_files import open_folder_inside, open_inside
 
-_STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+NAMES: Mapping[Stream, str] = MappingProxyType({"stdout": "stdout", "stderr": "stderr"})
+"""Of the files under ``--output-filename``."""
 
 
 class LogFiles:
@@ -32,9 +34,19 @@ class LogFiles:
         name: ``rank.R``.
         writer: does what may block.
         warn: takes reports, in any thread.
+        names: of the files; a stream without one is not kept.
     """
 
-    def __init__(self, folder: Path, name: str, writer: FileWriter, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        writer: FileWriter,
+        warn: Callable[[str], None],
+        *,
+        names: Mapping[Stream, str] = NAMES,
+    ) -> None:
+        self._names = names
         self._folder = folder
         self._name = name
         self._writer = writer
@@ -47,9 +59,9 @@ class LogFiles:
         writer.put(self._open)
 
     def begin(self, worker: WorkerId, pid: int) -> None:
-        """Writes the header of this attempt into both files."""
+        """Writes the header of this attempt into the files."""
         header = f"===== worker {worker.key}, pid {pid}, started {time.asctime()} =====\n".encode()
-        for stream in _STREAMS:
+        for stream in self._names:
             self.write(stream, header)
 
     def write(self, stream: Stream, data: bytes) -> None:
@@ -70,9 +82,9 @@ class LogFiles:
             self._failed(error)
             return
         try:
-            for stream in _STREAMS:
+            for stream, file in self._names.items():
                 try:
-                    descriptor = open_inside(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND, dir_fd=folder, pipes=True)
+                    descriptor = open_inside(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, dir_fd=folder, pipes=True)
                 except OSError as error:
                     self._failed(error, stream)
                     continue
@@ -120,5 +132,5 @@ class LogFiles:
     def _failed(self, error: OSError, stream: Stream | None = None) -> None:
         if not self._warned:
             self._warned = True
-            path = self._folder / self._name / (stream or "")
+            path = self._folder / self._name / ("" if stream is None else self._names[stream])
             self._warn(f"cannot write the output of workers to {path}: {error.strerror or error}")

@@ -1,6 +1,7 @@
-"""Where the workers' output goes on the driver's machine: to the console, and into the files of ``--output-filename``.
+"""Where the workers' output goes on the driver's machine: to the console, and into files (``--output-filename``).
 
-Owns the files of each worker. Knows nothing of how the output has come here.
+What torchrun's options say of it is in :mod:`elastic_driver.launch.rank_logs`. Owns the files of each worker. Knows
+nothing of how the output has come here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol, Self
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import Stream
 from elastic_driver.launch.log_files import LogFiles
+from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.system.file_writer import FileWriter
 
 _log = logging.getLogger(__name__)
@@ -37,15 +39,23 @@ class OutputFiles:
         screen: takes all output, too.
         folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``; None to keep none.
         width: digits of R.
+        logs: keeps, too, and says what the screen gets; None where nothing was said of that.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
     """
 
     def __init__(
-        self, screen: Screen, *, folder: Path | None, width: int, warn: Callable[[str], None] = _log.warning
+        self,
+        screen: Screen,
+        *,
+        folder: Path | None,
+        width: int,
+        logs: RankLogs | None = None,
+        warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self._screen = screen
         self._folder = folder
         self._width = width
+        self._logs = logs
         self._warn = warn
         self._writer: FileWriter | None = None  # made with the first worker
         self._files: dict[WorkerId, LogFiles] = {}
@@ -59,7 +69,8 @@ class OutputFiles:
 
     def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
         """See OutputSink."""
-        if self._folder is None:
+        keeps_logs = self._logs is not None and self._logs.keeps_files
+        if self._folder is None and not keeps_logs:
             return
         loop = asyncio.get_running_loop()
 
@@ -71,9 +82,13 @@ class OutputFiles:
             if self._writer is None:
                 self._writer = FileWriter("elasticrun-files")
         except RuntimeError as error:  # no thread can be started
-            self._warn_disc(f"cannot write the output of workers to {self._folder}: {error}")
+            self._warn_disc(f"cannot write the output of workers to {self._kept_in}: {error}")
             return
         self.end(worker)
+        if self._logs is not None and keeps_logs:
+            self._logs.begin(worker, pid, self._writer, warn)
+        if self._folder is None:
+            return
         files = self._files[worker] = LogFiles(self._folder, f"rank.{rank:0{self._width}d}", self._writer, warn)
         files.begin(worker, pid)
 
@@ -82,23 +97,33 @@ class OutputFiles:
         files = self._files.get(worker)
         if files is not None:
             files.write(stream, data)
-        self._screen.write(stream, data)
+        shown = data if self._logs is None else self._logs.take(worker, stream, data)
+        if shown:
+            self._screen.write(stream, shown)
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink."""
         files = self._files.pop(worker, None)
         if files is not None:
             files.close()
+        if self._logs is not None:
+            self._logs.end(worker)
 
     def close(self) -> None:
         """Ends the writing. Blocks until all is written, or for a few seconds. Harmless when repeated."""
         for worker in tuple(self._files):
             self.end(worker)
+        if self._logs is not None:
+            self._logs.close()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
             if writer.lost:
-                self._warn(f"{writer.lost} bytes of output are not in {self._folder}: the disc does not keep up")
+                self._warn(f"{writer.lost} bytes of output are not in {self._kept_in}: the disc does not keep up")
+
+    @property
+    def _kept_in(self) -> Path | None:
+        return self._logs.folder if self._folder is None and self._logs is not None else self._folder
 
     def _warn_disc(self, message: str) -> None:
         if not self._disc_warned:

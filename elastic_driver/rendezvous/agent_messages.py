@@ -19,8 +19,12 @@ from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.frames import Message
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what is said here and of the frames; both ends must have the same."""
+
+
+JOB_IS_OVER = "the job is over"
+"""Stands in the reason of a refusal where that is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Bootstrap:
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it, for an agent on the driver's
             own machine; "" for others.
         job: what tells this job from others on the host, for the agent that ends what an earlier driver has left.
+        first_s: how long the driver may take to come, seconds; 0 for as long as an agent waits anyhow.
+        address: of its host's own, under which the others reach it; "" to find it.
+        node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
+        alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
     """
 
     urls: tuple[str, ...]
@@ -51,6 +59,10 @@ class Bootstrap:
     fingerprint: str = ""
     owner: str = ""
     job: str = ""
+    first_s: float = 0.0
+    address: str = ""
+    node_rank: int = -1
+    alike: str = ""
 
     def to_json(self) -> bytes:
         """One line of ASCII."""
@@ -228,6 +240,7 @@ class Hello(Said, name="hello"):
         addresses: all of the machine's that are not loopback, "INTERFACE ADDRESS/PREFIX" each.
         labels: of a host that joins by itself, as :class:`~elastic_driver.hosts.Host` has them, with spaces between
             them.
+        node_rank, alike: see Bootstrap.
     """
 
     agent: str
@@ -247,6 +260,8 @@ class Hello(Said, name="hello"):
     address: str
     addresses: list[str]
     labels: str = ""
+    node_rank: int = -1
+    alike: str = ""
 
 
 @dataclass(frozen=True)
@@ -262,6 +277,7 @@ class Welcome(Said, name="welcome"):
         cwd: working directory of the workers.
         umask: of the workers; -1 for the agent's own.
         warm, preload: see Settings.warm_starts and preload; null to choose by the script.
+        warm_first: whether the first workers are forked, too.
         prefix_timestamp: whether forwarded lines begin with the time.
         agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
     """
@@ -277,6 +293,7 @@ class Welcome(Said, name="welcome"):
     preload: list[str] | None
     prefix_timestamp: bool
     agent_timeout_s: float
+    warm_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -302,10 +319,17 @@ class Start(Said, name="start"):
 
 @dataclass(frozen=True)
 class Stop(Said, name="stop"):
-    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds."""
+    """SIGTERM to the worker's tree, SIGKILL after the grace, seconds.
+
+    Attributes:
+        worker: which.
+        grace_s: how long.
+        sever: whether its connections are shut at once.
+    """
 
     worker: str
     grace_s: float
+    sever: bool = False
 
 
 @dataclass(frozen=True)
@@ -448,8 +472,36 @@ class Unlisten(Said, name="unlisten"):
 
 
 @dataclass(frozen=True)
+class HoldPort(Said, name="hold_port"):
+    """Keep a port from all others, for rank 0 of a generation of workers. Answered by PortHeld.
+
+    Attributes:
+        generation: number of the generation.
+        ports: first and last port that may be taken; empty for any.
+    """
+
+    generation: int
+    ports: list[int]
+
+
+@dataclass(frozen=True)
+class LetGo(Said, name="let_go"):
+    """The port of that generation is no longer needed."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
 class Close(Said, name="close"):
-    """Kill what still runs, pass on what it has written, say Bye, and end."""
+    """Kill what still runs, pass on what it has written, say Bye, and end.
+
+    Attributes:
+        exit_code: of the job, which is over; -1 where it goes on without this host.
+        why: the job is over, in words.
+    """
+
+    exit_code: int = -1
+    why: str = ""
 
 
 # --- agent to driver ------------------------------------------------------------------------------------------------
@@ -474,21 +526,29 @@ class NotStarted(Said, name="not_started"):
 
 @dataclass(frozen=True)
 class Dying(Said, name="dying"):
-    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words."""
+    """A worker is about to end, and not well. ``returncode`` is null when that is not known yet, ``how`` in words.
+
+    ``error_file`` is what it has written into its error file; "" for nothing.
+    """
 
     worker: str
     returncode: int | None
     how: str
     last_lines: list[str]
+    error_file: str = ""
 
 
 @dataclass(frozen=True)
 class Exited(Said, name="exited"):
-    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it."""
+    """A worker's process is dead. Its output until then has been sent, unless the driver does not take it.
+
+    ``error_file``: see Dying.
+    """
 
     worker: str
     returncode: int
     last_lines: list[str]
+    error_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -554,7 +614,7 @@ class OnDisc(Said, name="on_disc"):
 
 @dataclass(frozen=True)
 class Ask(Said, name="ask"):
-    """A worker's request that the driver itself answers: leave, status, publish, outcome, call.
+    """A worker's request that the driver itself answers: leave, status, publish, outcome, call, store.
 
     Attributes:
         number: of the request; the Answer has it.
@@ -632,6 +692,15 @@ class Probed(Said, name="probed"):
     rtt_s: dict[str, float]
     speeds: dict[str, list[float]]
     failures: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PortHeld(Said, name="port_held"):
+    """The answer to a HoldPort: the port, or 0 and why there is none."""
+
+    generation: int
+    port: int
+    error: str
 
 
 @dataclass(frozen=True)

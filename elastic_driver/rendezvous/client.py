@@ -271,7 +271,7 @@ class RendezvousClient:
         if self._is_closed:
             self._closed.set()
 
-    # --- requests of the job's life --------------------------------------------------------------------------------
+    # --- requests of the job's life ----------------------------------------------------------------------------------
 
     def next_round(self, request: NextRoundRequest, *, poll_s: float = _POLL_S) -> NextRoundReply:
         """Says READY and blocks until the driver has decided, whose own deadlines bound the wait.
@@ -381,7 +381,7 @@ class RendezvousClient:
                     break
                 self._closed.wait(_FULL_PAUSE_S)  # its disc does not keep up
 
-    # --- key-value -------------------------------------------------------------------------------------------------
+    # --- key-value ---------------------------------------------------------------------------------------------------
 
     def exchange(
         self, round_id: int, scope: str, key: int, count: int, value: bytes, *, timeout_s: float
@@ -416,6 +416,42 @@ class RendezvousClient:
         status, body = self._request("GET", _key_path(round_id, scope, key), wait_s=wait_s, expected=(200, 404))
         return None if status == 404 else body
 
+    # --- torch Stores ------------------------------------------------------------------------------------------------
+
+    def ask_store(self, request: bytes, *, wait_s: float = 0.0) -> bytes | None:
+        """One request of a torch Store (:mod:`~elastic_driver.rendezvous.store_messages`).
+
+        Args:
+            request: as it travels. It may arrive more than once.
+            wait_s: how long the server may let it wait.
+
+        Returns:
+            The answer as it travels; None when what is waited for has not come in that time.
+
+        Raises:
+            RendezvousClosedError: what the store held is gone, or :meth:`close` was called.
+            RendezvousProtocolError: it cannot be done.
+            RendezvousError: the server cannot be reached.
+        """
+        status, body = self._request("POST", "store", request, wait_s=wait_s, expected=(200, 204))
+        return None if status == 204 else body
+
+    # --- torchrun's agents -------------------------------------------------------------------------------------------
+
+    def say_node(self, request: bytes, *, wait_s: float = 0.0) -> bytes | None:
+        """What an agent of torchrun says (:mod:`~elastic_driver.rendezvous.node_messages`); None when nothing is new.
+
+        Raises:
+            RendezvousError: the service cannot be reached, or refuses.
+        """
+        status, body = self._request("POST", "nodes", request, wait_s=wait_s, expected=(200, 204))
+        return None if status == 204 else body
+
+    def jobs(self) -> dict[str, Any]:
+        """The jobs of ``elasticrun rendezvous``, as it sees them."""
+        _, body = self._request("GET", "jobs", expected=(200,))
+        return parse_json(body)
+
     def close(self) -> None:
         """Ends every call, also those blocked in other threads, with RendezvousClosedError. Idempotent."""
         if os.getpid() != self._pid:
@@ -430,7 +466,7 @@ class RendezvousClient:
         for connection in busy:
             _shut_down(connection)  # its thread closes it
 
-    # --- one request -----------------------------------------------------------------------------------------------
+    # --- one request -------------------------------------------------------------------------------------------------
 
     def _request(
         self,

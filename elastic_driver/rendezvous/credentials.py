@@ -33,6 +33,7 @@ class Role(StrEnum):
     TICKET = "ticket"  # an agent that the driver has started, at its first connection: good for that one
     JOINER = "joiner"  # an agent that somebody else has started, at its first connection: who knows the join token
     AGENT = "agent"  # an agent at its later connections, with the key that it has agreed on with the driver
+    MEMBER = "member"  # of a job at elasticrun rendezvous: an agent of torchrun, a Store; who knows the service's token
     READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
 
 
@@ -137,6 +138,15 @@ def join_key(token: str) -> bytes:
         token: the join token, without white space around it.
     """
     return hmac.digest(token.encode(), b"elastic_driver joiner", "sha256")
+
+
+def member(token: str) -> Credential:
+    """With which agents of torchrun and Stores prove themselves to ``elasticrun rendezvous``, and it to them.
+
+    Args:
+        token: the service's, without white space around it; "" for a service without one, where it proves nothing.
+    """
+    return Credential(Identity(Role.MEMBER), hmac.digest(token.encode(), b"elastic_driver member", "sha256"))
 
 
 def ranks_key(environ: Mapping[str, str]) -> bytes:

@@ -15,6 +15,9 @@ ENV_MARK = "ELASTIC_DRIVER_MARK"
 ENV_HEARTBEAT = "ELASTIC_DRIVER_HEARTBEAT_S"  # at least as often a member is to be heard
 ENV_HOST_TIMEOUT = "ELASTIC_DRIVER_HOST_TIMEOUT_S"  # how long a peer may acknowledge nothing
 ENV_ROUND = "ELASTIC_DRIVER_ROUND"  # the round that ran when this worker was started; 0 for none
+ENV_LOCAL_RANK = "ELASTIC_DRIVER_LOCAL_RANK"  # what stands for ${local_rank} in the command, where that is a macro
+# In a worker that is restarted at each change, as long as none of the job's workers calls init(): "1".
+ENV_RESTARTED = "ELASTIC_DRIVER_RESTARTED"
 ENV_PORTS = "ELASTIC_DRIVER_PORT_RANGE"  # LOW-HIGH: the ports at which they may listen
 # The driver's process, as system/process_name.py names it: while it lives, it is waited for.
 ENV_OWNER = "ELASTIC_DRIVER_OWNER"
@@ -23,3 +26,16 @@ PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
 GLOO_TIMEOUT_S = 30.0  # Horovod's, without HOROVOD_GLOO_TIMEOUT_SECONDS
 MOST_GLOO_S = 1e7  # 115 days, and some way from what the milliseconds of a system call can count
 ENV_WARM = "ELASTIC_DRIVER_WARM"  # in a process that is to be held in its start, for workers to be forked from
+
+# What torch's NCCL groups read when they are made, whatever the driver's environment says, in workers that reset inside
+# their processes. By default their watchdog ends the process when a collective fails or takes too long, or when the
+# watchdog itself is blocked. Here a failed collective ends a round. Set before the process starts: in a running one no
+# thread should change the environment. One that turns out to be such a worker does it in its first init().
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # aborts communicators, leaves the process alone
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # asks the store each second
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+}

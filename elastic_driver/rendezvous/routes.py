@@ -14,6 +14,7 @@ from elastic_driver.rendezvous.credentials import Identity, Role
 AGENT = frozenset({Role.TICKET, Role.JOINER, Role.AGENT})
 WORKER = frozenset({Role.WORKER})
 OPERATOR = frozenset({Role.OPERATOR})
+MEMBER = frozenset({Role.MEMBER})
 ALL = frozenset({Role.WORKER, Role.OPERATOR, Role.READER})
 
 

@@ -223,7 +223,11 @@ class Chronicle:
         """
         self._last_words.clear()
         members = [Member(placed.slot.rank, placed.worker, pids.get(placed.worker)) for placed in command.placed]
-        self._keep(_Round(command.round_id, len(members), command.cause, command.commits))
+        formed = _Round(command.round_id, len(members), command.cause, command.commits)
+        if command.backend is None:
+            # Its members need not tell of anything: it is there when their processes are.
+            formed.took_s = since_s
+        self._keep(formed)
         self._tell(
             RoundFormed(
                 command.round_id,

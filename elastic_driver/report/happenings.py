@@ -200,7 +200,7 @@ class RoundFormed:
     Attributes:
         old_size: workers of the round before; 0 for none.
         commits: of the state that it goes on from.
-        backend: what carries its collectives; None when that is the workers' own affair.
+        backend: what carries its collectives; None when that is the workers' own affair, and whether they train, too.
         formed_in_s: from the change (or the start) until now.
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
     """

@@ -113,6 +113,7 @@ class Narrator:
             case RoundFormed():
                 self._tell_round(happening)
             case RoundResumed(round_id, commits, took_s):
+                console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
                     console.line(f"{self._pending_round.line}, resumed from commit {commits} in {took_s:.2f} s")
                     self._pending_round = None
@@ -135,20 +136,26 @@ class Narrator:
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)
-        self._console.training_began()
+        if formed.backend is not None:
+            self._console.training_began()  # the processes of others have just been started
         size = len(formed.members)
         workers = f"{size} worker{'' if size == 1 else 's'}"
-        if formed.old_size:
-            line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
-            self._pending_round = _PendingRound(formed.round_id, line)
-            if formed.reinit:
-                self._tell_pending_round(broken=False)
-            return
         counts: dict[str, int] = {}
         for member in formed.members:
             counts[member.worker.hostname] = counts.get(member.worker.hostname, 0) + 1
         places = ", ".join(str(Host(name, count)) for name, count in counts.items())
-        line = f"round {formed.round_id}: {workers} on {places}, ready after {formed.formed_in_s:.1f} s"
+        if formed.old_size and formed.backend is None:
+            change = f"round {formed.round_id}: {formed.old_size} -> {workers} on {places}, {formed.cause}"
+            self._console.line(f"{change}, restarted in {formed.formed_in_s:.2f} s")
+            return
+        if formed.old_size:
+            line = f"round {formed.round_id}: {formed.old_size} -> {workers}, {formed.cause}"
+            self._pending_round = _PendingRound(formed.round_id, line)
+            if formed.reinit or formed.backend is None:
+                self._tell_pending_round(broken=False)
+            return
+        word = "started" if formed.backend is None else "ready"
+        line = f"round {formed.round_id}: {workers} on {places}, {word} after {formed.formed_in_s:.1f} s"
         if formed.cause != "start":
             line += f" ({formed.cause})"
         self._console.line(line)

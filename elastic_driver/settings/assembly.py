@@ -21,6 +21,7 @@ from elastic_driver.settings.exported import TUNING, exported
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
+from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
@@ -64,7 +65,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
-            ``hostfile``, ``mpi``, ``jsrun``. None stands for what was not given.
+            ``hostfile``, ``mpi``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its variables
+            are read as well. None stands for what was not given.
         environ: the environment.
 
     Raises:
@@ -75,13 +77,22 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         from elastic_driver.settings.config_file import read_config_file  # late: YAML's reader takes a while to load
 
         chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
+    flags = chosen.pop("torchrun", None)
+    if flags is not None:
+        asked = torchrun_values(flags, environ, others=chosen)
+        chosen |= asked
+        if "num_proc" in asked and not chosen.get("accept_agents"):
+            # One node has nobody to prove anything to, but its script may be for any number of them.
+            chosen.pop("join_token_file", None)
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
     if chosen.get("mpi") or chosen.get("jsrun"):
         raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
     if "num_proc" not in chosen:
-        raise SettingsError("-np is missing: how many slots does the job need to start?")
+        raise SettingsError(
+            "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
+        )
     if "log_level" in chosen:
         chosen["log_level"] = chosen["log_level"].upper()  # the config file's may be lower case
     # What the environment has, the workers inherit: only the rest is exported.

@@ -5,6 +5,7 @@ Owns what may be one, and how it is read. It is never an argument of a command, 
 
 from __future__ import annotations
 
+import secrets
 import stat
 from pathlib import Path
 
@@ -12,10 +13,16 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.system.safe_files import read_named
 
 ENV_JOIN_TOKEN = "ELASTIC_DRIVER_JOIN_TOKEN"
+ENV_JOIN_TOKEN_FILE = "ELASTIC_DRIVER_JOIN_TOKEN_FILE"
 
 # Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
 LEAST_CHARACTERS = 16
 MOST_BYTES = 4096
+
+
+def new_join_token() -> str:
+    """One that nobody can guess."""
+    return secrets.token_hex(32)
 
 
 def read_join_token(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +31,10 @@ _STAYS = re.compile(
     r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|PWD|SHLVL|_|HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|TERM|DISPLAY"
     r"|XAUTHORITY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|OMPI_MCA_(plm|orte)_.*|ELASTIC_DRIVER_JOIN_TOKEN|_HOROVOD_SECRET_KEY"
 )
+
+
+# What a driver gives for those who have none of their own; always, or where it is this.
+_DEFAULTS = {"OMP_NUM_THREADS": "", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def check_interface(flag: str, text: str) -> None:
@@ -82,6 +87,21 @@ def read_passed(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 def remote_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What of the driver's environment workers on other machines get; ``-x`` adds to it."""
     return {name: value for name, value in environ.items() if _travels(name)}
+
+
+def node_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker of a job of nodes: what its node has of its own, and over that what the driver gives.
+
+    What is a default of the driver's stands below the node's own. On the PYTHONPATH its folders come first.
+    """
+    env = {**own, **given}
+    for name, value in _DEFAULTS.items():
+        if name in own and value in ("", env[name]):
+            env[name] = own[name]
+    if "PYTHONPATH" in own and "PYTHONPATH" in given:
+        entries = [*given["PYTHONPATH"].split(os.pathsep), *own["PYTHONPATH"].split(os.pathsep)]
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
+    return env
 
 
 @functools.cache  # asked for each of thousands of workers

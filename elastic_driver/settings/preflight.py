@@ -44,14 +44,17 @@ def preflight(settings: Settings) -> Sequence[str]:
 
 
 def _check_files(settings: Settings) -> None:
-    folder, log = settings.output_filename, settings.event_log
-    if folder is not None:
+    log = settings.event_log
+    logs = settings.logs.folder if settings.logs.keeps_files else None
+    for folder, flag in ((settings.output_filename, "--output-filename"), (logs, "--log-dir")):
+        if folder is None:
+            continue
         try:
             make_folder(folder)
         except OSError as error:
-            raise SettingsError(f"cannot make the folder {folder} (--output-filename): {error.strerror}") from error
+            raise SettingsError(f"cannot make the folder {folder} ({flag}): {error.strerror}") from error
         if not os.access(folder, os.W_OK):
-            raise SettingsError(f"cannot write to the folder {folder} (--output-filename)")
+            raise SettingsError(f"cannot write to the folder {folder} ({flag})")
     if log is not None and not log.parent.is_dir():
         raise SettingsError(f"cannot write {log} (--event-log): there is no folder {log.parent}")
 
@@ -95,6 +98,12 @@ def _suspicions(settings: Settings) -> list[str]:
         # A commit that another user adds is one that the job may go on from.
         (settings.durable_dir, "--durable-dir", True, "who can write to it can change what the job goes on from"),
         (settings.output_filename, "--output-filename", False, "who can write to it can change the workers' output"),
+        (
+            settings.logs.folder if settings.logs.keeps_files else None,
+            "--log-dir",
+            False,
+            "who can write to it can change the workers' output",
+        ),
         (
             settings.event_log and settings.event_log.parent,
             "--event-log",

@@ -17,6 +17,7 @@ from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
+from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
     BOOTSTRAPS,
     LEAST_AGENT_TIMEOUT_S,
@@ -25,7 +26,10 @@ from elastic_driver.settings.machines import (
     check_interface,
     check_port_range,
 )
+from elastic_driver.settings.nodes import Nodes
+from elastic_driver.words import OnChange
 
+AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 # A slip of the finger must not fill the machine with processes.
@@ -86,6 +90,8 @@ class Settings:
         durable_every: commits from one on disc to the next; None not to count.
         durable_interval_s: seconds from one to the next; None not to look.
         durable_keep: how many are kept.
+        on_change: what a change of the membership means for the workers: "in-place" (they reset inside their
+            processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
@@ -106,6 +112,14 @@ class Settings:
         check_network: whether hosts must reach each other before they are used for the first time.
         tls: whether connections to the driver are encrypted.
         passed_env: variables for the workers on all hosts (-x).
+        nodes: what torchrun's options say of this node; None where none was given.
+        logs: what torchrun's options say of the workers' output.
+        virtual_local_rank: whether each worker sees its own GPU only, as the only one.
+        numa_binding: to which processors a worker is bound: "node", "socket", "exclusive" or "core-complex" of its GPU;
+            None for none.
+        more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
+        blames_hosts: whether a worker's failure puts its host out.
+        remarks: what the user should know of what he has given.
 
     Raises:
         SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
@@ -152,6 +166,7 @@ class Settings:
     durable_every: int | None = field(default=None, metadata=_given_by("--durable-every"))
     durable_interval_s: float | None = field(default=None, metadata=_given_by("--durable-interval"))
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
+    on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
@@ -171,6 +186,13 @@ class Settings:
     check_network: bool = field(default=False, metadata=_given_by("--check-network"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
     passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
+    nodes: Nodes | None = None
+    logs: Logs = field(default_factory=Logs)
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    more_signals: tuple[str, ...] = ()
+    blames_hosts: bool = True
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -220,6 +242,8 @@ class Settings:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+        if self.on_change not in ON_CHANGE:
+            raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):
@@ -243,6 +267,8 @@ class Settings:
         _at_least("--standby", self.num_standby, 0)
         if self.num_standby and self.max_num_proc is None:
             raise SettingsError("--standby needs --max-np: without it every slot gets a rank, and none is left over")
+        if self.num_standby and self.on_change == RESTART:
+            raise SettingsError("--standby is for workers that reset in place: --on-change restart starts all again")
         for name in ("num_standby", "num_proc"):
             value = getattr(self, name)
             if value > _MAX_NUM_PROC:

@@ -9,6 +9,10 @@ from types import ModuleType as _ModuleType
 
 from elastic_driver.torch import elastic as elastic
 from elastic_driver.torch.collectives import *  # noqa: F403
+from elastic_driver.torch.distributed.data_parallel import DDPState as DDPState
+from elastic_driver.torch.distributed.data_parallel import distributed_data_parallel as distributed_data_parallel
+from elastic_driver.torch.distributed.group import process_group as process_group
+from elastic_driver.torch.distributed.sharded_state import FSDPState as FSDPState
 from elastic_driver.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
 from elastic_driver.torch.functions import broadcast_parameters as broadcast_parameters
 from elastic_driver.torch.ops import allgather as allgather
@@ -23,6 +27,7 @@ from elastic_driver.torch.optimizer.compression import Compression as Compressio
 from elastic_driver.torch.optimizer.optimizer import DistributedOptimizer as DistributedOptimizer
 from elastic_driver.torch.sparse import sparse_allreduce_async as sparse_allreduce_async
 from elastic_driver.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from elastic_driver.torchelastic.store import HTTPStore as HTTPStore
 from elastic_driver.worker.api.names import *  # noqa: F403
 
 if not _typing.TYPE_CHECKING:  # type checkers cannot read it, and would take it for empty

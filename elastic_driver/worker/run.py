@@ -18,6 +18,7 @@ from elastic_driver.worker.state import State
 _log = logging.getLogger("elastic_driver.worker")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +52,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 process.note_exception(raised=False)
                 process.note_end_of_training()
                 return result
-            except HorovodInternalError as error:
+            except Exception as error:
+                if not isinstance(error, HorovodInternalError) and not _comes_of_the_round(error):
+                    raise
                 # The driver tells the user what happened, once; each rank's own view is for who looks closer.
                 _log.info("elastic_driver: round %d: %s", current().assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)
@@ -69,16 +72,25 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     return cast(Callable[Concatenate[S, P], R], wrapper)
 
 
-def _origin(error: HorovodInternalError) -> tuple[str, bool]:
-    """The line of the user's code that the error came through last, and whether that line raised it."""
+def _comes_of_the_round(error: Exception) -> bool:
+    """Whether a framework's process group has raised it because the round is broken."""
+    joined = current_round().joined
+    return joined is not None and joined.accounts_for(error)
+
+
+def _origin(error: Exception) -> tuple[str, bool]:
+    """The line of the user's code that the error came through last, and whether that line raised it.
+
+    It has not when the error is a framework's, of a process group that broke with the round.
+    """
     where, raised, level = "", False, error.__traceback__
     while level is not None:
         filename = level.tb_frame.f_code.co_filename
         raised = not filename.startswith(_PACKAGE)
-        if raised:
+        if raised and _INSTALLED not in filename:
             where = f"{os.path.basename(filename)}:{level.tb_lineno}"
         level = level.tb_next
-    return where, raised
+    return where, raised and isinstance(error, HorovodInternalError)
 
 
 def _enter(process: Runtime, state: State) -> None:

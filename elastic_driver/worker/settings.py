@@ -25,6 +25,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_PATIENCE,
     ENV_PORTS,
     ENV_RENDEZVOUS,
+    ENV_RESTARTED,
     ENV_ROUND,
     ENV_WARM,
     GLOO_TIMEOUT_S,
@@ -167,6 +168,7 @@ class WorkerSettings:
     rendezvous: str = field(default="", metadata=_by(ENV_RENDEZVOUS, str))
     job: str = field(default="", metadata=_by(ENV_JOB, str))
     round: int = field(default=0, metadata=_by(ENV_ROUND, _round))
+    restarted: bool = field(default=False, metadata=_by(ENV_RESTARTED, _switch))
     port_range: tuple[int, int] | None = field(default=None, metadata=_by(ENV_PORTS, _ports))
     heartbeat_s: float = field(default=0.0, metadata=_by(ENV_HEARTBEAT, _number))
     host_timeout_s: float = field(default=0.0, metadata=_by(ENV_HOST_TIMEOUT, _number))
@@ -234,7 +236,8 @@ class WorkerSettings:
         read("ranks_key", ranks_key)
         if values.get("rendezvous"):
             read("credential", Credential.of_worker)
-        if values.get("round"):
+        # A worker that is restarted was started for its round, and joins none that runs.
+        if values.get("round") and not values.get("restarted"):
             read("planned", _planned_slot)
         if problems:
             raise SettingsError("; ".join(problems))

@@ -84,6 +84,15 @@ def test_workers_train_to_the_accuracy_of_one_alone(name: str, workers: int) -> 
 
 
 @pytest.mark.slow
+def test_shards_train_to_the_accuracy_of_one_alone() -> None:
+    pytest.importorskip("torch")
+    alone, together = run(example("fsdp.py")), run([*ELASTICRUN, "-np", "2", *example("fsdp.py")])
+    assert f"epoch {EPOCHS}: test accuracy {accuracy_in(together):.4f}, 2 workers" in together
+    assert accuracy_in(together) >= ACCURACY - TOLERANCE
+    assert abs(accuracy_in(together) - accuracy_in(alone)) <= TOLERANCE
+
+
+@pytest.mark.slow
 def test_workers_that_do_not_divide_the_batch_use_every_sample() -> None:
     epochs = 4
     output = run([*ELASTICRUN, "-np", "5", *example("train_torch.py", epochs=epochs)])
@@ -212,3 +221,20 @@ def test_demo_shows_what_it_says(tmp_path: Path) -> None:
     output = run([sys.executable, str(EXAMPLES / "demo.py"), "--output", str(tmp_path / "demo")])
     assert "all of it as it should be" in output
     assert "with 7 changes" in output
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        [*ELASTICRUN, "-np", "2", "--on-change", "restart", sys.executable],
+    ],
+    ids=["torchrun", "elasticrun"],
+)
+def test_a_script_for_torchrun_knows_no_launcher(launcher: list[str], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "ddp.pt"
+    script = [str(EXAMPLES / "ddp.py"), "--checkpoint", str(checkpoint), "--ask"]
+    output = run([*launcher, *script, "--steps", "40"])
+    assert len(re.findall(r"of 2 begins at step 0", output)) == 2, output
+    assert len(re.findall(r"of 2 is done: loss", output)) == 2, output
+    assert checkpoint.exists()

@@ -24,6 +24,7 @@ from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import LaunchError, RendezvousProtocolError
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
+from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import HostWorkers
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
@@ -58,10 +59,12 @@ TO_DRIVER = (
     *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
     *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
     *(words.Warning, words.Leaves, words.Bye, words.Listening, words.Probed),
+    words.PortHeld,
 )
 TO_AGENT = (
     *(words.Start, words.Stop, words.Kill, words.KillAll, words.Labels, words.WarmUp, words.Round, words.Reply),
     *(words.NoticeSet, words.Answer, words.Value, words.Values, words.Listen, words.Probe, words.Unlisten),
+    *(words.HoldPort, words.LetGo),
 )
 
 _KEYS = st.sampled_from([A.key, B.key, OTHER.key, "c[0]#0", "a[0]#7", "a[0]", "a[٣]#0", "a[" + "9" * 5000 + "]#0"])
@@ -178,6 +181,9 @@ class _Job:
         while not self.fleet.remote.dials:
             await asyncio.sleep(0.01)
         agent = self.fleet.arrives("a")
+        while not agent.of(words.HoldPort):
+            await asyncio.sleep(0.1)
+        agent.say(words.PortHeld(agent.of(words.HoldPort)[0].generation, 1234, ""))
         while len(agent.of(Start)) < 2:
             await asyncio.sleep(0.1)
         agent.say(Started(A.key, 1), Started(B.key, 2))
@@ -282,24 +288,26 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
             send=told.append,
             on_gone=lambda worker: rounds.gone(worker),
             tasks=tasks,
-            environ={},
+            environ=dict,
         )
         workers._launcher = _Launcher()  # type: ignore[assignment]
         rounds = HostRounds(told.append, workers, is_heard=lambda: True)
         server = RendezvousServer(rounds, routes=ROUNDS_ROUTES, key=JobKey.new(), own=rounds.routes, upstream=rounds)  # type: ignore[arg-type]
         rounds.serve(server)
-        probes = Probes(told.append, tasks)
+        ports = HeldPorts(told.append)
+        probes = Probes(told.append, tasks, is_held=ports.holds)
         for message in messages:
             try:
                 value = said(message)
                 if isinstance(value, words.Round):
                     rounds.begin_round(value.round_id)
                 else:
-                    workers.take(value) or rounds.take(value) or probes.take(value)
+                    workers.take(value) or rounds.take(value) or probes.take(value) or ports.take(value)
             except RendezvousProtocolError:
                 pass
             await asyncio.sleep(0.01)
         probes.close()
+        ports.close()
         await tasks.end()
         rounds.close()
         for each in told:

@@ -75,10 +75,13 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "drain_timeout_s": 10.0,
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
+        "blames_hosts": draw(st.sampled_from((True, True, False))),
         "num_standby": draw(st.integers(0, 2)),
         "durable": draw(st.booleans()),
         "setbacks_limit": draw(st.integers(1, 4)),
         "pause_range_s": (1.0, 4.0),
+        "must_init": draw(st.booleans()),
+        "last_call_s": draw(st.sampled_from((0.0, 1.0))),
     }
 
 
@@ -285,11 +288,17 @@ class Membership(RuleBasedStateMachine):
 def limits_of_others(draw: st.DrawFn) -> dict[str, object]:
     """Limits for workers that do not ask for their rounds."""
     kind = draw(st.sampled_from((OnChange.RESTART, OnChange.NO_ROUNDS)))
-    return {**draw(limits()), "num_standby": 0, "durable": False, "on_change": kind}
+    becomes = kind is OnChange.RESTART and draw(st.booleans())
+    own = {"on_change": kind, "becomes_in_place": becomes}
+    # Of those that may become others, standbys and commits are these others'.
+    return {**draw(limits()), **({} if becomes else {"num_standby": 0, "durable": False}), **own}
 
 
 class OtherWorkers(Membership):
-    """Likewise, with workers that are restarted each round, or have none: they start, and say nothing."""
+    """Likewise, with workers that are restarted each round, or have none: they start, and say nothing.
+
+    Of the former some may call ``init()`` at any time: from then on they reset in place.
+    """
 
     @initialize(given_limits=limits_of_others(), hosts=host_lists, starts=st.booleans())
     def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: bool) -> None:  # type: ignore[override]
@@ -309,7 +318,7 @@ class OtherWorkers(Membership):
                 record = record_of(self.job.state, worker_id(name))
                 assert record is not None
                 if record.phase is WorkerPhase.BOOTING:
-                    self.job.feed(WorkerStarted(record.worker))
+                    self.job.begin(record.worker)
                 else:
                     self.job.exit(name, -15)
 
@@ -317,6 +326,19 @@ class OtherWorkers(Membership):
     @rule(data=st.data())
     def started(self, data: st.DataObject) -> None:
         self.job.feed(WorkerStarted(self.a_worker(data)))
+
+    @precondition(lambda self: self.job.policy.becomes_in_place and self.job.state.workers)
+    @rule(data=st.data(), number=st.integers(1, 3))
+    def call_init(self, data: st.DataObject, number: int) -> None:
+        for _ in range(number):
+            self.job.feed(WorkerReady(self.a_worker(data), 0, 0, ReadyCause.START, "", BOTH))
+
+    @precondition(lambda self: self.job.kind is OnChange.RESTART and self.job.members)
+    @rule(seconds=st.sampled_from((5.0, 700.0)))
+    def they_run_for_a_while(self, seconds: float) -> None:
+        """For long enough to have come further, though nobody says so."""
+        if next_deadline(self.job.state) is None:
+            self.job.now += seconds
 
 
 TestOtherWorkers = OtherWorkers.TestCase

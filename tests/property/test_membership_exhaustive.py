@@ -114,6 +114,17 @@ WORLDS = {
         6,
         400,
     ),
+    "restarted, until init()": World(
+        ("a:1 b:1", "a:1"),
+        limits(1, 2, on_change=OnChange.RESTART, becomes_in_place=True, last_call_s=0.0),
+        True,
+        5,
+        400,
+    ),
+    "restarted, grows in a moment": World(
+        ("a:1 b:1", "a:1 b:1 c:1", "b:1 c:1"), limits(1, 2, 4, on_change=OnChange.RESTART), True, 5, 400
+    ),
+    "in place, or without init()": World(("a:1 b:1", "a:1"), limits(1, 2, must_init=False), False, 5, 400),
     "no rounds": World(
         ("a:1 b:1", "a:1", "b:1 c:1"), limits(1, 2, 2, on_change=OnChange.NO_ROUNDS, setbacks_limit=3), True, 5, 400
     ),
@@ -146,7 +157,7 @@ def hosts_of(answer: str) -> tuple[Host, ...]:
 def possible(job: Job, world: World) -> Iterator[Event]:
     """What can happen next in this world."""
     answers, silent = world.answers, world.silent
-    asks = job.policy.on_change is OnChange.IN_PLACE
+    asks = job.kind is OnChange.IN_PLACE
     for record in job.state.workers:
         worker = record.worker
         match record.phase:
@@ -155,11 +166,15 @@ def possible(job: Job, world: World) -> Iterator[Event]:
                 yield WorkerExited(worker, 1, "exited with code 1", 0.5)
                 yield WorkerNotStarted(worker, "no such host", 0.5, bad_command=False)
             case WorkerPhase.READY | WorkerPhase.MEMBER if not asks:
+                if job.policy.becomes_in_place:
+                    yield WorkerReady(worker, 0, 0, ReadyCause.START, "", BOTH)
                 yield WorkerExited(worker, 1, "exited with code 1", 0.5)
                 yield WorkerDying(worker, -9, "killed by SIGKILL", 0.5)
                 yield WorkerExited(worker, 0, "exited with code 0", 0.5)
             case WorkerPhase.BOOTING:
                 yield WorkerReady(worker, 0, 0, ReadyCause.START, "", BOTH)
+                if not job.policy.must_init:
+                    yield WorkerExited(worker, 0, "exited with code 0", 0.5)
                 yield WorkerExited(worker, 1, "exited with code 1", 0.5)
             case WorkerPhase.READY:
                 yield WorkerExited(worker, -9, "killed by SIGKILL", 0.5)

@@ -3,8 +3,9 @@
 A line that is not indented is input:
 
     # a comment
-    job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart
-                                    or no-rounds for workers of these kinds
+    job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart,
+                                    auto (restarted until one asks for a round), auto-in-place (the script was seen to
+                                    call init()) or no-rounds for workers of these kinds; --last-call S (0)
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
@@ -79,7 +80,7 @@ from elastic_driver.core.events import (  # noqa: E402
 )
 from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
-from elastic_driver.words import Backend, OnChange, ReadyCause  # noqa: E402
+from elastic_driver.words import Backend, Ending, OnChange, ReadyCause  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 
@@ -97,6 +98,15 @@ LIMITS = {
     "--ranks-per-host-multiple": "ranks_per_host_multiple",
     "--reset-limit": "reset_limit",
     "--reset-window": "reset_window_s",
+    "--last-call": "last_call_s",
+}
+
+KINDS: dict[str, dict[str, object]] = {
+    "in-place": {},
+    "restart": {"on_change": OnChange.RESTART},
+    "auto": {"on_change": OnChange.RESTART, "becomes_in_place": True},
+    "auto-in-place": {"must_init": False},
+    "no-rounds": {"on_change": OnChange.NO_ROUNDS},
 }
 
 
@@ -110,14 +120,18 @@ def make_job(flags: list[str]) -> Job:
             limits["durable"] = bool(rest.pop(0))
         elif flag == "--protect":
             limits["protect"] = tuple(rest.pop(0).split(","))
+        elif flag == "--max-restarts":  # one of torchrun's flags, with which no host is blamed for its workers
+            limits |= {"reset_limit": int(rest.pop(0)), "blames_hosts": False}
         elif flag == "--on-change":
-            limits["on_change"] = OnChange(rest.pop(0))
+            limits |= KINDS[rest.pop(0)]
         elif flag == "--blacklist-cooldown-range":
             limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
         else:
             value = rest.pop(0)
-            limits[LIMITS[flag]] = float(value) if flag.endswith(("timeout", "window")) else int(value)
+            limits[LIMITS[flag]] = float(value) if flag.endswith(("timeout", "window", "call")) else int(value)
     limits.setdefault("min_num_proc", limits["num_proc"])
+    limits.setdefault("last_call_s", 0.0)
+    limits["retries_starts"] = "reset_limit" in limits
     return Job(**limits)
 
 
@@ -128,7 +142,8 @@ def told(command: Command) -> str:
             standby = " (standby)" if command.standby else ""
             return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}{standby}"
         case StopWorker():
-            return f"stop {command.worker}: {command.reason}"
+            ending = "" if command.ending is Ending.USUAL else f" ({command.ending})"
+            return f"stop {command.worker}{ending}: {command.reason}"
         case KillWorker():
             how = " (prints its stacks)" if command.hangs else ""
             unless = " (unless its script has ended)" if command.exits else ""

@@ -132,6 +132,9 @@ class FakeDriver:
     def settled(self, link: AgentLink) -> None:
         self._news.set()
 
+    def node_refused(self, host: str, why: str) -> None:
+        """See Host."""
+
     def turned_away(self, host: str, why: str) -> None:
         """See Host."""
 

@@ -38,6 +38,8 @@ class FakeProcess:
         self.exited: asyncio.Future[ExitStatus] = loop.create_future()
         self.dying: asyncio.Future[str] = loop.create_future()
         self.last_lines: Sequence[str] = ()
+        self.error_file = ""
+        self.stops: list[tuple[float, bool]] = []
         self.is_stubborn = False
         self.runs_script = False
         self.printed = 0
@@ -66,7 +68,8 @@ class FakeProcess:
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.exited)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
+        self.stops.append((grace_s, sever))
         if self.stop_error is not None:
             raise self.stop_error
         if not self.is_stubborn:
@@ -97,6 +100,12 @@ class FakeLauncher:
 
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         return dict.fromkeys(hostnames, "127.0.0.1")
+
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        return 20000 + generation
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """Ports are plenty here."""
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

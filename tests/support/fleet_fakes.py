@@ -307,6 +307,7 @@ class FakeFleet:
         spokesman: takes what workers say.
         no_address: hosts that have no address for the others.
         check: whether the network is checked before a host is used.
+        own_host: the name of the driver's own machine in a job of nodes.
     """
 
     def __init__(
@@ -316,6 +317,7 @@ class FakeFleet:
         spokesman: Any = None,
         no_address: Sequence[str] = (),
         check: bool = False,
+        own_host: str = "",
     ) -> None:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
@@ -334,7 +336,9 @@ class FakeFleet:
 
         self.fleet = Fleet(
             door=self.door,
-            reach=Reach(urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner"),
+            reach=Reach(
+                urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner", host=own_host
+            ),
             local=self.local,
             remote=self.remote,
             is_local=lambda name: name in local_names,

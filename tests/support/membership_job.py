@@ -48,7 +48,7 @@ from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
-from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
+from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
 
 # Where the clock of a driver that came back begins. Times in tests are multiples of 1/1024 s: moved there and back,
 # they are what they were.
@@ -88,6 +88,7 @@ class Job:
 
     Attributes:
         state, now: the core's state, and the present.
+        kind: what its workers are now.
         history: every event that was fed.
         commands: every command that was given.
         rereads_each: one of so many steps is taken from a written state, too.
@@ -98,6 +99,7 @@ class Job:
     def __init__(self, **limits: object) -> None:
         given: dict[str, object] = {"num_proc": 1, "min_num_proc": 1, **limits}
         self.policy = Policy(**given)  # type: ignore[arg-type]
+        self.kind = self.policy.on_change
         self.now = 0.0
         self.state: State = new_state(self.policy, 0.0)
         self.history: list[Event] = []
@@ -110,6 +112,7 @@ class Job:
         self.told_to_go: set[WorkerId] = set()
         self.killed: set[WorkerId] = set()
         self.failed: set[WorkerId] = set()
+        self.not_there: set[WorkerId] = set()  # who was told to end as usual: it was late, or its place is gone
         self.waiting: set[WorkerId] = set()
         self.left: set[WorkerId] = set()
         self.asked: set[WorkerId] = set()  # of these, who has said so itself, and not only been told
@@ -119,6 +122,7 @@ class Job:
         self.last_round: dict[WorkerId, int] = {}
         self.commits: dict[WorkerId, int] = {}
         self.exits: dict[WorkerId, int] = {}
+        self.launched = 0  # the last round of restarted workers whose processes were started
         self.planned: dict[WorkerId, SlotInfo] = {}  # the ranks that restarted workers were started with
         self.broken = False
         self.furthest = (0, 0)
@@ -187,7 +191,7 @@ class Job:
         """A worker asks for its next round; by default as a worker in its place would."""
         worker = worker_id(text)
         record = record_of(self.state, worker)
-        last = record.round_id if record is not None else 0
+        last = record.round_id if record is not None and self.kind is OnChange.IN_PLACE else 0
         if cause is None:
             aborted = self.state.notice_kind is NoticeKind.ABORT or bool(unreachable)
             cause = ReadyCause.INTERNAL_ERROR if aborted else ReadyCause.HOSTS_UPDATED
@@ -233,15 +237,17 @@ class Job:
 
     def begin(self, worker: WorkerId) -> list[Command]:
         """A worker's process runs, or asks for its first round, according to its kind."""
-        asks = self.policy.on_change is OnChange.IN_PLACE
+        asks = self.kind is OnChange.IN_PLACE
         return self.ready(str(worker)) if asks else self.feed(WorkerStarted(worker))
 
     def train(self, *hosts: str, commits: int = 0) -> None:
         """Brings a new job to a running first round on these hosts, and its members to so many commits."""
         self.hosts(*hosts)
+        if self.state.last_call is not None:
+            self.timer(at=self.state.last_call)
         for record in self.state.workers:
             self.begin(record.worker)
-        for worker in self.members if self.policy.on_change is OnChange.IN_PLACE else ():
+        for worker in self.members if self.kind is OnChange.IN_PLACE else ():
             self.running(str(worker), commits=commits)
         assert self.state.phase is JobPhase.RUNNING
 
@@ -254,13 +260,14 @@ class Job:
                 named = event.after_round if isinstance(event, WorkerReady) else event.round_id
                 alive = event.worker in self.alive
                 # A launch is a round whether it begins or not, and its workers are in it from then on.
-                restarts = self.policy.on_change is OnChange.RESTART
+                restarts = self.kind is OnChange.RESTART
                 record = record_of(self.state, event.worker)
                 last = self.state.round_id if restarts else self.round_id
                 if record is not None and restarts:
                     last = record.round_id
                 elif alive:
                     last = self.last_round.get(event.worker, 0)
+                last = max(last, self.state.rounds_before)
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
@@ -299,9 +306,7 @@ class Job:
     def _audit(self, event: Event, commands: list[Command]) -> None:
         self._note(event)
         launches = any(isinstance(command, StartWorker) for command in commands)
-        self.idle += (
-            self.policy.on_change is OnChange.RESTART and launches
-        )  # a launch is a round, whether it begins or not
+        self.idle += self.kind is OnChange.RESTART and launches  # a launch is a round, whether it begins or not
         for command in commands:
             assert self.ended is None or isinstance(command, ReportExit), "a command after EndJob"
             match command:
@@ -313,6 +318,10 @@ class Job:
                     if isinstance(command, DismissWorker):
                         assert command.worker in self.waiting, "no request to answer"
                         assert command.worker not in self.told_to_go, "told to go twice"
+                    elif command.ending is Ending.USUAL:
+                        self.not_there.add(command.worker)
+                    else:
+                        self._audit_ending(command)
                     self.told_to_go.add(command.worker)
                     self.waiting.discard(command.worker)
                     self.left.add(command.worker)
@@ -343,12 +352,18 @@ class Job:
                 case EndJob():
                     assert command.message
                     if command.message.startswith("the training failed"):
-                        roundless = self.policy.on_change is OnChange.NO_ROUNDS
+                        roundless = self.kind is OnChange.NO_ROUNDS
                         setbacks = sum(code != 0 for code in self.exits.values()) if roundless else self.idle
                         assert setbacks >= self.policy.setbacks_limit, "given up too early"
-                    if command.exit_code == 0 and self.policy.on_change is OnChange.NO_ROUNDS:
+                    if command.exit_code == 0 and self.kind is OnChange.NO_ROUNDS:
                         assert 0 in self.exits.values(), "a false success"
                         assert self.alive <= self.told_to_go, "an early success"
+                    elif command.exit_code == 0 and command.message.endswith("none called hvd.init()"):
+                        assert not self.policy.must_init
+                        assert not self.round_id
+                        assert all(self.exits.get(worker) == 0 for worker in self.started - self.told_to_go), (
+                            "a failure"
+                        )
                     elif command.exit_code == 0:
                         assert self.members
                         assert all(self.exits.get(worker) == 0 for worker in self.members), "a false success"
@@ -357,6 +372,27 @@ class Job:
                     assert command.text
         assert (self.state.phase is JobPhase.ENDED) == (self.ended is not None)
         assert {record.worker for record in self.state.workers} == self.alive
+        assert self.state.policy.on_change is self.kind
+
+    def _audit_ending(self, command: StopWorker) -> None:
+        """Time to checkpoint is for who can: all members live, and nobody knows of one that does not."""
+        assert self.kind is OnChange.RESTART
+        gone = self.failed | self.not_there
+        lost = [worker for worker in self.state.members if worker not in self.alive or worker in gone]
+        if command.ending is Ending.PLANNED:
+            assert not lost, "one that hangs is given time to checkpoint"
+            assert command.worker not in self.told_to_go, "told to go twice"
+        else:
+            assert lost, "one that could checkpoint is given no time for that"
+
+    def _note_becoming(self, worker: WorkerId) -> None:
+        """Restarted workers become such that reset in place: a job that has just begun, with those who live."""
+        self.kind = OnChange.IN_PLACE
+        self.round_id = max(self.round_id, self.launched)
+        self.members, self.round_commits, self.broken = (), 0, False
+        self.waiting, self.left, self.asked, self.holders = {worker}, set(), {worker}, set()
+        self.last_round, self.commits = {}, {}
+        self.furthest, self.idle = (0, 0), 1
 
     def _note(self, event: Event) -> None:
         match event:
@@ -376,11 +412,14 @@ class Job:
                     self.waiting.discard(event.worker)
                     self.left.add(event.worker)
             case WorkerStarted():
-                if event.worker in self.alive - self.told_to_go:
+                if self.kind is not OnChange.IN_PLACE and event.worker in self.alive - self.told_to_go:
                     self.waiting.add(event.worker)
             case WorkerReady():
                 worker = event.worker
-                if self.policy.on_change is not OnChange.IN_PLACE:
+                if self.kind is not OnChange.IN_PLACE:
+                    first = self.policy.becomes_in_place and event.after_round == 0 and self.ended is None
+                    if first and worker in self.alive - self.told_to_go:
+                        self._note_becoming(worker)
                     return
                 known = worker in self.alive - self.told_to_go - self.waiting and self.ended is None
                 if known and event.after_round == self.last_round.get(worker, 0):
@@ -430,13 +469,13 @@ class Job:
         if not any(worker.hostname == command.hostname for worker in self.alive):
             return
         heard = {worker for worker in self.alive if worker.hostname not in self.silent}
-        if self.policy.on_change is OnChange.IN_PLACE:
+        if self.kind is OnChange.IN_PLACE:
             assert len(heard - self.told_to_go) >= self.policy.min_num_proc, "given up, and too few are left"
         # Restarted workers that do not end in time are not waited for: a later round is being started already.
         if self.round_id and self.round_id == self.state.round_id:
             there = {worker for worker in self.members if worker in self.alive and worker.hostname in self.silent}
             assert not there or not heard.isdisjoint(self.members), "given up, and it may train alone"
-        if self.policy.on_change is OnChange.NO_ROUNDS and self.state.round is not None:
+        if self.kind is OnChange.NO_ROUNDS and self.state.round is not None:
             assert heard, "given up, and nobody is left"
 
     def _audit_start(self, command: StartWorker) -> None:
@@ -449,9 +488,10 @@ class Job:
         assert not self.state.blacklist.is_blacklisted(worker.hostname), "a blacklisted host gets a worker"
         assert worker.hostname not in self.state.cuts.out, "a host that is left out gets a worker"
         assert 0 <= command.planned.rank < command.planned.size
-        if self.policy.on_change is OnChange.RESTART:
+        if self.kind is OnChange.RESTART:
             assert all(worker in self.left for worker in self.members), "a start beside the last round"
             self.planned[worker] = command.planned
+            self.launched = self.state.round_id
             self.last_round[worker] = self.state.round_id
         self.started.add(worker)
         self.alive.add(worker)
@@ -460,7 +500,7 @@ class Job:
         workers = tuple(one.worker for one in command.placed)
         assert command.old_size == len(self.members)
         assert len(set(workers)) == len(workers)
-        if self.policy.on_change is OnChange.RESTART:
+        if self.kind is OnChange.RESTART:
             self._audit_restart(command, workers)
             return
         assert command.round_id == self.round_id + 1, "rounds grow by one"
@@ -477,7 +517,7 @@ class Job:
         limit, group = self.policy.max_num_proc, self.policy.multiple
         assert self.policy.min_num_proc <= len(workers)
         assert limit is None or len(workers) <= limit or (limit == group and len(workers) == 2 * group)
-        if self.round_id:
+        if self.members:
             holders = [worker for worker in workers if worker in self.holders]
             assert holders or self.policy.durable, "the state is lost, and the job goes on in silence"
             assert not holders or workers[0] in holders, "a blank process is the root"
@@ -507,7 +547,7 @@ class Job:
         for name in {worker.hostname for worker in workers}:
             ranks = sum(worker.hostname == name for worker in workers)
             assert ranks % self.policy.ranks_per_host_multiple == 0, "no multiple of --ranks-per-host-multiple"
-        if self.policy.on_change is OnChange.IN_PLACE:  # others were placed when they were started
+        if self.kind is OnChange.IN_PLACE:  # others were placed when they were started
             racks = {host.name: host.rack or f"of {host.name} alone" for host in self.state.discovery.order}
             by_rank = [racks[worker.hostname] for worker in workers]
             blocks = [rack for index, rack in enumerate(by_rank) if index == 0 or by_rank[index - 1] != rack]
@@ -578,7 +618,7 @@ class Job:
                 self.begin(record.worker)
             case WorkerPhase.MEMBER if finishing(self.state):
                 self.exit(name, 0)
-            case WorkerPhase.MEMBER if self.policy.on_change is not OnChange.IN_PLACE:
+            case WorkerPhase.MEMBER if self.kind is not OnChange.IN_PLACE:
                 return False
             case WorkerPhase.MEMBER if not record.running and self.state.phase is JobPhase.RUNNING:
                 self.running(name)
@@ -622,6 +662,6 @@ class Job:
                 break
             self.timer()
         runs = self.state.phase is JobPhase.RUNNING
-        if self.policy.on_change is OnChange.NO_ROUNDS:
+        if self.kind is OnChange.NO_ROUNDS:
             runs = bool(self.of(WorkerPhase.MEMBER))
         assert runs or self.state.phase is JobPhase.ENDED, explain(self.state, self.now)

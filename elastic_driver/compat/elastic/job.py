@@ -263,7 +263,13 @@ class ThreadJob:
         stepper = Stepper(policy, clock=self._clock, carry_out=self._carry_out_all, on_error=self._failed)
         launcher = ThreadLauncher(create, self._function_returned)
         self._workers = Workers(
-            launcher, ThreadDialect(), command=(), grace_s=_FOR_EVER_S, tasks=self._tasks, listener=self
+            launcher,
+            ThreadDialect(),
+            command=(),
+            grace_s=_FOR_EVER_S,
+            drain_s=_FOR_EVER_S,
+            tasks=self._tasks,
+            listener=self,
         )
         self._rounds = Rounds(
             stepper,

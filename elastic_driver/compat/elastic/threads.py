@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from elastic_driver.compat.runner.hosts import SlotInfo
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.hosts import SlotInfo as Place
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
@@ -44,11 +44,9 @@ class ThreadDialect:
         """None: they are no other process."""
         return {}
 
-    def environment(
-        self, worker: WorkerId, planned: Place, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
         """The place alone."""
-        return {name: str(getattr(planned, name)) for name in _FIELDS}
+        return {name: str(getattr(start.planned, name)) for name in _FIELDS}
 
 
 def slot_info(worker: WorkerId, place: Place) -> SlotInfo:
@@ -60,6 +58,7 @@ class ThreadWorker:
     """See WorkerProcess. Made on the running loop."""
 
     last_lines: Sequence[str] = ()
+    error_file = ""
     runs_script = False
 
     def __init__(self, worker: WorkerId, slot: SlotInfo, label: str, create: CreateWorker, on_end: OnEnd) -> None:
@@ -103,7 +102,7 @@ class ThreadWorker:
         """Blocks until the function has returned."""
         return await asyncio.shield(self.exited)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """Sets its event, and blocks until the function has returned."""
         self.kill()
         return await self.wait()
@@ -135,6 +134,13 @@ class ThreadLauncher:
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         """Likewise."""
         return dict.fromkeys(hostnames, "")
+
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        """Functions find each other as they like."""
+        return 0
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """There is none."""
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int

@@ -13,8 +13,9 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import uvloop
@@ -23,11 +24,23 @@ from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
-from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
+from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError, StrangersError
 from elastic_driver.launch.agent.machine import cores
+from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers
-from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Round, Said, Warning, Welcome
+from elastic_driver.launch.output_files import Screen
+from elastic_driver.rendezvous.agent_messages import (
+    JOB_IS_OVER,
+    Bootstrap,
+    Bye,
+    Close,
+    Leaves,
+    Round,
+    Said,
+    Warning,
+    Welcome,
+)
 from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.process_name import look_up, place_of_processes
@@ -44,19 +57,49 @@ REFUSED = 2
 """Exit code of an agent that was never taken in."""
 
 
+class How(StrEnum):
+    """What an agent's end means for its host's part in the job."""
+
+    OVER = "over"  # the job has ended
+    LEFT = "left"  # the host has left, or the driver has sent it away; the job goes on
+    LOST = "lost"  # driver and agent have lost each other
+    TOO_LATE = "too late"  # the job was over before the driver had taken it in
+    REFUSED = "refused"  # the driver does not take it
+    STRANGE = "strange"  # what answers there is not its driver, or takes it for a stranger
+    NOT_MET = "not met"  # no driver was to be found
+    FAILED = "failed"  # anything else: it was told to end at once, or has an error of its own
+
+
 @dataclass(frozen=True, slots=True)
-class _End:
+class End:
     """How the agent ends.
 
     Attributes:
+        how: in one word.
         code: its exit code.
         why: what it says on standard error; "" for nothing.
         again: whether it begins anew, as another agent.
     """
 
+    how: How
     code: int
     why: str = ""
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What an agent has of its host's own, where that is a node of a job of nodes.
+
+    Attributes:
+        environ: the whole environment of a worker's, of what the driver gives it.
+        screen: shows what workers here write.
+        waits: told why the driver cannot be reached yet.
+    """
+
+    environ: Callable[[Mapping[str, str]], Mapping[str, str]]
+    screen: Screen
+    waits: Callable[[str], None]
 
 
 def run_agent(bootstrap: Bootstrap) -> int:
@@ -70,16 +113,35 @@ def run_agent(bootstrap: Bootstrap) -> int:
     """
     with _logging_to_stderr():
         while True:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                end = runner.run(_run(bootstrap))
+            end = _one_life(bootstrap, None)
             if end.why:
                 _say(end.why)
             if not end.again:
                 return end.code
 
 
-async def _run(bootstrap: Bootstrap) -> _End:
-    return await Agent(bootstrap).run()
+def attend(bootstrap: Bootstrap, home: Home) -> End:
+    """Runs one agent on this process's own event loop, for a node of a job of nodes. Blocks until it has ended.
+
+    Args:
+        bootstrap: what it needs; its key has been made already.
+        home: what it has of its own.
+
+    Returns:
+        Its end, of which it has told nobody. The code is 0 when the job has succeeded, or the node has left by
+        elasticrun leave; 128 and its number after a signal; 2 when it was never taken in, else 1.
+    """
+    with _logging_to_stderr():
+        return _one_life(bootstrap, home)
+
+
+def _one_life(bootstrap: Bootstrap, home: Home | None) -> End:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(bootstrap, home))
+
+
+async def _run(bootstrap: Bootstrap, home: Home | None) -> End:
+    return await Agent(bootstrap, home).run()
 
 
 class Agent:
@@ -87,17 +149,20 @@ class Agent:
 
     Args:
         bootstrap: what this agent was given.
+        home: what it has of its own; None where its host is no node of a job of nodes.
     """
 
-    def __init__(self, bootstrap: Bootstrap) -> None:
+    def __init__(self, bootstrap: Bootstrap, home: Home | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bootstrap = bootstrap
+        self._home = home
         self._host, self._job_id = bootstrap.host, ""  # as the driver has them, from the welcome on
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
         self._rounds = HostRounds(self._send, self, is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES)
-        self._probes = Probes(self._send, self._tasks)
+        self._ports = HeldPorts(self._send)
+        self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
         self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
         self._server = RendezvousServer(
             self._rounds,
@@ -112,12 +177,12 @@ class Agent:
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
         self._leaving = False
-        self._was_signalled = False
-        self._ended: asyncio.Future[_End] = self._loop.create_future()
+        self._signal = 0  # that has asked it to leave
+        self._ended: asyncio.Future[End] = self._loop.create_future()
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
         self._taken = asyncio.Event()  # set when the driver has taken something
 
-    async def run(self) -> _End:
+    async def run(self) -> End:
         """Runs until its end. Blocks until then, and until nothing is left of its workers."""
         self._loop.set_exception_handler(self._failed_on_loop)
         async with contextlib.AsyncExitStack() as way_out:
@@ -135,6 +200,7 @@ class Agent:
             way_out.callback(self._rounds.close)
             way_out.push_async_callback(self._tasks.end)
             way_out.callback(self._probes.close)
+            way_out.callback(self._ports.close)
             await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
             keeping = self._tasks.start(self._keep())
@@ -149,7 +215,9 @@ class Agent:
 
     def not_welcomed_yet(self, why: str, left_s: float) -> None:
         """See LinkOwner. Who has dialled the agent says so in its own words."""
-        if self._bootstrap.slots:
+        if self._home is not None:
+            self._home.waits(why)
+        elif self._bootstrap.slots:
             _say(f"cannot reach the driver yet: {why}; trying on for {left_s:.0f} s")
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -168,10 +236,16 @@ class Agent:
                 send=self._send,
                 on_gone=self._rounds.gone,
                 tasks=self._tasks,
-                environ={} if self._bootstrap.owner else os.environ,
+                environ=self._environ if self._home is None else self._home.environ,
+                own_folder=self._home is not None,
+                screen=None if self._home is None else self._home.screen,
             )
         except (OSError, MemoryError, RuntimeError) as error:
             self._failed(error)
+
+    def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own."""
+        return given if self._bootstrap.owner else {**os.environ, **given}
 
     def _mark(self, welcome: Welcome) -> str:
         """Of the processes here. What the driver itself has started (a discovery script) ends with its own agent."""
@@ -187,9 +261,9 @@ class Agent:
             case Close():
                 if not self._closing:
                     self._closing = True
-                    self._tasks.start(self._close())
+                    self._tasks.start(self._close(message))
             case _:
-                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes)):
+                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes, self._ports)):
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:
@@ -207,19 +281,23 @@ class Agent:
         try:
             await self._link.keep()
         except RefusedError as error:
-            self._refused(str(error))
+            self._refused(str(error), is_driver=not isinstance(error, StrangersError))
         except DriverLostError as error:
-            self._end(_End(1, str(error)))
+            self._end(End(How.NOT_MET if self._workers is None else How.LOST, 1, str(error)))
 
-    def _refused(self, why: str) -> None:
+    def _refused(self, why: str, *, is_driver: bool) -> None:
+        is_over = JOB_IS_OVER in why
         if self._workers is None:
-            self._end(_End(REFUSED, f"the driver does not take this agent: {why}"))
-        elif "the job is over" in why or self._closing:
-            self._end(_End(0, why))
+            how = How.STRANGE if not is_driver else How.TOO_LATE if is_over else How.REFUSED
+            what = "agent" if self._home is None else "node"
+            self._end(End(how, REFUSED, f"the driver does not take this {what}: {why}"))
+        elif is_over or self._closing:
+            self._end(End(How.LEFT, 0, why))
         else:
-            self._end(_End(1, f"the driver does not want this agent back: {why}", again=self._bootstrap.slots > 0))
+            again = self._bootstrap.slots > 0
+            self._end(End(How.LOST, 1, f"the driver does not want this agent back: {why}", again=again))
 
-    async def _close(self) -> None:
+    async def _close(self, order: Close) -> None:
         """Ends the workers, says goodbye, and waits until the driver has heard it."""
         assert self._workers is not None
         await self._workers.close()
@@ -229,8 +307,12 @@ class Agent:
                 while self._link.connected and self._link.channel.unseen_bytes:
                     self._taken.clear()
                     await self._taken.wait()
+        if self._home is not None and order.exit_code >= 0:
+            self._end(End(How.OVER, min(order.exit_code, 1), order.why))
+            return
         joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
-        self._end(_End(0, joined if self._bootstrap.slots else ""))
+        code = 128 + self._signal if self._home is not None and self._signal else 0
+        self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))
 
     # --- for the server and its handler ----------------------------------------------------------------------------
 
@@ -249,7 +331,7 @@ class Agent:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def _end(self, end: _End) -> None:
+    def _end(self, end: End) -> None:
         if not self._ended.done():
             self._ended.set_result(end)
 
@@ -262,12 +344,13 @@ class Agent:
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
-        if number == signal.SIGHUP or (number == signal.SIGINT and not self._bootstrap.slots):
+        is_node = self._home is not None
+        if (number == signal.SIGHUP and not is_node) or (number == signal.SIGINT and not self._bootstrap.slots):
             return  # whoever has started this agent ends; the driver tells when it is over
-        if self._workers is None or self._was_signalled or not self._bootstrap.slots:
-            self._end(_End(1, f"{name}: it ends"))
+        if self._workers is None or self._signal or not self._bootstrap.slots:
+            self._end(End(How.FAILED, 128 + number if is_node else 1, f"{name}: it ends"))
             return
-        self._was_signalled = True  # elasticrun leave is no signal
+        self._signal = number  # elasticrun leave is no signal
         _say(f"{name}: leaving the job (again to end at once)")
         self._leave(f"its agent was sent {name}")
 
@@ -289,14 +372,15 @@ class Agent:
                 }
             case {"do": "leave", **more}:
                 if self._workers is None:
-                    self._end(_End(1, "it was told to leave before the driver had taken it in"))
+                    self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
                 else:
                     self._leave(str(more.get("why", "by elasticrun leave")))
                 await self._nothing_left.wait()
                 return {"said": "left"}
             case {"do": "orphan", "job": job, "place": of} if job and job == bootstrap.job and of == place():
                 if self._workers is not None and not self._link.connected:
-                    self._end(_End(1, "another agent of its job has come, and its driver does not answer"))
+                    why = "another agent of its job has come, and its driver does not answer"
+                    self._end(End(How.LOST, 1, why))
                     await self._nothing_left.wait()
                     return {"said": "ended"}
         return {"said": "kept"}
@@ -309,14 +393,14 @@ class Agent:
                 return lambda: None
             descriptor = os.pidfd_open(int(pid))
         except ProcessLookupError:
-            self._end(_End(1, "the driver has died"))
+            self._end(End(How.LOST, 1, "the driver has died"))
             return lambda: None
         except (ValueError, OSError, AttributeError):
             return lambda: None  # of another machine, or unknown: its connection tells
 
         def died() -> None:
             self._loop.remove_reader(descriptor)
-            self._end(_End(1, "the driver has died"))
+            self._end(End(How.LOST, 1, "the driver has died"))
 
         def close() -> None:
             self._loop.remove_reader(descriptor)
@@ -331,7 +415,7 @@ class Agent:
     # --- errors that nobody expected -------------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> None:
-        self._end(_End(1, shortage(error) or f"internal error of the agent: {error!r}"))
+        self._end(End(How.FAILED, 1, shortage(error) or f"internal error of the agent: {error!r}"))
 
     def _failed_on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -62,7 +62,7 @@ ROUNDS_ROUTES: Routes = {
 }
 """What the agent answers its workers."""
 
-ASKED = ("leave", "status", "publish", "outcome", "call")
+ASKED = ("leave", "status", "publish", "outcome", "call", "store")
 """What it asks the driver for them."""
 
 

@@ -53,6 +53,10 @@ class RefusedError(ElasticError):
     """The driver wants nothing of this agent, or nothing more; why, in its words."""
 
 
+class StrangersError(RefusedError):
+    """What answers there is not the driver, or takes this agent for a stranger, and has done so for a while."""
+
+
 class LinkOwner(Protocol):
     """Is told what comes of the driver. Called on the event loop."""
 
@@ -126,7 +130,8 @@ class DriverLink:
             RefusedError: the driver has refused this agent.
             DriverLostError: it is gone.
         """
-        line = await self._dial(self._loop.time() + max(self._agent_timeout_s, _LEAST_FIRST_S))
+        began = self._loop.time()
+        line = await self._dial(began + (self._bootstrap.first_s or max(self._agent_timeout_s, _LEAST_FIRST_S)))
         while True:
             looking = self._loop.create_task(self._look(line))
             try:
@@ -184,12 +189,15 @@ class DriverLink:
                 self._owner.not_welcomed_yet(why, until - now)
             strange_since = None if not only_strangers else strange_since or now
             if first and strange_since is not None and now - strange_since > _STRANGER_S:
-                raise RefusedError(
-                    why + ("; is that the job's URL, and its join token?" if self._bootstrap.slots else "")
-                )
+                raise StrangersError(why + self._question())
             await asyncio.sleep(min(pause_s, max(0.0, until - now)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         raise DriverLostError(f"cannot reach the driver: {why}")
+
+    def _question(self) -> str:
+        if self._bootstrap.alike:
+            return "; have all nodes the same join token, and is the port the job's?"
+        return "; is that the job's URL, and its join token?" if self._bootstrap.slots else ""
 
     async def _try(self, url: str) -> _Line:
         line, self._next = self._next, None
@@ -238,9 +246,11 @@ class DriverLink:
             python=machine.python(),
             pid=machine.pid(),
             owner=name_of_this_process(),
-            address=connection.ends[1],
+            address=bootstrap.address or connection.ends[1],
             addresses=machine.addresses(),
             labels=" ".join(bootstrap.labels),
+            node_rank=bootstrap.node_rank,
+            alike=bootstrap.alike,
         )
 
     # --- on the connection -----------------------------------------------------------------------------------------

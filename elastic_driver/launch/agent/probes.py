@@ -88,10 +88,14 @@ class Probes:
     Args:
         send: tells the driver something.
         tasks: run what nobody waits for.
+        is_held: whether a port is kept for workers.
     """
 
-    def __init__(self, send: Callable[[Said], None], tasks: Tasks) -> None:
+    def __init__(
+        self, send: Callable[[Said], None], tasks: Tasks, *, is_held: Callable[[int], bool] = lambda port: False
+    ) -> None:
         self._send = send
+        self._is_held = is_held
         self._tasks = tasks
         self._check: _Check | None = None
 
@@ -127,7 +131,7 @@ class Probes:
         self.close()
         try:
             check = self._check = _Check(order, bytes.fromhex(order.secret))
-            sock = _bound(order.address, order.ports)
+            sock = _bound(order.address, order.ports, self._is_held)
         except (OSError, ValueError, OverflowError) as error:  # OverflowError: that is no port
             self._send(Listening(order.check, 0, _words(error)))
             return
@@ -366,13 +370,15 @@ async def _receive(reader: asyncio.StreamReader, number: int, seconds: float) ->
     return (total - first, max(last - began, _SHORTEST_S)) if total > first else (total, _SHORTEST_S)
 
 
-def _bound(address: str, ports: list[int]) -> socket.socket:
+def _bound(address: str, ports: list[int], is_held: Callable[[int], bool]) -> socket.socket:
     """A socket of this address, on a free port. Raises OSError, ValueError or OverflowError."""
     ipaddress.ip_address(address)
     family, _, _, _, place = socket.getaddrinfo(
         address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
     )[0]
     for port in _in_turn(ports):
+        if is_held(port):  # it could be bound, and rank 0 could not listen there
+            continue
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -7,6 +7,7 @@ here, and how much output may be on its way. Decides nothing. Knows nothing of r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
+from elastic_driver.launch.output_files import Screen
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
@@ -54,13 +57,16 @@ class _Starting:
         label: as it stands now.
         runs: whether the driver was told that its process is there.
         stop_within_s: it is to be stopped as soon as it is there, with this grace; None for not.
+        sever: whether its connections are shut then.
     """
 
     label: str
     runs: bool = False
     stop_within_s: float | None = None
+    sever: bool = False
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, sever: bool = False) -> None:
+        self.sever = self.sever or sever
         if self.stop_within_s is None or grace_s < self.stop_within_s:
             self.stop_within_s = grace_s
 
@@ -75,8 +81,9 @@ class HostWorkers:
         send: tells the driver something.
         on_gone: told of each worker that has died.
         tasks: run what nobody waits for.
-        environ: variables of this host's own, that workers have below what the driver gives them; its own agent's
-            have none: there the driver gives all.
+        environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
+        own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
+        screen: shows what workers write here, too; None for nobody.
     """
 
     def __init__(
@@ -88,26 +95,32 @@ class HostWorkers:
         send: Callable[[Said], None],
         on_gone: Callable[[WorkerId], None],
         tasks: Tasks,
-        environ: Mapping[str, str],
+        environ: Callable[[Mapping[str, str]], Mapping[str, str]],
+        own_folder: bool = False,
+        screen: Screen | None = None,
     ) -> None:
-        self._environ = dict(environ)
+        self._environ = environ
+        self._screen = screen
         self._send = send
         self._on_gone = on_gone
         self._tasks = tasks
         self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
-        self._bad_folder = _enter(welcome)
+        self._bad_folder = "" if own_folder else _enter(welcome)
         self._launcher = LocalLauncher(
             self,
             prefix_timestamp=welcome.prefix_timestamp,
             mark=mark,
             warn=self.warn,
             warm=welcome.warm,
+            warm_first=welcome.warm_first,
             preload=welcome.preload,
             on_warm=lambda pid, took_s: send(Warmed(pid, took_s)),
         )
         self._keys: dict[WorkerId, bytes] = {}
         self._starting: dict[WorkerId, _Starting] = {}
         self._processes: dict[WorkerId, LocalWorker] = {}
+        self._error_files = ErrorFiles()
+        self._error_file_of: dict[WorkerId, str] = {}
         self._paused = False
 
     # --- for the server and its handler ----------------------------------------------------------------------------
@@ -138,8 +151,8 @@ class HostWorkers:
         match message:
             case Start(key):
                 self._begin(worker_named(key), message)
-            case Stop(key, grace_s):
-                self._stop(worker_named(key), grace_s)
+            case Stop(key, grace_s, sever):
+                self._stop(worker_named(key), grace_s, sever=sever)
             case Kill(key):
                 self._kill(worker_named(key), message)
             case KillAll():
@@ -164,6 +177,7 @@ class HostWorkers:
         self.resume()  # what is left in pipes comes now
         await self._launcher.close()
         await asyncio.sleep(0)
+        self._error_files.remove()
 
     def pause(self) -> None:
         """The driver does not take what was sent: workers' output is not read for now."""
@@ -193,6 +207,8 @@ class HostWorkers:
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """See OutputSink."""
         self._send(Output(worker.key, stream, data))
+        if self._screen is not None:
+            self._screen.write(stream, data)
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink: Finished says it."""
@@ -207,7 +223,9 @@ class HostWorkers:
         self._tasks.start(self._start(worker, order))
 
     async def _start(self, worker: WorkerId, order: Start) -> None:
-        env = {**self._environ, **order.env, **self._own, ENV_KEY: self._keys[worker].hex()}
+        error_file = self._error_file_of[worker] = self._error_files.new()
+        env = {**self._environ(order.env), **self._own, ENV_KEY: self._keys[worker].hex()}
+        env[ENV_ERROR_FILE] = error_file
         starting = self._starting[worker]
         try:
             if self._bad_folder:
@@ -222,6 +240,7 @@ class HostWorkers:
             else:
                 self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
             self._keys.pop(worker, None)
+            self._error_file_of.pop(worker, None)
             self._on_gone(worker)
             return
         finally:
@@ -232,14 +251,14 @@ class HostWorkers:
         process.exited.add_done_callback(lambda _: self._exited(process))
         process.finished.add_done_callback(lambda _: self._finished(process))
         if starting.stop_within_s is not None:
-            self._stop(worker, starting.stop_within_s)
+            self._stop(worker, starting.stop_within_s, sever=starting.sever)
 
-    def _stop(self, worker: WorkerId, grace_s: float) -> None:
+    def _stop(self, worker: WorkerId, grace_s: float, *, sever: bool = False) -> None:
         process, starting = self._processes.get(worker), self._starting.get(worker)
         if process is not None:
-            self._tasks.start(_stopped(process, grace_s))
+            self._tasks.start(_stopped(process, grace_s, sever=sever))
         elif starting is not None:
-            starting.stop(grace_s)
+            starting.stop(grace_s, sever=sever)
 
     def _kill(self, worker: WorkerId, order: Kill) -> None:
         process = self._processes.get(worker)
@@ -265,20 +284,29 @@ class HostWorkers:
             return
         status = future.result()
         returncode = None if isinstance(status, str) else status.returncode
-        self._send(Dying(process.worker.key, returncode, str(status), list(process.last_lines)))
+        self._send(
+            Dying(process.worker.key, returncode, str(status), list(process.last_lines), self._error_of(process.worker))
+        )
 
     def _exited(self, process: LocalWorker) -> None:
-        self._send(Exited(process.worker.key, process.exited.result().returncode, list(process.last_lines)))
+        status = process.exited.result()
+        error = "" if status.ok else self._error_of(process.worker)
+        self._send(Exited(process.worker.key, status.returncode, list(process.last_lines), error))
         self._on_gone(process.worker)
 
     def _finished(self, process: LocalWorker) -> None:
         del self._processes[process.worker]
         self._keys.pop(process.worker, None)
+        with contextlib.suppress(OSError):
+            os.unlink(self._error_file_of.pop(process.worker, ""))
         self._send(Finished(process.worker.key))
 
+    def _error_of(self, worker: WorkerId) -> str:
+        return read_error_file(self._error_file_of.get(worker, ""))
 
-async def _stopped(process: LocalWorker, grace_s: float) -> None:
-    await process.stop(grace_s)
+
+async def _stopped(process: LocalWorker, grace_s: float, *, sever: bool) -> None:
+    await process.stop(grace_s, sever=sever)
 
 
 def _enter(welcome: Welcome) -> str:

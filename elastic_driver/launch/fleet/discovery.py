@@ -71,7 +71,8 @@ class FleetDiscovery:
         listed = self._listed or ()
         names = {host.name for host in listed}
         joined = tuple(host for host in self._fleet.joined() if host.name not in names)
-        return tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
+        hosts = tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
+        return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
 
     async def wait_change(self, limit_s: float) -> None:
         """See HostDiscovery."""

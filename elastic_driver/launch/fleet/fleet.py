@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,7 +23,7 @@ from elastic_driver.launch.fleet.door import Door, Ticket
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
-from elastic_driver.rendezvous.agent_messages import Bootstrap, Bye, Close, Leaves, Said
+from elastic_driver.rendezvous.agent_messages import JOB_IS_OVER, Bootstrap, Bye, Close, Leaves, Said
 from elastic_driver.system.tasks import Tasks
 
 # What an agent may take to end, beyond the time that its workers' deaths take.
@@ -105,6 +107,7 @@ class Reach:
         agent_timeout_s, fingerprint, job: see Bootstrap.
         host_timeout_s: see AgentLink.
         owner: the driver's process, as Bootstrap has it.
+        host, node_rank: of the driver's own machine in a job of nodes: its name, and see Bootstrap.
     """
 
     urls: Callable[[str], Awaitable[tuple[str, ...]]]
@@ -113,6 +116,8 @@ class Reach:
     fingerprint: str
     job: str
     owner: str
+    host: str = ""
+    node_rank: int = -1
 
 
 class Fleet:
@@ -167,6 +172,7 @@ class Fleet:
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
+        self._over = Close()  # what agents that are to end are told
         self._all_gone = asyncio.Event()
         self._changes = 0
         self._watching: set[asyncio.Future[None]] = set()
@@ -222,12 +228,21 @@ class Fleet:
         return link is not None and self._is_usable(link)
 
     def joined(self) -> tuple[Host, ...]:
-        """The hosts that have joined by themselves. Nobody has listed them: their names give the order."""
-        return in_natural_order(
+        """The hosts that have joined by themselves. Nobody has listed them: their names give the order.
+
+        Of nodes that were told their place among all, that does; they come before those that were not.
+        """
+        hosts = in_natural_order(
             Host(link.facts.host, link.facts.hello.slots, tuple(link.facts.hello.labels.split()))
             for link in self._joined.values()
             if self._is_usable(link)
         )
+        return tuple(sorted(hosts, key=lambda host: self.node_rank(host.name)))
+
+    def node_rank(self, name: str) -> float:
+        """The place among the nodes that this host was told; infinite for none."""
+        link = self.link_of(name)
+        return math.inf if link is None or link.facts.hello.node_rank < 0 else link.facts.hello.node_rank
 
     def _is_usable(self, link: AgentLink) -> bool:
         return link.agent not in self._ending and (self._check is None or self._check.admits(link))
@@ -300,6 +315,10 @@ class Fleet:
             self._end(link)
         self._change()
 
+    def job_over(self, exit_code: int, why: str) -> None:
+        """Agents that are told to end from now on hear of it."""
+        self._over = Close(exit_code, why)
+
     async def close(self) -> None:
         """See Agents."""
         self._closing = True
@@ -356,9 +375,11 @@ class Fleet:
     def arrives(self, facts: AgentFacts) -> AgentLink:
         """See Host."""
         if self._closing:
-            raise RefusedError("the job is over")
-        name = facts.host
+            raise RefusedError(JOB_IS_OVER)
         self._check_number(facts)
+        if facts.hello.alike:
+            facts = replace(facts, host=self._free_name(facts.host))
+        name = facts.host
         for older in (self._hosts.get(self._call_of(name)), self._waiting.get(name)):
             if older is not None and (not facts.joined or (older.connected and older.agent not in self._ending)):
                 raise RefusedError(
@@ -372,6 +393,21 @@ class Fleet:
         self._agents[link.agent] = link
         self._all_gone.clear()
         return link
+
+    def _free_name(self, name: str) -> str:
+        """For a node, which has nobody who could give it another: the first of its names that is nobody else's.
+
+        Several may be on one machine, or have a machine's name in common.
+        """
+        names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
+        return next(each for each in names if not self._is_taken(each))
+
+    def _is_taken(self, name: str) -> bool:
+        links = (self._hosts.get(self._call_of(name)), self._waiting.get(name))
+        # The driver's own host has its name before its agent has come, too.
+        return name == self._reach.host or any(
+            link is not None and link.connected and link.agent not in self._ending for link in links
+        )
 
     def _check_number(self, facts: AgentFacts) -> None:
         """No two agents have one number. One that has not heard its welcome says hello once more, as a new one."""
@@ -396,6 +432,10 @@ class Fleet:
         call = self._calls.get(self._call_of(host))
         if call is not None:
             call.turned_away(why)
+
+    def node_refused(self, host: str, why: str) -> None:
+        """See Host. Who waits for the node looks at the driver's terminal."""
+        self._listener.host_unready(host, DialFailure(why, permanent=True))
 
     # --- what agents say (LinkOwner) -------------------------------------------------------------------------------
 
@@ -507,6 +547,7 @@ class Fleet:
             fingerprint="" if local else self._reach.fingerprint,
             owner=self._reach.owner if local else "",
             job=self._reach.job,
+            node_rank=self._reach.node_rank if local else -1,
         )
 
     def _unwant(self, name: str) -> None:
@@ -572,7 +613,7 @@ class Fleet:
     def _end(self, link: AgentLink) -> None:
         if link.agent not in self._ending:
             self._ending.add(link.agent)
-            link.send(Close())
+            link.send(self._over)
 
     def _forget(self, link: AgentLink, why: str) -> None:
         self._agents.pop(link.agent, None)

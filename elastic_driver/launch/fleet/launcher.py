@@ -20,9 +20,12 @@ from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
     Finished,
+    HoldPort,
     KillAll,
+    LetGo,
     NotStarted,
     Output,
+    PortHeld,
     Said,
     Spared,
     Start,
@@ -79,6 +82,8 @@ class AgentLauncher:
         on_warm: called with a host's name, a process id and seconds whenever workers can be forked there from now on.
         warn: takes one-line reports of what went wrong and does not end the job.
         abroad: what of a worker's variables it gets on another machine than the driver's.
+        ports: first and last port that may be held for workers; None for any.
+        here: what it gets of them on the driver's.
     """
 
     descriptors_each = 0
@@ -91,8 +96,12 @@ class AgentLauncher:
         on_warm: Callable[[int, float], None],
         warn: Callable[[str], None],
         abroad: Callable[[Mapping[str, str]], dict[str, str]] = dict,
+        ports: tuple[int, int] | None = None,
+        here: Callable[[Mapping[str, str]], dict[str, str]] = dict,
     ) -> None:
-        self._abroad = abroad
+        self._abroad, self._here = abroad, here
+        self._ports = list(ports or ())
+        self._holding: dict[tuple[str, int], asyncio.Future[int]] = {}  # by agent and generation
         self._agents = agents
         self._sink = sink
         self._on_warm = on_warm
@@ -125,6 +134,31 @@ class AgentLauncher:
             self._warn(str(error))
             return link.facts.peer or LOOPBACK
 
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        """See Launcher.
+
+        Raises:
+            LaunchError: the host has no agent any more, or no port.
+        """
+        link = self._agents.link_of(hostname)
+        if link is None:
+            raise LaunchError(f"cannot hold a port for rank 0: host {hostname} has no agent any more")
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        key = link.agent, generation
+        self._holding[key] = future
+        link.send(HoldPort(generation, self._ports))
+        link.overdue(f"hold a port for generation {generation}", future.done)
+        try:
+            return await future
+        finally:
+            self._holding.pop(key, None)
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """See Launcher."""
+        link = self._agents.link_of(hostname)
+        if link is not None:
+            link.send(LetGo(generation))
+
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
     ) -> RemoteWorker:
@@ -145,7 +179,7 @@ class AgentLauncher:
         future: asyncio.Future[RemoteWorker] = asyncio.get_running_loop().create_future()
         self._starting[worker] = _Start(link, label, rank_at_launch, future)
         self._of.setdefault(link.agent, set()).add(worker)
-        variables = dict(env) if link.facts.local else self._abroad(env)
+        variables = self._here(env) if link.facts.local else self._abroad(env)
         link.send(Start(worker.key, list(command), variables, label, rank_at_launch))
         link.overdue(f"start worker {worker}", future.done)
         try:
@@ -185,6 +219,9 @@ class AgentLauncher:
 
     def lost(self, link: AgentLink, why: str) -> None:
         """An agent is lost, and its workers are with it."""
+        for (agent, _), holding in tuple(self._holding.items()):
+            if agent == link.agent and not holding.done():
+                holding.set_exception(LaunchError(f"cannot hold a port for rank 0: {why}"))
         self._unable.discard(link.agent)
         for worker in sorted(self._of.pop(link.agent, ())):
             process = self._workers.pop(worker, None)
@@ -206,6 +243,8 @@ class AgentLauncher:
                 self._started(link, worker_named(key), pid)
             case NotStarted(key, error, bad_command):
                 self._not_started(link, worker_named(key), error, bad_command=bad_command)
+            case PortHeld(generation, port, error):
+                self._port_held(link, generation, port, error)
             case Dying(key):
                 if process := self._process(link, key):
                     process.is_dying(message)
@@ -258,6 +297,15 @@ class AgentLauncher:
         if not future.done():
             future.set_exception((CommandNotFoundError if is_everywhere else LaunchError)(error))
         self._gone(link, worker)
+
+    def _port_held(self, link: AgentLink, generation: int, port: int, error: str) -> None:
+        holding = self._holding.get((link.agent, generation))
+        if holding is None or holding.done():
+            return
+        if 0 < port < 1 << 16:
+            holding.set_result(port)
+        else:
+            holding.set_exception(LaunchError(f"cannot hold a port for rank 0 on host {link.facts.host}: {error}"))
 
     def _gone(self, link: AgentLink, worker: WorkerId) -> None:
         if self._workers.pop(worker, None) is not None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from elastic_driver.rendezvous.agent_messages import Hello, Said, said
@@ -169,6 +169,11 @@ class AgentLink:
         """Tells it something, now or when it has a connection again. Never blocks."""
         if not self.is_lost:
             self._channel.send(message.message())
+
+    def comes_from(self, hello: Hello, peer: str, ours: str) -> None:
+        """The agent has connected again, perhaps from a host that has other addresses by now."""
+        told = replace(self.facts.hello, address=hello.address, addresses=hello.addresses)
+        self.facts = replace(self.facts, hello=told, peer=peer, ours=ours)
 
     def attach(self, connection: FrameConnection, seen_there: int) -> None:
         """It goes on over a new connection, on which it was welcomed.

@@ -7,8 +7,9 @@ version, and the keys that both agree on. What its host means to the job is the 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from elastic_driver.version import __version__
 # From the upgrade to the hello: it is sent in one piece.
 _HELLO_S = 10.0
 _HELLO_BYTES = 1 << 20
+# Of a value that nodes do not have alike. Commands may be long.
+_SHOWN = 300
 _NUMBER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -38,7 +41,8 @@ class Terms:
     """What every agent of the job is told.
 
     Attributes:
-        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s: see Welcome.
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first: see Welcome.
+        alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
     job_id: str
@@ -49,6 +53,8 @@ class Terms:
     preload: tuple[str, ...] | None
     prefix_timestamp: bool
     agent_timeout_s: float
+    alike: Mapping[str, str] | None = None
+    warm_first: bool = False
 
 
 class Host(Protocol):
@@ -65,6 +71,9 @@ class Host(Protocol):
 
     def turned_away(self, host: str, why: str) -> None:
         """An agent that was started on this host cannot be taken, however often it comes."""
+
+    def node_refused(self, host: str, why: str) -> None:
+        """A node of this job, which knows its secret, cannot be taken as it is."""
 
 
 class Reception:
@@ -140,6 +149,8 @@ class Greeting:
             link = self._host.known(hello.agent) if self._is_agent(hello.agent) else None
             if link is None:
                 raise RefusedError("the driver has given this agent up: its host was silent for too long")
+            peer, ours = self.connection.ends
+            link.comes_from(hello, peer, ours)
             self._go_on(link, hello, public="")
             return
         ticket = None
@@ -174,6 +185,7 @@ class Greeting:
                 cwd=terms.cwd,
                 umask=terms.umask,
                 warm=terms.warm,
+                warm_first=terms.warm_first,
                 preload=None if terms.preload is None else list(terms.preload),
                 prefix_timestamp=terms.prefix_timestamp,
                 agent_timeout_s=terms.agent_timeout_s,
@@ -212,9 +224,12 @@ class Greeting:
                 parse_labels(hello.labels.split())
             except SettingsError as error:
                 why = f"host {facts.host}: {error}"
+            why = why or _difference(hello.alike, self._terms.alike, facts.host)
         if why:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)
+            elif hello.alike:
+                self._host.node_refused(facts.host, why)
             raise RefusedError(why)
 
     def _say(self, message: Said) -> None:
@@ -225,3 +240,23 @@ class Greeting:
         self._over(self)
         if self._link is not None:
             self._link.broken(self.connection, why)
+
+
+def _difference(said: str, alike: Mapping[str, str] | None, host: str) -> str:
+    """Why a host cannot be a node of this job; "" where it can. A host that is no node may join."""
+    if not said:
+        return ""
+    if alike is None:
+        return f"node {host} was started as one of several (--nnodes), and the job it has come to was not"
+    try:
+        values = json.loads(said)
+        theirs = {str(name): str(value) for name, value in values.items()}
+    except (ValueError, AttributeError):
+        raise RendezvousProtocolError("cannot read message hello: what nodes have alike is no JSON object") from None
+    for name, value in alike.items():
+        if theirs.get(name) != value:
+            return (
+                f"all nodes have to be started alike: node {host} has {name} {theirs.get(name, '(nothing)')[:_SHOWN]}, "
+                f"and the job {value[:_SHOWN]}"
+            )
+    return ""

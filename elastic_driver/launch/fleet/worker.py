@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.error_files import raised_in
 from elastic_driver.launch.fleet.link import AgentLink
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.agent_messages import Dying, Exited, Kill, Labels, Stop
@@ -35,6 +36,7 @@ class RemoteWorker:
         self._label = label
         self._link = link
         self._last_lines: Sequence[str] = ()
+        self._error_file = ""
         self._killing: asyncio.Future[bool] | None = None
 
     @property
@@ -50,8 +52,15 @@ class RemoteWorker:
 
     @property
     def last_lines(self) -> Sequence[str]:
+        """See WorkerProcess. Where it left its traceback in its error file only, the end of that."""
+        raised = raised_in(self._error_file)
+        printed = raised is None or any(raised.error in line for line in self._last_lines)
+        return self._last_lines if raised is None or printed else (*raised.callstack[-19:], raised.error)
+
+    @property
+    def error_file(self) -> str:
         """See WorkerProcess."""
-        return self._last_lines
+        return self._error_file
 
     def watch_threads(self, pid: int, thread: int) -> None:
         """Nothing: its agent has heard that before."""
@@ -71,11 +80,11 @@ class RemoteWorker:
         """See WorkerProcess."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """See WorkerProcess."""
         if not self.finished.done():
-            self._link.send(Stop(self.worker.key, grace_s))
-            self._link.overdue(f"stop worker {self.worker}", self.exited.done, takes_s=grace_s)
+            self._link.send(Stop(self.worker.key, grace_s, sever))
+            self._link.overdue(f"stop worker {self.worker} within {grace_s:g} s", self.exited.done, takes_s=grace_s)
         return await self.wait()
 
     def kill(self) -> None:
@@ -89,12 +98,14 @@ class RemoteWorker:
     def is_dying(self, news: Dying) -> None:
         """It is about to end."""
         self._last_lines = tuple(news.last_lines)
+        self._error_file = news.error_file
         if not self.dying.done() and not self.exited.done():
             self.dying.set_result(news.how if news.returncode is None else ExitStatus(news.returncode))
 
     def has_exited(self, news: Exited) -> None:
         """It is dead."""
         self._last_lines = tuple(news.last_lines)
+        self._error_file = news.error_file
         self._exit(ExitStatus(news.returncode))
 
     def has_finished(self) -> None:

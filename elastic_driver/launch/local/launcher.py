@@ -23,6 +23,7 @@ from elastic_driver.errors import LaunchError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus, OutputSink
 from elastic_driver.launch.local.output import WorkerOutput
+from elastic_driver.launch.processes.binding import bind
 from elastic_driver.launch.processes.death import (
     dying,
     exit_status,
@@ -34,9 +35,10 @@ from elastic_driver.launch.processes.death import (
 )
 from elastic_driver.launch.processes.guard import find_processes, send_signal
 from elastic_driver.launch.processes.guard_link import GuardLink
+from elastic_driver.launch.processes.sever import sever
 from elastic_driver.launch.processes.spawn import Spawned, let_children_be_reaped, spawn
 from elastic_driver.launch.warm.forks import WarmStarts
-from elastic_driver.rendezvous.environment import ENV_MARK, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_MARK, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 from elastic_driver.system.threads import started_pool
@@ -81,6 +83,11 @@ class _JobScanner:
     async def find(self, key: str) -> list[psutil.Process]:
         """The living processes of one worker, as of a scan that began after this call."""
         return (await self.find_all()).get(key, [])
+
+    async def sever(self, key: str) -> None:
+        """Shuts the connections of the living processes of one worker."""
+        pids = [process.pid for process in await self.find(key)]
+        await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids)
 
     async def find_all(self) -> _Found:
         """The living processes of the job by worker key."""
@@ -170,6 +177,11 @@ class LocalWorker:
                     watches.append(watch_thread(thread_id, self._look_if_dying))
         self._unwatch = tuple(watches)
 
+    @property
+    def error_file(self) -> str:
+        """What it has written there is its agent's to read."""
+        return ""
+
     async def kill_hung(self, *, stacks_s: float, exits: bool) -> bool:
         """Kills it, and has it say before where it hangs; see the protocol."""
         if self.exited.done() or (exits and not self._runs_script()):
@@ -219,9 +231,12 @@ class LocalWorker:
         """Blocks until it is dead, what it started is gone, and its output is read to the end."""
         return await asyncio.shield(self.finished)
 
-    async def stop(self, grace_s: float) -> ExitStatus:
+    async def stop(self, grace_s: float, *, sever: bool = False) -> ExitStatus:
         """SIGTERM to the tree, SIGKILL after the grace; see the protocol."""
         self._end_tree_within(grace_s)
+        if sever and not self.exited.done():
+            with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
+                await self._scanner.sever(self.worker.key)
         return await self.wait()
 
     def kill(self) -> None:
@@ -345,6 +360,7 @@ class LocalLauncher:
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
         warm: whether workers may be forked from a warmed process, once warm_up() was called.
         preload: the modules that it imports; None to choose them by the script.
+        warm_first: whether that is not waited for: the first workers are forked, too.
         on_warm: called with its process id and the seconds it took, whenever workers can be forked from now on.
     """
 
@@ -357,12 +373,14 @@ class LocalLauncher:
         warn: Callable[[str], None] = _log.warning,
         warm: bool = False,
         preload: Sequence[str] | None = None,
+        warm_first: bool = False,
         on_warm: Callable[[int, float], None] | None = None,
     ) -> None:
         self._sink = sink
         self.descriptors_each = _DESCRIPTORS_EACH
         self._prefix_timestamp = prefix_timestamp
         self._mark = mark
+        self._complained = False
         self._warn = warn
         self._pool = started_pool(_THREADS, "elastic-driver-launch")
         self._scanner = _JobScanner(mark, self._pool)
@@ -370,6 +388,7 @@ class LocalLauncher:
         self._tether: Tether | None = None
         self._may_warm = warm
         self._preload = preload
+        self._warm_first = warm_first
         self._on_warm = on_warm
         self._warm: WarmStarts | None = None
         self._workers: set[LocalWorker] = set()
@@ -479,6 +498,8 @@ class LocalLauncher:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._warm is not None:
+            self._warm.wait_no_more()
         if self._starting:
             await asyncio.wait(tuple(self._starting))
         if self._warm is not None:
@@ -514,7 +535,14 @@ class LocalLauncher:
     ) -> LocalWorker:
         marked = {**env, ENV_MARK: self._mark, ENV_WORKER: worker.key}
         loop = asyncio.get_running_loop()
-        spawned = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        if self._warm_first and self._warm is not None:
+            await self._warm.wait_first(command, marked)
+            if self._closing is not None:
+                raise LaunchError(f"cannot start worker {worker}: the job is ending")
+        spawned, complaint = await loop.run_in_executor(self._pool, self._spawn, worker, tuple(command), marked, tether)
+        if complaint and not self._complained:
+            self._complained = True
+            self._warn(complaint)
         try:
             process = LocalWorker(worker, spawned, self._scanner, guard, label=label, warn=self._warn)
         except BaseException:
@@ -543,9 +571,24 @@ class LocalLauncher:
             raise
         return process
 
-    def _spawn(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether) -> Spawned:
+    def _spawn(
+        self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], tether: Tether
+    ) -> tuple[Spawned, str]:
+        """Starts a process. Returns it, and why it is not as it should be; "" when it is."""
         forked = self._warm.fork(command, env) if self._warm is not None else None
-        return spawn(worker, command, env, tether) if forked is None else forked
+        if forked is None:
+            # A forked worker does this itself: the warmed process's command is that of all.
+            own = env.get(ENV_LOCAL_RANK)
+            words = command if own is None else [word.replace("${local_rank}", own) for word in command]
+            spawned = spawn(worker, words, env, tether)
+        else:
+            spawned = forked
+        try:
+            # Now, that is before it has threads: each is bound as the one that starts it.
+            bind(spawned.popen.pid, env)
+        except LaunchError as error:
+            return spawned, f"{error}; they run unbound"
+        return spawned, ""
 
     def _finished(self, process: LocalWorker) -> None:
         self._workers.discard(process)

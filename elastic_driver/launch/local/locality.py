@@ -41,15 +41,15 @@ def is_local_host(name: str) -> bool:
     hostname = socket.gethostname().lower()
     local = name.lower() in (hostname, hostname.split(".")[0])
     if not local:
-        resolved = _resolve(name)
+        resolved = addresses_of(name)
         local = bool(resolved) and all(is_ours(address) for address in resolved)
     if local:
         _known_local.add(name)
     return local
 
 
-def _resolve(name: str) -> list[str]:
-    """The addresses of a name; none when there is no answer in time."""
+def addresses_of(name: str) -> list[str]:
+    """The addresses that a name resolves to, forwards; none when there is no answer in time. Blocks for up to 3 s."""
     addresses: list[str] = []
 
     def look_up() -> None:
@@ -62,4 +62,4 @@ def _resolve(name: str) -> list[str]:
     thread = threading.Thread(target=look_up, name=f"elasticrun-resolve-{name}", daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return [] if thread.is_alive() else addresses
+    return [] if thread.is_alive() else list(dict.fromkeys(addresses))

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
 from elastic_driver.launch.launcher import ExitStatus, Stream
 from elastic_driver.launch.processes.death import exit_status, set_once, watch_child
@@ -36,7 +37,7 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Spawned
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
-from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 
@@ -46,11 +47,13 @@ HOOK = Path(__file__).with_name("hook")
 _OWN = frozenset(
     (
         ENV_WORKER,
+        ENV_LOCAL_RANK,
         ENV_ROUND,
         ENV_RENDEZVOUS,
         ENV_KEY,
         ENV_RANKS_KEY,
         "HOROVOD_HOSTNAME",
+        *PLACE_VARIABLES,
         *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),
     )
 )
@@ -103,6 +106,7 @@ class _Warmed:
         reason: why it was killed; None when we did not.
         wanted: whether its death is a failure.
         ended: whether it is killed and reaped.
+        settled: done when it is known whether it ever will be ready.
     """
 
     plan: _Plan
@@ -110,6 +114,7 @@ class _Warmed:
     control: socket.socket
     began: float
     dead: asyncio.Future[None]
+    settled: asyncio.Future[None]
     ready: bool = False
     reason: str | None = None
     wanted: bool = True
@@ -155,6 +160,7 @@ class WarmStarts:
         self._burials: set[asyncio.Task[None]] = set()
         self._off = False
         self._failures = 0
+        self._was_first = False  # there has been a warmed process, or cannot be one
 
     @property
     def pid(self) -> int | None:
@@ -174,6 +180,27 @@ class WarmStarts:
         except (OSError, MemoryError, RuntimeError) as error:
             reason = shortage(error) or str(error)
             self._give_up(f"cannot start the process that they are to be forked from: {reason}")
+
+    async def wait_first(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Has the first workers forked, too: one import for all of a host, and not one for each.
+
+        Starts the warmed process that this worker can be forked from, and blocks until it is ready, or known not to
+        become so. Does nothing when there has been one.
+        """
+        if self._off or self._was_first:
+            return
+        if self._current is None:
+            await self._loop.run_in_executor(self._pool, self._look_at, command, env)
+            self.warm_up()
+        if self._current is not None:
+            await asyncio.shield(self._current.settled)
+        self._was_first = True
+
+    def wait_no_more(self) -> None:
+        """Has :meth:`wait_first` return now."""
+        self._was_first = True
+        if self._current is not None:
+            set_once(self._current.settled)
 
     async def close(self) -> None:
         """Ends the warmed process. Blocks until it is gone."""
@@ -218,7 +245,8 @@ class WarmStarts:
                 start_new_session=True,
                 pass_fds=(far.fileno(), out_read, err_read),
             )
-            warmed = _Warmed(plan, popen, control, time.monotonic(), self._loop.create_future())
+            dead: asyncio.Future[None] = self._loop.create_future()
+            warmed = _Warmed(plan, popen, control, time.monotonic(), dead, self._loop.create_future())
             try:
                 # The buffer takes it at once; if it does not, this is no environment to fork with.
                 control.setblocking(False)
@@ -236,6 +264,10 @@ class WarmStarts:
         return warmed
 
     def _answered(self, warmed: _Warmed) -> None:
+        self._take_answer(warmed)
+        set_once(warmed.settled)
+
+    def _take_answer(self, warmed: _Warmed) -> None:
         self._hear_no_more(warmed)
         try:
             answer = _receive(warmed.control)
@@ -259,6 +291,7 @@ class WarmStarts:
         warmed.wanted = False
         self._give_up(f"importing {', '.join(warmed.plan.preload)} has not ended after {WARM_UP_S:g} s")
         self._kill_soon(warmed)
+        set_once(warmed.settled)
 
     def _kill_soon(self, warmed: _Warmed) -> None:
         warmed.ready = False
@@ -275,6 +308,7 @@ class WarmStarts:
         if warmed.has_reader:
             self._answered(warmed)  # it may have said why
         warmed.ready = False
+        set_once(warmed.settled)
         burial = start_task(self._bury(warmed))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
@@ -302,6 +336,10 @@ class WarmStarts:
             self._warn(f"workers start afresh: {why}")
 
     # --- in a thread -----------------------------------------------------------------------------------------------
+
+    def _look_at(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        with self._lock, contextlib.suppress(OSError, MemoryError):
+            self._plan(tuple(command), env)
 
     def fork(self, command: Sequence[str], env: Mapping[str, str]) -> Spawned | None:
         """Forks a worker. Blocks until it is about to run its program.

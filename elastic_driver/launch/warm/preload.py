@@ -15,6 +15,8 @@ HEAVY = ("torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "transfo
 
 # What torch's optimizers import when the first is made: it takes longer than torch itself.
 OPTIMIZERS_NEED = "torch._dynamo"
+# These import torch before all else, and then look at what a worker's place is, as no warmed process can know.
+_ON_TORCH = ("accelerate", "lightning", "pytorch_lightning")
 # Common ones that may stand before: importing them changes nothing for those above.
 _HARMLESS = ("absl", "attr", "filelock", "packaging", "PIL", "psutil", "requests", "tqdm", "typing_extensions", "yaml")
 
@@ -112,6 +114,9 @@ def _collect(file: Path, folder: Path, heavy: dict[str, None], seen_files: set[P
             if neighbour.is_file():
                 if neighbour not in seen_files and not _collect(neighbour, folder, heavy, seen_files):
                     return False
+            elif top in _ON_TORCH and not (folder / top).is_dir():
+                heavy["torch"] = None
+                return False
             elif top not in sys.stdlib_module_names and top not in _HARMLESS:
                 return False
     return True

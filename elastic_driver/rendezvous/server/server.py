@@ -189,6 +189,7 @@ class RendezvousServer:
         connections_each: int = CONNECTIONS_EACH,
         descriptors_each: int = 0,
         ssl: SSLContext | None = None,
+        listener: socket.socket | None = None,
     ) -> int:
         """Listens.
 
@@ -200,6 +201,7 @@ class RendezvousServer:
             connections_each: that a worker keeps here.
             descriptors_each: of this process, that a worker takes besides its connections.
             ssl: encrypts all connections; see :mod:`elastic_driver.rendezvous.certificate`. None for none.
+            listener: a socket that listens there already, and is closed with the server; None to make one.
 
         Returns:
             The port.
@@ -226,7 +228,10 @@ class RendezvousServer:
         self._max_connections = self.limits.connections or max(16, most)
         strangers = max(1, min(self.limits.strangers, self._max_connections // 2))
         self.limits = replace(self.limits, strangers=strangers)
-        server = await self._listen_on_one(host, [ports] if isinstance(ports, int) else ports, ssl)
+        if listener is not None:
+            server = await self._listen("", 0, ssl, listener)
+        else:
+            server = await self._listen_on_one(host, [ports] if isinstance(ports, int) else ports, ssl)
         self._servers.append(server)
         self._sweep()
         actual: int = server.sockets[0].getsockname()[1]
@@ -245,13 +250,18 @@ class RendezvousServer:
         range_ = f"ports {min(ports)} to {max(ports)}"
         raise SettingsError(f"cannot listen on {host} for the rendezvous: {range_} are all in use (--port-range)")
 
-    async def _listen(self, host: str, port: int, ssl: SSLContext | None) -> asyncio.Server:
+    async def _listen(
+        self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None
+    ) -> asyncio.Server:
         times: dict[str, Any] = {}
         if ssl is not None:
             # Who has not finished its handshake is no connection yet, and nobody else cuts it.
             times = {"ssl_handshake_timeout": self.limits.request_s, "ssl_shutdown_timeout": _FLUSH_S}
+        where: dict[str, Any] = {"sock": listener}
+        if listener is None:
+            where = {"host": host, "port": port, "reuse_address": True}
         server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), host, port, backlog=4096, reuse_address=True, ssl=ssl, **times
+            lambda: Connection(self), backlog=4096, ssl=ssl, **where, **times
         )
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)

@@ -159,6 +159,28 @@ def _identity(device: torch.device) -> str:
     return str(getattr(properties, "uuid", None) or f"{os.uname().nodename}:{device.index}")
 
 
+def abort_in_thread(backend: Any) -> threading.Thread:
+    """Begins the abort of a fast group. It may never end, and nor may the group's destructor then: so that is kept."""
+    _stuck.append(backend)
+
+    def end() -> None:
+        with contextlib.suppress(Exception):
+            backend.abort()
+        _stuck.remove(backend)
+
+    thread = threading.Thread(target=end, name="elastic-device-abort", daemon=True)
+    thread.start()
+    return thread
+
+
+def has_ended(abort: threading.Thread) -> bool:
+    """Whether an abort has, within a moment."""
+    abort.join(_CLOSE_S)
+    if abort.is_alive():
+        native_loader.load().park_threads_at_exit()
+    return not abort.is_alive()
+
+
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     """How the making of a fast group went on one member.
@@ -323,26 +345,15 @@ class Peers:
         """Aborts the fast group, in a thread: a communicator that is being made cannot always be aborted."""
         with self._lock:
             fast, self._fast = self._fast, None
-            if fast is None:
-                return
-            _stuck.append(fast)
-
-            def end() -> None:
-                with contextlib.suppress(Exception):
-                    fast.abort()
-                _stuck.remove(fast)
-
-            self._ending = threading.Thread(target=end, name="elastic-device-abort", daemon=True)
-            self._ending.start()
+            if fast is not None:
+                self._ending = abort_in_thread(fast)
 
     def close(self) -> None:
         """Frees the group; all members have done with it, or it was aborted."""
         self._works.clear()
         self._drop_fast()
         if self._ending is not None:
-            self._ending.join(_CLOSE_S)
-            if self._ending.is_alive():
-                native_loader.load().park_threads_at_exit()
+            has_ended(self._ending)
         with self._lock:
             gloo, self._gloo = self._gloo, None
         if gloo is not None:

@@ -74,8 +74,8 @@ def mode() -> str:
 def describe() -> dict[str, Any]:
     """What the others must know to choose the same way. Touches no device."""
     chosen = mode()
-    if chosen in ("off", "cpu"):
-        return {"mode": chosen}
+    if chosen == "cpu":
+        return {"mode": chosen, "why": f"{ENV_LANE}=cpu", "machine": os.uname().nodename, "visible": []}
     count = torch.cuda.device_count()
     why = device_groups.given_up()
     if not device_groups.has_nccl():
@@ -102,24 +102,36 @@ def _choice_in(context: Context) -> Choice:
 
 def _resolve(context: Context) -> Choice:
     descriptions = _descriptions(context)
-    silent = next((rank for rank, description in enumerate(descriptions) if description is None), None)
+    silent = None in descriptions
     modes = {description["mode"] for description in descriptions if description is not None}
     if not descriptions or "off" in modes:
         return Choice("")
     if modes == {"cpu"}:
-        return Choice("cpu" if silent is None else "")
+        return Choice("" if silent else "cpu")
     why = ""
-    if silent is not None:
-        why = f"rank {silent} does not use elastic_driver.torch"
+    if silent:
+        why = nccl_refusal(context)
     elif not isinstance(context.engine, NativeEngine):
         why = "the native engine is not in use"
     elif "cpu" in modes:
         why = f"{ENV_LANE} differs between the ranks"
     else:
-        described = [description for description in descriptions if description is not None]
-        why = next((f"rank {rank}: {member['why']}" for rank, member in enumerate(described) if member["why"]), "")
-        why = why or device_groups.shared_devices([(member["machine"], member["visible"]) for member in described])
+        why = nccl_refusal(context)
     return Choice("", why) if why else Choice("cuda")
+
+
+def nccl_refusal(context: Context) -> str:
+    """Why the members of a round cannot use NCCL, all of them with a GPU of their own; "" when they can.
+
+    The same on all ranks.
+    """
+    descriptions = _descriptions(context)
+    described = [description for description in descriptions if description is not None]
+    if len(described) < len(descriptions) or not described:
+        silent = descriptions.index(None) if descriptions else 0
+        return f"rank {silent} does not use elastic_driver.torch"
+    why = next((f"rank {rank}: {member['why']}" for rank, member in enumerate(described) if member["why"]), "")
+    return why or device_groups.shared_devices([(member["machine"], member["visible"]) for member in described])
 
 
 def _strict(context: Context) -> bool:

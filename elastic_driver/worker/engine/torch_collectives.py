@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import socket
@@ -21,7 +20,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,17 @@ from torch._C import _distributed_c10d as c10d
 
 from elastic_driver.errors import HorovodInternalError
 from elastic_driver.worker.engine.collectives import CONTEXT_SCOPE, Bytes, Exchange, Group, ReduceOp
+from elastic_driver.worker.engine.own_sockets import (
+    Ends,
+    check_ends,
+    duplicate,
+    end_of,
+    is_listening,
+    own_sockets,
+    pack_ends,
+    shut,
+    unpack_ends,
+)
 
 _OPS = {
     ReduceOp.SUM: c10d.ReduceOp.SUM,
@@ -41,8 +51,21 @@ _PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 _ADVICE = re.compile(r"\.? This (means|is typically) .*$")
 
 
-Ends: TypeAlias = tuple[str, str]
-"""A connection by its addresses: this process's, and the other one's."""
+@contextlib.contextmanager
+def batch_scheduling() -> Iterator[None]:
+    """Has the threads that are made meanwhile be of the class SCHED_BATCH, as the loop thread of a Gloo device.
+
+    As such it does not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes
+    outnumber cores. Needs no privilege.
+    """
+    former = os.sched_getscheduler(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, former, os.sched_param(0))
 
 
 class ExchangeStore(c10d.Store):
@@ -86,38 +109,6 @@ class ExchangeStore(c10d.Store):
         return self._values
 
 
-def _sockets() -> Iterator[tuple[int, int]]:
-    """(descriptor, inode) of this process's sockets."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # closed meanwhile
-        if target.startswith("socket:["):
-            yield int(name), int(target[8:-1])
-
-
-def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A second descriptor of that socket; None when the number stands for something else by now."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return None
-    try:
-        if os.readlink(f"/proc/self/fd/{copy}") == f"socket:[{inode}]":
-            return socket.socket(fileno=copy)
-    except OSError:
-        pass
-    os.close(copy)
-    return None
-
-
-def _is_listening(candidate: socket.socket) -> bool:
-    return candidate.family in (socket.AF_INET, socket.AF_INET6) and bool(
-        candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    )
-
-
 class TorchCollectives:
     """Collectives over ProcessGroupGloo."""
 
@@ -131,7 +122,7 @@ class TorchCollectives:
 
     def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
         """See Collectives."""
-        before = {inode for _, inode in _sockets()}
+        before = {inode for _, inode in own_sockets()}
         device = self._make_device()
         port = self._adopt_listener(before)
         gloo: Any = c10d.ProcessGroupGloo
@@ -144,8 +135,8 @@ class TorchCollectives:
         with self._failures("connect to its peers", store):
             self._process_group = c10d.ProcessGroupGloo(store, group.index, len(group.members), options)
         ends = self._adopt_connections(before, port, store.peer_ports)
-        packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=_pack(ends))
-        _check_ends(group, [_unpack(member_ends) for member_ends in packed])
+        packed = exchange(f"{store.scope}.ends", key=group.index, count=len(group.members), value=pack_ends(ends))
+        check_ends(group, [unpack_ends(member_ends) for member_ends in packed])
 
     @property
     def process_group(self) -> Any:
@@ -153,30 +144,22 @@ class TorchCollectives:
         return self._process_group
 
     def _make_device(self) -> Any:
-        # The device's loop thread inherits the scheduling class of the thread that makes it. As SCHED_BATCH it does
-        # not preempt the computing threads at every packet: allreduce is 2-9 times as fast where processes outnumber
-        # cores. Needs no privilege.
-        former = os.sched_getscheduler(0)
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
-            return c10d.ProcessGroupGloo.create_device(hostname=self._address)
+            with batch_scheduling():
+                return c10d.ProcessGroupGloo.create_device(hostname=self._address)
         except RuntimeError as error:
             raise HorovodInternalError(f"cannot listen at {self._address}: {error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(0, former, os.sched_param(0))
 
     def _adopt_listener(self, before: set[int]) -> int:
-        for descriptor, inode in _sockets():
+        for descriptor, inode in own_sockets():
             if inode in before:
                 continue
-            candidate = _duplicate(descriptor, inode)
+            candidate = duplicate(descriptor, inode)
             if candidate is None:
                 continue
             # Never shut down: torch's Gloo ends the process when accept() fails on its listener.
             with candidate:
-                if _is_listening(candidate):
+                if is_listening(candidate):
                     port: int = candidate.getsockname()[1]
                     return port
         raise HorovodInternalError("cannot find the listening socket of torch's Gloo device")
@@ -186,24 +169,24 @@ class TorchCollectives:
         ends = []
         with self._lock:
             adopted = {os.fstat(connection.fileno()).st_ino for connection in self._connections}
-        for descriptor, inode in _sockets():
+        for descriptor, inode in own_sockets():
             if inode in before or inode in adopted:
                 continue
             adopted.add(inode)  # its duplicate may come up in the list, under a number that was free before
-            candidate = _duplicate(descriptor, inode)
+            candidate = duplicate(descriptor, inode)
             if candidate is None:
                 continue
             try:
                 is_ours = (
                     candidate.family in (socket.AF_INET, socket.AF_INET6)
-                    and not _is_listening(candidate)
+                    and not is_listening(candidate)
                     and (candidate.getsockname()[1] == port or candidate.getpeername()[1] in peer_ports)
                 )
             except OSError:
                 is_ours = False  # not connected
             if is_ours:
                 with contextlib.suppress(OSError):  # gone since
-                    ends.append((_text(candidate.getsockname()), _text(candidate.getpeername())))
+                    ends.append((end_of(candidate.getsockname()), end_of(candidate.getpeername())))
                 self._adopt(candidate)
             else:
                 candidate.close()
@@ -214,7 +197,7 @@ class TorchCollectives:
             self._connections.append(connection)
             aborted = bool(self._aborted)
         if aborted:
-            _shut(connection)
+            shut(connection)
 
     @contextlib.contextmanager
     def _failures(self, deed: str, store: ExchangeStore | None = None) -> Iterator[None]:
@@ -222,7 +205,7 @@ class TorchCollectives:
             yield
         except (RuntimeError, ValueError) as error:
             cause = store.error if store is not None and store.error is not None else error
-            reason = self._aborted or _essence(str(cause))
+            reason = self._aborted or essence(str(cause))
             raise HorovodInternalError(f"cannot {deed}: {reason}") from cause
 
     def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
@@ -263,7 +246,7 @@ class TorchCollectives:
             self._aborted = self._aborted or reason
             connections = list(self._connections)
         for connection in connections:
-            _shut(connection)
+            shut(connection)
 
     def close(self) -> None:
         """See Collectives."""
@@ -271,7 +254,7 @@ class TorchCollectives:
             connections, self._connections = self._connections, []
             self._aborted = self._aborted or "closed"
         for connection in connections:
-            _shut(connection)
+            shut(connection)
             connection.close()
         self._process_group = None
 
@@ -280,48 +263,7 @@ class TorchCollectives:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._process_group))
 
 
-def _text(name: tuple[Any, ...]) -> str:
-    return f"{name[0]}:{name[1]}"
-
-
-def _pack(ends: list[Ends]) -> bytes:
-    return json.dumps(ends).encode()
-
-
-def _unpack(value: bytes) -> list[Ends]:
-    return [(own, far) for own, far in json.loads(value)]
-
-
-def _check_ends(group: Group, ends_of: Sequence[Sequence[Ends]]) -> None:
-    """Sees to it that the connections of this member are those of the others to it, one with each and no more.
-
-    torch's Gloo takes who comes first. Who sits between two members, or in the place of one, has other ends.
-
-    Raises:
-        HorovodInternalError: it is not so.
-    """
-    owners = {(far, own): index for index, ends in enumerate(ends_of) for own, far in ends}
-    indices = [owners.get(end, -1) for end in ends_of[group.index]]
-    others = [index for index in range(len(group.members)) if index != group.index]
-    if -1 in indices:
-        stranger = ends_of[group.index][indices.index(-1)][1]
-        raise HorovodInternalError(
-            f"cannot use the connections of torch's Gloo: {stranger} is connected to rank {group.members[group.index]} "
-            "and belongs to no rank of this job; the native extension would have sent it away"
-        )
-    if sorted(indices) != others:
-        lacking = [group.members[index] for index in others if indices.count(index) != 1]
-        raise HorovodInternalError(
-            f"cannot use the connections of torch's Gloo: there is not one, and no more, with rank {lacking[0]}"
-        )
-
-
-def _essence(text: str) -> str:
+def essence(text: str) -> str:
     """Gloo's message without its place in Gloo's source and its advice."""
     first = text.splitlines()[0] if text else text
     return _ADVICE.sub("", _PLACE.sub("", first)).rstrip(". ")
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the peer was quicker
-        connection.shutdown(socket.SHUT_RDWR)

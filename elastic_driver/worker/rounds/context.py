@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.hosts import WorkerId
@@ -34,6 +34,13 @@ from elastic_driver.worker.rounds.watch import Watch
 from elastic_driver.worker.settings import worker_settings
 
 _log = logging.getLogger("elastic_driver.worker")
+
+
+# How long the driver's word on a death may be behind an error of the connection that died with it: it comes in
+# milliseconds, on a busy machine in tenths of a second. An error of the user's own ends the worker this much later.
+_WORD_S = 2.0
+# Between two looks at the connections meanwhile.
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,25 @@ class MemberFacts:
 
     local_size: int
     devices: dict[str, Any]
+
+
+class Companion(Protocol):
+    """What lives as long as a round, beside its engine: a process group of a framework's."""
+
+    def abort(self, reason: str) -> None:
+        """Any thread: the round is broken. Ends what is blocked; never blocks."""
+
+    def is_cut(self) -> bool:
+        """Whether it has lost a member."""
+
+    def close(self) -> None:
+        """The thread that trains: the round is over, and all members have left it, or it is broken."""
+
+    def free(self) -> None:
+        """Frees what takes a while. In a thread of its own."""
+
+    def abandon(self) -> None:
+        """In a forked child: nothing of the parent's is touched, now or when this object goes."""
 
 
 class Context:
@@ -88,8 +114,10 @@ class Context:
         self._address = address
         self._client = client
         self._timeline = timeline
-        self._lock = threading.Lock()  # guards _broken, _engine, _closing
+        self._lock = threading.Lock()  # guards _broken, _engine, _closing, _companions
         self._broken = ""
+        self._broke = threading.Event()  # wakes who waits for the driver's word
+        self._companions: list[Companion] = []
         self._engine: ConnectableEngine | None = None
         self._closing = False
         self._hosts_updated = False
@@ -140,6 +168,16 @@ class Context:
         if engine is None:
             raise self._error()
         return engine
+
+    @property
+    def address(self) -> str:
+        """Of this machine, on which the worker listens for the others."""
+        return self._address
+
+    @property
+    def meeting(self) -> RoundMeeting:
+        """How the members tell each other what no collective can carry; only where there are several."""
+        return RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
 
     @property
     def hosts_updated(self) -> bool:
@@ -253,12 +291,46 @@ class Context:
             if self._broken:
                 return
             self._broken = reason or "aborted"
-            engine = self._engine
+            engine, companions = self._engine, list(self._companions)
+        self._broke.set()
         if engine is not None:
             engine.abort(self._broken)
+        for companion in companions:
+            companion.abort(self._broken)
         # A build in progress owns no memory of the caller's, so that the caller need not wait for its end.
         with contextlib.suppress(InvalidStateError):
             self._ready.set_exception(self._error())
+
+    def attach(self, companion: Companion) -> None:
+        """Has something end with the round. When that is broken already, it ends now."""
+        with self._lock:
+            self._companions.append(companion)
+            broken = self._broken
+        if broken:
+            companion.abort(broken)
+
+    def detach(self, companion: Companion) -> None:
+        """It ends by itself."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._companions.remove(companion)
+
+    def accounts_for(self, error: BaseException) -> bool:
+        """Whether an error of a companion's that has left the training function comes of the round's being broken.
+
+        A framework says nothing but RuntimeError of a lost peer, as a user's own code may. So the round decides: it is
+        broken, or a connection of a companion's is lost; what is on its way is waited for, for a moment.
+        """
+        with self._lock:
+            companions = list(self._companions)
+        if not companions or not _is_of_runtime(error):
+            return False
+        deadline = time.monotonic() + _WORD_S
+        while not self._broken and not any(companion.is_cut() for companion in companions):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._broke.wait(min(_LOOK_S, left_s))
+        return True
 
     def linger(self, timeout_s: float) -> None:
         """Waits a while until the peers are also done, so that none sees a connection close under its last call."""
@@ -282,6 +354,9 @@ class Context:
             self._watch.stop()
         with self._lock:
             self._broken = self._broken or "the round is over in this process"
+            companions = list(self._companions)
+        for companion in companions:
+            companion.close()
         try:
             self._closer.start()
         except RuntimeError:  # no thread can be started any more while the interpreter ends
@@ -292,6 +367,9 @@ class Context:
             self._opener.join()
         with self._lock:
             engine, self._engine = self._engine, None  # what it holds goes with it, and this object may live on
+            companions, self._companions = self._companions, []
+        for companion in companions:
+            companion.free()
         if engine is not None:
             try:
                 engine.close()
@@ -313,6 +391,8 @@ class Context:
         self._lock = threading.Lock()  # the parent's may have been held at the fork
         if self._engine is not None:
             self._engine.abandon()
+        for companion in self._companions:
+            companion.abandon()
 
     def _error(self) -> HorovodInternalError:
         return HorovodInternalError(f"cannot go on: {self._broken}")
@@ -325,8 +405,7 @@ class Context:
                 broken = self._broken
             if broken:
                 engine.abort(broken)
-            meeting = RoundMeeting(self._client, self.assignment.round_id, self.limits.build_s)
-            engine.connect(meeting, timeout_s=self.limits.build_s)
+            engine.connect(self.meeting, timeout_s=self.limits.build_s)
         except (HorovodInternalError, RendezvousError, OSError) as error:
             self.abort(f"cannot connect to the peers: {error}")
         except BaseException as error:
@@ -335,3 +414,14 @@ class Context:
         else:
             with contextlib.suppress(InvalidStateError):
                 self._ready.set_result(None)
+
+
+def _is_of_runtime(error: BaseException | None) -> bool:
+    """Whether it, or what it came of, is a RuntimeError: frameworks wrap their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, RuntimeError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

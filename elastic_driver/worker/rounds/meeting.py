@@ -45,3 +45,25 @@ class RoundMeeting:
         if value_of_root is None:
             raise RendezvousTimeoutError(f"rank 0 of round {self._round_id} did not come within {self._timeout_s:g} s")
         return value_of_root
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        """Sets a key of the round, once.
+
+        Raises:
+            RendezvousError: the round is over, or the driver cannot be reached.
+        """
+        assert self._client is not None
+        self._client.put(self._round_id, scope, key, value)
+
+    def get(self, scope: str, key: str, *, timeout_s: float) -> bytes:
+        """The value of a key of the round. Blocks until it is set.
+
+        Raises:
+            RendezvousTimeoutError: it is not, in this time.
+            RendezvousError: the round is over, or the driver cannot be reached.
+        """
+        assert self._client is not None
+        value = self._client.get(self._round_id, scope, key, wait_s=timeout_s)
+        if value is None:
+            raise RendezvousTimeoutError(f"{key} of round {self._round_id} was not set within {timeout_s:g} s")
+        return value

@@ -29,6 +29,7 @@ from elastic_driver.errors import (
 )
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.environment import NCCL
 from elastic_driver.rendezvous.messages import (
     DiscReport,
     JobOver,
@@ -137,6 +138,10 @@ class Runtime:
             )
         self._timeline = TimelineSettings(settings.timeline, settings.timeline_mark_cycles)
         _install_exit()
+        if settings.restarted:
+            # It was started as a worker that is restarted, and is none from here on. Groups that are made later, by
+            # whom ever, read this.
+            os.environ.update(NCCL)
         if settings.rendezvous:
             tie_this_process()
             leaving.install(self.ask_to_leave)

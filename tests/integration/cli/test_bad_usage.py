@@ -268,14 +268,14 @@ def test_too_few_slots_in_time(run: Run) -> None:
 
 
 def test_a_script_that_is_no_training(run: Run) -> None:
-    ran = run("-np", "2", "true")
+    ran = run("-np", "2", "--on-change", "in-place", "true")
     assert ran.code == 2
     assert "exited with code 0 before it called hvd.init(); is the command a training script" in ran.only_line()
 
 
 def test_a_script_that_fails_before_init(run: Run, tmp_path: Path) -> None:
     program(tmp_path, "train.py", "import sys\nprint('no data set', file=sys.stderr)\nsys.exit(3)\n")
-    ran = run("-np", "2", PYTHON, "train.py")
+    ran = run("-np", "2", "--on-change", "in-place", PYTHON, "train.py")
     assert ran.code == 1
     assert "[0]<stderr>:no data set\n" in ran.err
     assert "exited with code 3" in ran.err
@@ -294,7 +294,7 @@ def test_a_script_that_does_not_exist(run: Run) -> None:
 
 
 def test_a_script_that_never_calls_init_is_told_by_slots(run: Run) -> None:
-    ran = run("-np", "2", "--start-timeout", "0.5", "sleep", "1000")
+    ran = run("-np", "2", "--on-change", "in-place", "--start-timeout", "0.5", "sleep", "1000")
     assert ran.code == 2
     assert ran.only_line() == (
         "elasticrun: job failed: no worker called hvd.init() within 0.5 s (--start-timeout); missing: workers "
@@ -378,7 +378,7 @@ def test_flags_files_and_variables_reach_the_workers(run: Run, tmp_path: Path) -
     }
     flags = ["--cache-capacity", "3", "--config-file", "c.yaml", "--tcp", "--log-level", "warning"]
     ran = run("-np", "2", *flags, "sh", "-c", "env; exit 0", env=env)
-    assert ran.code == 2, "it is no training script, but it tells its environment"
+    assert ran.code == 0, "it trains nothing, but it tells its environment"
     told = [
         dict(
             line.removeprefix(f"[{rank}]<stdout>:").split("=", 1)
@@ -387,7 +387,7 @@ def test_flags_files_and_variables_reach_the_workers(run: Run, tmp_path: Path) -
         )
         for rank in (0, 1)
     ]
-    seen = max(told, key=len)  # the first to end ends the job, so that the other may not have said all
+    seen = max(told, key=len)
     for name, value in {
         "HOROVOD_CYCLE_TIME": "5",
         "HOROVOD_FUSION_THRESHOLD": "2097152",
@@ -415,7 +415,7 @@ def test_flags_files_and_variables_reach_the_workers(run: Run, tmp_path: Path) -
 
 def test_closed_streams_do_not_mix_with_files(run: Run, tmp_path: Path) -> None:
     ran = run("-np", "1", "--event-log", "events", "sh", "-c", "echo out; echo err >&2", shell="<&- >&- 2>&-")
-    assert (ran.code, ran.out, ran.err) == (2, "", "")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
     events = [json.loads(line)["event"] for line in (tmp_path / "events").read_text().splitlines()]
     assert events[0] == "job_started"
     assert events[-1] == "job_ended"
@@ -424,7 +424,7 @@ def test_closed_streams_do_not_mix_with_files(run: Run, tmp_path: Path) -> None:
 def test_a_reader_that_has_gone_does_not_end_the_job(run: Run) -> None:
     ran = run("-np", "1", "sh", "-c", "yes | head -c 1000000; exit 5", shell="| head -c 100 >/dev/null")
     assert "cannot write to stdout: Broken pipe; going on without it" in ran.err
-    assert "exited with code 5 (exit code 1)" in ran.err.splitlines()[-1]
+    assert "worker localhost[0] (rank 0) exited with code 5, which leaves no host" in ran.err.splitlines()[-1]
 
 
 def test_version_help_and_build(run: Run) -> None:
@@ -446,7 +446,8 @@ def test_the_script_of_the_package_is_the_module(tmp_path: Path) -> None:
 def test_a_status_line_counts_on_a_terminal_and_is_gone_at_the_end(tmp_path: Path) -> None:
     """Through the real program on a real pseudo-terminal."""
     program(tmp_path, "typescript.sh", "#!/bin/sh\n")
-    words = [PYTHON, "-m", "elastic_driver", "-np", "1", "--start-timeout", "3", "sleep", "1000"]
+    flags = ["-np", "1", "--on-change", "in-place", "--start-timeout", "3"]
+    words = [PYTHON, "-m", "elastic_driver", *flags, "sleep", "1000"]
     done = subprocess.run(
         ["script", "-qefc", shlex.join(words), str(tmp_path / "typescript")],
         stdin=subprocess.DEVNULL,

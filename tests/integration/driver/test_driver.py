@@ -15,6 +15,7 @@ from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import WorkerHung
 from elastic_driver.driver import loop as driver_module
+from elastic_driver.driver import rounds as rounds_module
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import Host
 from elastic_driver.rendezvous.messages import DrainHostRequest, JobOver, LeaveRequest, RoundAssignment, WatchRequest
@@ -154,7 +155,7 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 job.driver._workers.kill = fail  # type: ignore[method-assign]
                 job.driver._stepper.report(WorkerHung(job.launcher.asked[0], "no heartbeat", True))
             case "explain" | "tick":
-                monkeypatch.setattr(driver_module, "explain", fail)
+                monkeypatch.setattr(rounds_module, "explain", fail)
                 if where == "explain":
                     job.ready(job.launcher.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
             case "story":

@@ -61,6 +61,12 @@ class World:
     def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
         return dict.fromkeys(hostnames, "127.0.0.1")
 
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        return 1
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """Ports are plenty here."""
+
     def cores(self, hostname: str) -> int:
         return 1
 

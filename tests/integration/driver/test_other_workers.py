@@ -11,8 +11,8 @@ import pytest
 import uvloop
 from driver_fakes import Job
 
-from elastic_driver.dialects.dialect import JobAddress
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
+from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 
@@ -32,10 +32,9 @@ class OtherDialect:
     def routes(self) -> Routes:
         return {}
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
-        self.told[worker] = f"rank {planned.rank} of {planned.size} in round {round_id}"
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        planned = start.planned
+        self.told[start.worker] = f"rank {planned.rank} of {planned.size} in round {start.round_id}"
         return {"RANK": str(planned.rank), "WORLD_SIZE": str(planned.size), "MASTER_ADDR": "127.0.0.1"}
 
 

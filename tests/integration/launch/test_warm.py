@@ -21,6 +21,7 @@ from jobs import SUPPORT, check_agreement
 from jobs import Job as ElasticJob
 from launching import Job, job, run
 
+from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
@@ -36,7 +37,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "PROBE": "
 
 
 @contextlib.asynccontextmanager
-async def warm_job(preload: Sequence[str] | None = None) -> AsyncIterator[Job]:
+async def warm_job(preload: Sequence[str] | None = None, *, warm_first: bool = False) -> AsyncIterator[Job]:
     async with job() as one:
         one.launcher = LocalLauncher(
             one.outputs,
@@ -45,6 +46,7 @@ async def warm_job(preload: Sequence[str] | None = None) -> AsyncIterator[Job]:
             warn=one.warnings.append,
             warm=True,
             preload=preload,
+            warm_first=warm_first,
         )
         yield one
 
@@ -133,6 +135,24 @@ def test_a_forked_worker_is_what_a_fresh_one_is(
     run("uvloop", main)
 
 
+def test_what_is_imported_before_the_fork_is_left_alone_by_the_garbage_collector(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import gc, json\nprint('frozen', json.dumps(gc.get_freeze_count()))\n")
+
+    async def main() -> None:
+        async with warm_job(["numpy"]) as one:
+            first = await warmed(one, [sys.executable, str(program)])
+            assert await first.wait() == ExitStatus(0)
+            forked = await one.start([sys.executable, str(program)], env=ENV)
+            assert was_forked(forked)
+            assert await forked.wait() == ExitStatus(0)
+        fresh, after = said(one, "frozen")
+        # Looking at it once, at its exit, a worker would copy nearly all of its memory.
+        assert fresh < 1000 < after
+
+    run("asyncio", main)
+
+
 def test_an_exception_has_the_same_traceback() -> None:
     async def main() -> None:
         async with warm_job(["numpy"]) as one:
@@ -190,6 +210,7 @@ def test_signals_and_stops_reach_a_forked_worker() -> None:
         async with warm_job(["numpy"]) as one:
             first = await warmed(one, [sys.executable, str(PROBE), "wait"])
             first.kill()
+            await first.wait()  # the next has its name here: it would be taken for what the first has left
             for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
                 process = await one.start([sys.executable, str(PROBE), "wait"], env=ENV)
                 assert was_forked(process)
@@ -528,6 +549,9 @@ def test_commands_and_scripts_are_read(tmp_path: Path) -> None:
         "'''text'''\nfrom packaging import version\nSEED = 3\nimport numpy\nimport comet_ml\nimport torch\n"
     )
     assert heavy_imports([script], tmp_path) == ("numpy",)
+    for name in ("lightning.pytorch", "accelerate"):
+        script.write_text(f"import {name}\nimport numpy\n")
+        assert heavy_imports([script], tmp_path) == ("torch", "torch._dynamo")
     script.write_text("import numpy, warnings\nwarnings.simplefilter('ignore')\nimport torch\n")
     assert heavy_imports([script], tmp_path) == ("numpy",)
     (tmp_path / "data.py").write_text("import scipy\nimport train\ndef load(): ...\n")
@@ -568,3 +592,53 @@ def test_a_python_that_skips_the_hook_begins_no_training(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "use --no-preload" in done.stderr
     assert "trains" not in done.stdout
+
+
+def test_the_first_workers_can_be_forked_too() -> None:
+    async def main() -> None:
+        async with warm_job(warm_first=True) as one:
+            command = [sys.executable, str(PROBE), "${local_rank}"]
+            first = await asyncio.gather(
+                *(
+                    one.start(
+                        command,
+                        worker=WorkerId("localhost", rank, 0),
+                        env={**ENV, "ELASTIC_DRIVER_LOCAL_RANK": str(rank)},
+                        label="0",
+                    )
+                    for rank in range(2)
+                )
+            )
+            assert [was_forked(worker) for worker in first] == [True, True]
+            for worker in first:
+                assert (await worker.wait()).ok
+            said = [json.loads(line.partition("FACTS ")[2]) for line in one.sink.lines() if "FACTS " in line]
+            assert sorted(each["argv"][1] for each in said) == ["0", "1"]
+            assert sorted(each["orig_argv"][-1] for each in said) == ["0", "1"]
+            # What cannot be forked is not waited for.
+            other = await one.start([sys.executable, "-c", "pass"], env=ENV)
+            assert not was_forked(other)
+            assert (await other.wait()).ok
+        async with warm_job(warm_first=True) as one:
+            alone = await one.start([sys.executable, "-c", "print('afresh')"], env=ENV)
+            assert not was_forked(alone)
+            assert (await alone.wait()).ok
+            assert one.sink.lines() == ["[0]<stdout>:afresh"]
+
+    run("uvloop", main)
+
+
+def test_a_job_that_ends_meanwhile_does_not_wait_for_the_import(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+        (tmp_path / "train.py").write_text("import slow\n")
+        env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
+        async with warm_job(["slow"], warm_first=True) as one:
+            starting = asyncio.create_task(one.start([sys.executable, str(tmp_path / "train.py")], env=env))
+            await until(lambda: one.launcher.warm is not None and one.launcher.warm.pid is not None)
+            await one.close()
+            with pytest.raises(LaunchError, match="the job is ending"):
+                await starting
+
+    run("uvloop", main)

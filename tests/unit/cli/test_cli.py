@@ -212,6 +212,7 @@ def test_tuning_flags_set_the_workers_variables(words: str, env: dict[str, str])
         ("-np 5000 true", "host 'localhost' would have 5000 slots"),
         ("-np 2 --no-such-flag true", "unrecognized arguments: --no-such-flag\n"),
         ("-np 2 --stanby 1 true", "unrecognized arguments: --stanby (did you mean --standby?)"),
+        ("-np 2 --max-np 2 --standby 1 --on-change restart true", "--standby is for workers that reset in place"),
         ("-np 2 --min_np=1 true", "unrecognized arguments: --min_np=1 (did you mean --min-np?)"),
         ("-np 2 --host true", "ambiguous option: --host"),
         ("-np 2 --mpi true", "Gloo only"),
@@ -294,4 +295,4 @@ def test_each_setting_has_the_flag_that_messages_name() -> None:
 
 
 def test_nothing_is_given_where_nothing_was_said() -> None:
-    assert parse(["true"]) == {"command": ("true",)}
+    assert parse(["true"]) == {"command": ("true",), "torchrun": {}}

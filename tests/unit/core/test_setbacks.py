@@ -101,6 +101,7 @@ def test_what_a_traceback_says() -> None:
         "",
     ]
     assert last_words(lines) == ("ValueError: 7", "data.py:40")
+    assert last_words([f"[rank12]: {line}" for line in lines]) == ("ValueError: 7", "data.py:40")
     assert last_words(["what a day"]) == ("what a day", "")
     assert last_words([]) == ("", "")
 

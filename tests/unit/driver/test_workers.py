@@ -11,20 +11,20 @@ from driver_fakes import FakeProcess
 from virtual_loop import VirtualLoop, run_virtually
 
 from elastic_driver.core.events import KillWorker, StartWorker
-from elastic_driver.dialects.dialect import JobAddress
-from elastic_driver.driver.workers import Workers
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
+from elastic_driver.driver.workers import BROKEN_S, Workers
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.launcher import ExitStatus, WorkerProcess
 from elastic_driver.rendezvous.credentials import JobKey
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import OnChange
+from elastic_driver.words import Ending, OnChange
 
 pytestmark = pytest.mark.unit
 
 A, B = WorkerId("a", 0, 0), WorkerId("b", 0, 0)
-GRACE_S = 5.0
+GRACE_S, DRAIN_S = 5.0, 60.0
 JOB = JobAddress("http://127.0.0.1:1", JobKey.new(), "j")
 
 
@@ -68,10 +68,10 @@ class ADialect:
     def routes(self) -> Routes:
         return {}
 
-    def environment(
-        self, worker: WorkerId, planned: SlotInfo, *, job: JobAddress, round_id: int, cores: int
-    ) -> dict[str, str]:
-        return {"PLACE": f"{worker} has rank {planned.rank} after round {round_id} of job {job.job_id}, {cores} core"}
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        place = f"{start.worker} has rank {start.planned.rank} after round {start.round_id} of job {job.job_id}"
+        met = "" if start.meeting is None else f", at {start.meeting.address}:{start.meeting.port}"
+        return {"PLACE": f"{place}, {start.cores} core{met}"}
 
 
 class Kept:
@@ -85,16 +85,32 @@ class Kept:
         loop.set_exception_handler(lambda _, context: self.errors.append(context["exception"]))
         self.launches: dict[WorkerId, asyncio.Future[FakeProcess]] = {}
         self.given: dict[WorkerId, Mapping[str, str]] = {}
+        self.holds: dict[tuple[str, int], asyncio.Future[int]] = {}
+        self.gone: list[tuple[str, int]] = []
         self.workers = Workers(
             self,
             ADialect(),
             command=("true",),
             grace_s=GRACE_S,
+            drain_s=DRAIN_S,
             tasks=self.tasks,
             listener=self.story,
         )
 
     descriptors_each = 1
+
+    def addresses(self, hostnames: Sequence[str]) -> Mapping[str, str]:
+        """See Launcher."""
+        return {name: f"10.0.0.{number}" for number, name in enumerate(hostnames, 1)}
+
+    async def hold_port(self, hostname: str, generation: int) -> int:
+        """See Launcher."""
+        self.holds[hostname, generation] = self.loop.create_future()
+        return await self.holds[hostname, generation]
+
+    def let_go(self, hostname: str, generation: int) -> None:
+        """See Launcher."""
+        self.gone.append((hostname, generation))
 
     async def start(
         self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str], *, label: str, rank_at_launch: int
@@ -392,5 +408,92 @@ def test_one_that_hangs_has_two_seconds_for_its_stacks() -> None:
         await process.exited
         assert process.exited.result().returncode == -9
         assert kept.loop.time() == began + 2.0
+
+    among_fakes(test)
+
+
+def together(kept: Kept, *workers: WorkerId, round_id: int) -> None:
+    """They are started to meet each other."""
+    hosts = tuple(worker.hostname for worker in workers)
+    for worker in workers:
+        kept.workers.start(StartWorker(worker, SlotInfo(0, 1, 0, 1, 0, 1), hosts=hosts), JOB, round_id)
+
+
+def test_a_generation_meets_at_a_port_that_is_held_until_the_next() -> None:
+    async def test(kept: Kept) -> None:
+        together(kept, A, B, round_id=1)
+        await settle()
+        assert list(kept.holds) == [("a", 1)], "one for all"
+        assert kept.launches == {}, "its environment is not known yet"
+        kept.holds["a", 1].set_result(5000)
+        await settle()
+        assert {env["PLACE"].partition(" core")[2] for env in kept.given.values()} == {", at 10.0.0.1:5000"}
+        assert len(kept.launches) == 2
+        for worker in (A, B):
+            await kept.launched(worker)
+        together(kept, WorkerId("a", 1, 0), round_id=1)
+        await settle()
+        assert (list(kept.holds), kept.gone) == ([("a", 1)], []), "who comes later meets them there"
+        kept.launches[WorkerId("a", 1, 0)].cancel()
+        together(kept, WorkerId("b", 0, 1), WorkerId("a", 0, 1), round_id=2)
+        await settle()
+        assert (list(kept.holds), kept.gone) == ([("a", 1), ("b", 2)], [("a", 1)])
+        kept.holds["b", 2].set_result(0)
+        await settle()
+        assert kept.given[WorkerId("a", 0, 1)]["PLACE"].endswith("core"), "the launcher says that there is no need"
+        await kept.workers.stop_all(1.0)
+
+    among_fakes(test)
+
+
+def test_a_port_that_can_not_be_held_is_the_fault_of_its_host() -> None:
+    async def test(kept: Kept) -> None:
+        together(kept, A, B, round_id=1)
+        await settle()
+        kept.holds["a", 1].set_exception(LaunchError("all ports are taken"))
+        await settle()
+        assert kept.story.told == [("not started", A, "all ports are taken")]
+        assert list(kept.launches) == [B]
+        await kept.launched(B)
+        await kept.workers.stop_all(1.0)
+
+    among_fakes(test)
+
+
+def test_nobody_is_started_where_the_job_ends_before_a_port_is_held() -> None:
+    async def test(kept: Kept) -> None:
+        together(kept, A, round_id=1)
+        await settle()
+        stopping = asyncio.ensure_future(kept.workers.stop_all(10.0))
+        await settle()
+        kept.holds["a", 1].set_result(5000)
+        await stopping
+        assert kept.launches == {}
+
+    among_fakes(test)
+
+
+@pytest.mark.parametrize(
+    ("ending", "grace_s", "sever"),
+    [(Ending.USUAL, GRACE_S, False), (Ending.PLANNED, DRAIN_S, False), (Ending.BROKEN, BROKEN_S, True)],
+)
+def test_how_a_worker_ends(ending: Ending, grace_s: float, sever: bool) -> None:
+    async def test(kept: Kept) -> None:
+        process = await kept.run(A)
+        kept.workers.stop(A, ending)
+        await settle()
+        assert process.stops == [(grace_s, sever)]
+
+    among_fakes(test)
+
+
+def test_the_nearest_end_is_that_of_a_worker_which_is_being_started() -> None:
+    async def test(kept: Kept) -> None:
+        for worker, orders in ((A, (Ending.PLANNED, Ending.BROKEN)), (B, (Ending.BROKEN, Ending.PLANNED))):
+            await kept.order(worker)
+            for ending in orders:
+                kept.workers.stop(worker, ending)
+            process = await kept.launched(worker)
+            assert process.stops == [(BROKEN_S, True)]
 
     among_fakes(test)

@@ -1,6 +1,6 @@
 import pytest
 
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -56,11 +56,8 @@ def test_a_worker_finds_its_own_credential_and_nothing_of_the_job_s_key():
     job = JobKey.new()
     outer = {ENV_KEY: "of another job", ENV_RANKS_KEY: "of another job"}
     env = OurDialect(outer, exported={}).environment(
-        WORKER,
-        SlotInfo(0, 1, 0, 1, 0, 1),
+        WorkerStart(WORKER, SlotInfo(0, 1, 0, 1, 0, 1), (WORKER.hostname,), round_id=0, cores=1),
         job=JobAddress("http://127.0.0.1:1", job, "id"),
-        round_id=0,
-        cores=1,
     )
     assert Credential.of_worker(env) == Credential(Identity(Role.WORKER, WORKER), job.of_worker(WORKER))
     everything = "".join(env.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.settings.machines import read_passed, read_port_range, remote_environment
+from elastic_driver.settings.machines import node_environment, read_passed, read_port_range, remote_environment
 
 pytestmark = [pytest.mark.unit]
 
@@ -71,3 +71,21 @@ def test_what_travels() -> None:
         "x",
     )
     assert remote_environment(travels | stays) == travels
+
+
+def test_workers_of_a_node_have_its_own_variables_below_the_drivers() -> None:
+    own = {"PATH": "/own", "RANK": "7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/own/lib:/both"}
+    given = {"RANK": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": "/shim:/both", "HOROVOD_ELASTIC": "1"}
+    assert node_environment(own, given) == {
+        "PATH": "/own",
+        "RANK": "0",
+        "OMP_NUM_THREADS": "5",
+        "PYTHONPATH": "/shim:/both:/own/lib",
+        "HOROVOD_ELASTIC": "1",
+    }
+    # What is a default in one job is an order in another.
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    assert node_environment({name: "3"}, {name: "1"}) == {name: "3"}
+    assert node_environment({name: "3"}, {name: "2"}) == {name: "2"}
+    assert node_environment({}, given) == given
+    assert node_environment(own, {}) == own

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch._C import _distributed_c10d as c10d
 
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -94,7 +94,7 @@ def test_workers_start_with_what_leaves_the_process_alone() -> None:
     job = JobAddress("http://127.0.0.1:1", JobKey.new(), "job")
     slot = SlotInfo(0, 1, 0, 1, 0, 1)
     dialect = OurDialect({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, exported={})
-    env = dialect.environment(WorkerId("localhost", 0, 0), slot, job=job, round_id=0, cores=1)
+    env = dialect.environment(WorkerStart(WorkerId("localhost", 0, 0), slot, ("localhost",), 0, 1), job=job)
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
     assert env["TORCH_NCCL_ENABLE_MONITORING"] == "0"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
 from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits
+from elastic_driver.worker.rounds import context as context_module
 from elastic_driver.worker.rounds import devices, runtime
 from elastic_driver.worker.rounds.context import Context, MemberFacts
 from elastic_driver.worker.rounds.current import CurrentRound
@@ -188,3 +190,67 @@ def test_each_device_lane_is_registered_once(monkeypatch: pytest.MonkeyPatch) ->
     context = a_round()
     devices.prepare_join(context)
     assert prepared == [("torch", context), ("jax", context)]
+
+
+class Companion:
+    """What ends with a round."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.cut = False
+
+    def abort(self, reason: str) -> None:
+        self.happened.append(reason)
+
+    def is_cut(self) -> bool:
+        return self.cut
+
+    def close(self) -> None:
+        self.happened.append("closed")
+
+    def free(self) -> None:
+        self.happened.append("freed")
+
+    def abandon(self) -> None:
+        self.happened.append("abandoned")
+
+
+def test_a_companion_ends_with_its_round() -> None:
+    round_ = a_round()
+    round_.open()
+    companion, late, gone = Companion(), Companion(), Companion()
+    round_.attach(companion)
+    round_.attach(gone)
+    round_.detach(gone)
+    round_.abort("a peer is gone")
+    round_.attach(late)
+    assert companion.happened == late.happened == ["a peer is gone"]
+    round_.close()
+    assert round_.join(60)
+    assert companion.happened[1:] == late.happened[1:] == ["closed", "freed"]
+    assert gone.happened == []
+
+
+def test_what_a_framework_raises_in_a_broken_round_is_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    round_ = a_round()
+    round_.open()
+    assert not round_.accounts_for(RuntimeError("before there was a group"))
+    companion = Companion()
+    round_.attach(companion)
+    monkeypatch.setattr(context_module, "_WORD_S", 0.05)
+    assert not round_.accounts_for(RuntimeError("the user's own"))
+    companion.cut = True
+    assert round_.accounts_for(RuntimeError("Connection closed by peer"))
+    assert not round_.accounts_for(ValueError("no such thing"))
+    wrapped = ValueError("cannot write the checkpoint")
+    wrapped.__cause__ = RuntimeError("Connection closed by peer")
+    assert round_.accounts_for(wrapped)
+    companion.cut = False
+    # The driver's word may be behind the error.
+    monkeypatch.setattr(context_module, "_WORD_S", 60.0)
+    word = threading.Timer(0.05, round_.abort, ["a peer is gone"])
+    word.start()
+    assert round_.accounts_for(RuntimeError("timed out"))
+    word.join()
+    round_.close()
+    assert round_.join(60)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from elastic_driver.cli.flags import build_parser
-from elastic_driver.dialects.dialect import JobAddress
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
 from elastic_driver.settings import settings as driver_settings
+from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE
 from elastic_driver.words import Backend
 from elastic_driver.worker import settings as module
 from elastic_driver.worker.engine.native import EngineSettings
@@ -109,7 +110,9 @@ def test_what_the_driver_sets_can_be_read() -> None:
     worker, slot, key = WorkerId("a", 1, 2), SlotInfo(3, 4, 1, 2, 0, 1), JobKey.new()
     address = JobAddress("http://127.0.0.1:1", key, "job", "the driver")
     exported = {"ELASTIC_DRIVER_HEARTBEAT_S": "15"}
-    env = OurDialect({}, exported=exported).environment(worker, slot, job=address, round_id=7, cores=4)
+    env = OurDialect({}, exported=exported).environment(
+        WorkerStart(worker, slot, ("a",), round_id=7, cores=4), job=address
+    )
     settings = WorkerSettings.from_environ(env)
     assert (settings.rendezvous, settings.job, settings.owner) == ("http://127.0.0.1:1", "job", "the driver")
     assert (settings.hostname, settings.round) == ("a", 7)
@@ -161,6 +164,7 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
     by_fields = {each.name: each.default for each in dataclasses.fields(driver_settings.Settings)}
     expected = {name: {shown(getattr(DEFAULTS, field))} for name, field in VARIABLES.items()}
     expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, *PLANNED)}
+    expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE)}
     for field, name in driver_settings.VARIABLES.items():
         expected.setdefault(name, set()).add(shown(by_fields[field]))
     assert documented() == expected
@@ -184,5 +188,10 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
     assert readers.pop("worker/settings.py") is not None
     assert readers == {
         "function/launch.py": [],  # the driver's environment, handed on
+        "function/torch_launcher.py": [],  # likewise
+        "function/worker.py": ['"LOCAL_RANK"', '"RANK"', '"WORLD_SIZE"', "ENV_ROUND", "ENV_WORKER"],  # without init()
+        "worker/checkpoint.py": ['"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
+        "torch/distributed/group.py": ["_GLOO_INTERFACE"],  # torch's own
+        "torch/distributed/sockets.py": ['"TORCH_GLOO_LAZY_INIT"'],  # torch's own
     }

@@ -196,6 +196,10 @@ def _freshen(request: Mapping[str, Any], early_output: Sequence[bytes], launch: 
     """
     _set_environ(request["env"])
     _show_environ(request["env"], *_area)
+    # The warmed process's command line is that of all workers; this stands in it for what is one worker's own.
+    for words in (sys.argv, getattr(sys, "orig_argv", [])):  # Python 3.9 has no orig_argv
+        own = request["env"].get("ELASTIC_DRIVER_LOCAL_RANK", "${local_rank}")
+        words[:] = [word.replace("${local_rank}", own) for word in words]
     os.write(launch, struct.pack("=q", os.getpid()))
     # Until here it is in the warmed process's group, by which the launcher finds it if anything goes wrong.
     if not os.read(launch, 1):
@@ -257,6 +261,9 @@ def _hold() -> Exception | None:
         import gc
 
         gc.collect()
+        # What lives now lives in all clones. A collection there, and the one at their exit, would look at each object
+        # of it, and so copy nearly all of this process's memory: most of the time that it takes a worker to end.
+        gc.freeze()
         _check_alone()
     except _Refused as refused:
         _send(control, {"refused": str(refused)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from fleet_fakes import AGENT_TIMEOUT_S, HOST_TIMEOUT_S, FakeFleet, on_fleet, rest
@@ -190,6 +191,50 @@ def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names()
         for number in (10, 2, 1):
             fleet.arrives(f"w-{number}", ticket=False, labels="rack=r1 spot" if number == 2 else "")
         assert fleet.fleet.joined() == (Host("w-1", 2), Host("w-2", 2, ("rack=r1", "spot")), Host("w-10", 2))
+
+    on_fleet(main)
+
+
+def test_nodes_that_were_told_their_place_come_first_and_in_its_order() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        for name, node_rank in (("a", -1), ("b", 2), ("c", 0), ("d", 10)):
+            fleet.arrives(name, ticket=False, node_rank=node_rank, alike="{}")
+        assert [host.name for host in fleet.fleet.joined()] == ["c", "b", "d", "a"]
+        assert fleet.fleet.node_rank("nobody") == math.inf
+
+    on_fleet(main)
+
+
+def test_nodes_of_one_name_get_names_of_their_own() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        # The driver's own has its name though its agent has not come yet.
+        agents = [fleet.arrives("vm", ticket=False, alike="{}") for _ in range(3)]
+        assert [agent.link.facts.host for agent in agents] == ["vm-2", "vm-3", "vm-4"]
+        # A name is free again when its agent is gone, also where that is not known to be lost yet.
+        agents[0].hang_up()
+        again = fleet.arrives("vm", ticket=False, alike="{}")
+        assert again.link.facts.host == "vm-2"
+        assert fleet.listener.came == ["vm-2", "vm-3", "vm-4"]
+        await asyncio.sleep(1.1)
+        assert fleet.listener.came == ["vm-2", "vm-3", "vm-4", "vm-2"]
+        # A host that is no node is told to take another name.
+        with pytest.raises(RefusedError, match="the job has a host vm-3 already"):
+            fleet.arrives("vm-3", ticket=False)
+
+    on_fleet(main, own_host="vm")
+
+
+def test_agents_hear_what_has_become_of_the_job() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        one, other = (fleet.arrives(name, ticket=False) for name in ("a", "b"))
+        one.say(Leaves("a test"))
+        await one.leaves()
+        fleet.fleet.job_over(3, "as the test says")
+        closing = asyncio.ensure_future(fleet.close())
+        await other.leaves()
+        await closing
+        assert one.of(Close) == [Close()]
+        assert other.of(Close) == [Close(3, "as the test says")]
 
     on_fleet(main)
 

@@ -15,10 +15,13 @@ from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
     Finished,
+    HoldPort,
     Kill,
     Labels,
+    LetGo,
     NotStarted,
     Output,
+    PortHeld,
     Spared,
     Start,
     Started,
@@ -280,3 +283,75 @@ def test_a_host_without_an_address_for_others_starts_no_workers_beside_them() ->
         assert fleet.warnings == ["host a has no address"]
 
     on_fleet(main, no_address=("a",))
+
+
+def test_a_port_is_held_until_it_is_let_go() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        a, b = await fleet.has("a", "b")
+        holding = asyncio.create_task(fleet.launcher.hold_port("b", 7))
+        await rest()
+        assert (a.of(HoldPort), b.of(HoldPort)) == ([], [HoldPort(7, [])])
+        a.say(PortHeld(7, 1234, ""))  # nobody has asked it
+        b.say(PortHeld(8, 1234, ""))  # nor for that one
+        await rest()
+        assert not holding.done()
+        b.say(PortHeld(7, 4321, ""), PortHeld(7, 4322, ""))
+        assert await holding == 4321
+        fleet.launcher.let_go("b", 7)
+        fleet.launcher.let_go("c", 7)
+        await rest()
+        assert (a.of(LetGo), b.of(LetGo)) == ([], [LetGo(7)])
+
+    on_fleet(main)
+
+
+def test_a_port_that_can_not_be_held() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        with pytest.raises(LaunchError, match="host c has no agent any more"):
+            await fleet.launcher.hold_port("c", 1)
+        for port, error in ((0, "all are taken"), (1 << 16, "")):
+            holding = asyncio.create_task(fleet.launcher.hold_port("a", 2))
+            await rest()
+            agent.say(PortHeld(2, port, error))
+            with pytest.raises(LaunchError, match=f"cannot hold a port for rank 0 on host a: {error}"):
+                await holding
+        lost = asyncio.create_task(fleet.launcher.hold_port("a", 3))
+        silent = asyncio.create_task(fleet.launcher.hold_port("a", 4))
+        await rest()
+        link = fleet.fleet.link_of("a")
+        assert link is not None
+        link.lose("cut off")
+        await rest()
+        for one in (lost, silent):
+            with pytest.raises(LaunchError, match="cut off"):
+                await one
+
+    on_fleet(main)
+
+
+def test_an_agent_that_is_stopped_before_it_holds_a_port_is_lost() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.has("a")
+        holding = asyncio.create_task(fleet.launcher.hold_port("a", 1))
+        with pytest.raises(LaunchError, match="its agent does not hold a port for generation 1"):
+            await asyncio.wait_for(holding, 4 * AGENT_TIMEOUT_S)
+
+    on_fleet(main)
+
+
+def test_a_traceback_that_is_in_the_error_file_only_is_among_the_last_words() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        worker = await runs(fleet, agent)
+        file = '{"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback\\n  File"}}}'
+        agent.say(Exited(A.key, 1, ["loading"], file))
+        await worker.exited
+        assert worker.error_file == file
+        assert worker.last_lines == ("Traceback", "  File", "ValueError: no")
+        again = await runs(fleet, agent, WorkerId("a", 1, 0))
+        agent.say(Exited(again.worker.key, 1, ["[rank1]: ValueError: no"], file))
+        await again.exited
+        assert again.last_lines == ("[rank1]: ValueError: no",)
+
+    on_fleet(main)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,9 +56,9 @@ class Dial:
 class Place:
     """A reception before a fleet."""
 
-    def __init__(self, fleet: FakeFleet) -> None:
+    def __init__(self, fleet: FakeFleet, **terms: Any) -> None:
         self.fleet, self.door = fleet, fleet.door
-        self.reception = Reception(self.door, TERMS, fleet.fleet)
+        self.reception = Reception(self.door, replace(TERMS, **terms), fleet.fleet)
 
     def dial(self, identity: Identity = JOINER) -> Dial:
         key = self.door.key_of(identity)
@@ -280,3 +282,44 @@ def test_of_those_given_up_the_last_thousand_are_remembered() -> None:
     door.give_up("nobody")
     assert door.key_of(Identity(Role.AGENT, number="0")) is None
     assert door.key_of(Identity(Role.AGENT, number=f"{1499:x}")) is not None
+
+
+ALIKE = {"--rdzv-id": "one", "--nnodes": "2:3", "the command": "python train.py"}
+
+
+@pytest.mark.parametrize(
+    ("alike", "said", "why"),
+    [
+        (ALIKE, json.dumps(ALIKE), ""),
+        (ALIKE, json.dumps(ALIKE | {"new": "x"}), ""),
+        (ALIKE, "", ""),  # elasticrun join
+        (ALIKE, json.dumps(ALIKE | {"--nnodes": "2"}), "node j has --nnodes 2, and the job 2:3"),
+        (ALIKE, json.dumps(ALIKE | {"--rdzv-id": "x" * 999}), f"node j has --rdzv-id {'x' * 300}, and the job one"),
+        (ALIKE, "{}", "node j has --rdzv-id (nothing), and the job one"),
+        (None, json.dumps(ALIKE), "node j was started as one of several (--nnodes), and the job it has come to was"),
+        (None, "", ""),
+    ],
+)
+def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: str, why: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        answer = Place(fleet, alike=alike).dial().says(_hello(alike=said)[1])
+        if why:
+            assert why in _refusal(answer)
+            # Who waits for the node is told, too.
+            assert [host for host, failure in fleet.listener.unready if why in failure.reason] == ["j"]
+        else:
+            assert fleet.listener.unready == []
+            assert isinstance(answer, Welcome)
+
+    on_fleet(main)
+
+
+@pytest.mark.parametrize("said", ["{", "[1]", '"text"'])
+def test_what_nodes_have_alike_is_a_json_object(said: str) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        dial = Place(fleet, alike=ALIKE).dial()
+        assert dial.says(_hello(alike=said)[1]) is None
+        assert dial.transport.is_closed
+        assert list(fleet.fleet.links()) == []
+
+    on_fleet(main)

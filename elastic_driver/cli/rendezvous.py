@@ -1,0 +1,81 @@
+"""``elasticrun rendezvous``: serves jobs that torchrun runs (``--rdzv-backend=elastic``), and torch Stores."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_driver.cli.parser import Parser, read_by
+from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE, make_token, read_token
+from elastic_driver.report.printable import one_line
+from elastic_driver.settings.assembly import integer
+
+LOOPBACK = "127.0.0.1"
+
+
+def rendezvous(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until SIGINT or SIGTERM. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, the token cannot be read or written, or the port cannot be had.
+    """
+    parser = Parser(
+        prog="elasticrun rendezvous",
+        description="Serves the rendezvous of any number of jobs that run with torchrun --rdzv-backend=elastic "
+        "--rdzv-endpoint=HOST:PORT --rdzv-id=JOB, and torch Stores (elastic_driver.torch.HTTPStore). One process, "
+        "outside the jobs' nodes; it keeps nothing on disc. Beyond this machine it asks for a token, in a file that it "
+        f"makes where there is none; agents read the same from the variable {ENV_TOKEN_FILE}, or --rdzv-conf "
+        "token_file=FILE. See docs/torchrun_rendezvous.md.",
+    )
+    parser.add_argument("--port", metavar="P", type=read_by(integer), required=True, help="0 for any that is free")
+    text = f"local address to listen on (default {LOOPBACK}: for this machine only)"
+    parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=text)
+    text = f"with the token; made, for this user only, where there is no such file (default: ${ENV_TOKEN_FILE})"
+    parser.add_argument("--token-file", metavar="FILE", help=text)
+    arguments = parser.parse_args(words)
+    if not 0 <= arguments.port < 65536:
+        raise SettingsError(f"--port {arguments.port} is not within 0 to 65535")
+    token = _token(arguments.token_file or os.environ.get(ENV_TOKEN_FILE), arguments.host)
+    import uvloop
+
+    from elastic_driver.service.service import Place, serve
+
+    def tell(text: str) -> None:
+        print(one_line(f"elasticrun rendezvous: {text}"), file=sys.stderr, flush=True)
+
+    def listening(port: int) -> None:
+        shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        asks = "a token is asked for" if token else "no token is asked for: all users of this machine may use it"
+        tell(f"listens at {shown}:{port}; {asks}")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(Place(arguments.host, arguments.port, token), tell=tell, on_listening=listening))
+
+
+def _token(file: str | None, host: str) -> str:
+    if file is None:
+        if _is_loopback(host):
+            return ""
+        raise SettingsError(
+            f"a rendezvous at {host} can be reached from other machines, and has to ask for a token: give --token-file "
+            f"FILE (it is made where it is not there), and the same file to agents, in the variable {ENV_TOKEN_FILE}"
+        )
+    path = Path(file)
+    try:
+        token = make_token(path)
+    except FileExistsError:
+        return read_token(path)
+    print(one_line(f"elasticrun rendezvous: made a token in {path}"), file=sys.stderr, flush=True)
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,38 @@
+"""torchrun's flags on ``elasticrun``: in both spellings, with dashes and with underscores.
+
+Owns how they are taken from a command line. What they mean, and which are refused, is
+:mod:`elastic_driver.settings.torchrun_options`; so are the variables that stand in for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from elastic_driver.settings.torchrun_options import OPTIONS
+
+_PREFIX = "torchrun_"
+_GROUP = (
+    "as torchrun has it",
+    "Scripts for torchrun run unchanged: with one of these flags, or a variable PET_NPROC_PER_NODE and so on in place "
+    "of one, 'train.py' means 'python -u train.py'. Underscores do as well as dashes. See docs/torchrun_flags.md.",
+)
+
+
+def add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds all of them, as a group. What is not given is not in the result."""
+    group = parser.add_argument_group(*_GROUP)
+    for option in OPTIONS.values():
+        more: dict[str, Any] = (
+            {"metavar": option.metavar} if option.metavar else {"action": "store_const", "const": "1"}
+        )
+        more["dest"] = _PREFIX + option.name
+        group.add_argument(*filter(None, (option.short, option.flag)), help=option.help, **more)
+        if option.flag != option.underscored:
+            group.add_argument(option.underscored, help=argparse.SUPPRESS, **more)
+
+
+def take_torchrun_flags(given: dict[str, Any]) -> None:
+    """Puts what was given of them together, under ``torchrun``: the text of each by its name."""
+    names = [name for name in given if name.startswith(_PREFIX)]
+    given["torchrun"] = {name.removeprefix(_PREFIX): given.pop(name) for name in names}

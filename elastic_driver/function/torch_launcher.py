@@ -1,0 +1,340 @@
+"""``elastic_driver.elastic_launch``: what ``torch.distributed.launcher.api`` has under this name, over our driver.
+
+Owns the two names a program imports from there, and the errors that it expects. The job is one as ``elasticrun`` runs
+it with torchrun's flags (:mod:`elastic_driver.settings.torchrun_options` says what they mean); a function goes to its
+workers and its results come back as those of ``elastic_driver.run`` do. Loads torch only to raise its own error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from elastic_driver.errors import ElasticError, JobFailedError, SettingsError
+from elastic_driver.function.launch import ended_job, exit_code, last_message, read_events, returned_values
+from elastic_driver.function.outcome import RESTARTED, Outcome, Raised, read_all
+from elastic_driver.hosts import WorkerId
+from elastic_driver.settings.torchrun_options import OPTIONS
+from elastic_driver.words import OnChange
+
+_NO_FILE = "<N/A>"
+
+
+@dataclass
+class LaunchConfig:
+    """What ``torch.distributed.launcher.api.LaunchConfig`` is; that one will do as well.
+
+    Attributes:
+        min_nodes, max_nodes: 1: the workers of jobs of several nodes are started by ``elasticrun`` on each.
+        nproc_per_node: workers.
+        logs_specs: an object as torch's ``DefaultLogsSpecs``; None for output to this process's own.
+        run_id, role, rdzv_endpoint, rdzv_backend, rdzv_configs, max_restarts, monitor_interval, start_method,
+            log_line_prefix_template, local_addr, event_log_handler, numa_options, signals_to_handle,
+            duplicate_stdout_filters, duplicate_stderr_filters, virtual_local_rank, shutdown_timeout: as the flags of
+            elasticrun. torch has "etcd" for the backend when none is given.
+        rdzv_timeout: seconds to wait for what the job needs to start; -1 for ``rdzv_configs["timeout"]``.
+        metrics_cfg: accepted without effect.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "c10d"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+
+
+@dataclass
+class ProcessFailure:
+    """How a worker failed; torch's class of this name has the same attributes.
+
+    Attributes:
+        local_rank: its place on its host.
+        pid: of its process.
+        exitcode: or minus the number of the signal that killed it.
+        error_file: with what it raised, as ``@record`` writes it; "<N/A>" for none.
+        message: the exception, or what else is known.
+        timestamp: unix seconds.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    message: str
+    timestamp: int
+
+
+class ChildFailedError(ElasticError):
+    """Workers have failed, and the job with them. Raised where there is no torch, which has a class of this name.
+
+    Attributes:
+        name: of what was called.
+        failures: by global rank, the first in time first.
+    """
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
+        rank, first = next(iter(failures.items()))
+        super().__init__(f"{name} failed on rank {rank} (local rank {first.local_rank}): {first.message}")
+        self.name = name
+        self.failures = failures
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """The rank of the first in time, and its failure."""
+        return next(iter(self.failures.items()))
+
+
+class elastic_launch:
+    """Calls a function, or runs a command, as workers of torchrun: ``elastic_launch(config, fn)(*args)``.
+
+    The workers are of the kind that is restarted: after a failure all of them are ended, and called again, for
+    ``max_restarts`` times. The function may call ``torch.distributed.init_process_group()``. It, its arguments and its
+    results are pickled with cloudpickle.
+
+    Args:
+        config: a LaunchConfig, ours or torch's.
+        entrypoint: a function; or a program or a Python file, whose arguments are those of the call.
+        health_check_server: not supported.
+    """
+
+    def __init__(
+        self, config: Any, entrypoint: Callable[..., Any] | str | None, health_check_server: object = None
+    ) -> None:
+        if health_check_server is not None:
+            raise SettingsError("elastic_launch has no health_check_server: elasticrun status tells how the job does")
+        if not callable(entrypoint) and not isinstance(entrypoint, str):
+            raise SettingsError(f"elastic_launch cannot run {entrypoint!r}: it is neither a function nor a command")
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Blocks until all workers have ended.
+
+        Returns:
+            What the function returned, by global rank; None for each worker of a command.
+
+        Raises:
+            SettingsError: the config, or the command, cannot be.
+            ChildFailedError: a worker failed, and no restart was left. torch's class, where torch is installed.
+            JobFailedError: the job ended otherwise without success.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        entrypoint, flags = self._entrypoint, flags_of(self._config)
+        call = cloudpickle.dumps((entrypoint, args, {})) if callable(entrypoint) else b""
+        command = (
+            (sys.executable, "-m", "elastic_driver.function.worker", RESTARTED)
+            if callable(entrypoint)
+            else (entrypoint, *map(str, args))
+        )
+        given = {
+            "torchrun": flags,
+            "command": command,
+            "on_change": OnChange.RESTART.value,
+            "log_level": "WARNING",
+        }
+        # What a program says outright is all that it says: torch reads these variables in torchrun only.
+        environ = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+        with ended_job(given, environ, call) as (folder, events):
+            code, outcomes = exit_code(folder), read_all(folder)
+            if code:
+                failures = failures_of(outcomes, read_events(events))
+                if not failures:
+                    raise JobFailedError(last_message(events), code)
+                raise _error(_name_of(entrypoint, args), failures, flags.get("log_dir"))
+            if callable(entrypoint):
+                return dict(enumerate(returned_values(outcomes)))
+            return dict.fromkeys(range(int(flags["nproc_per_node"])))
+
+
+_VARIABLES = frozenset(option.variable for option in OPTIONS.values())
+
+
+def flags_of(config: Any) -> dict[str, str]:
+    """The flags of torchrun that say what a LaunchConfig says.
+
+    Raises:
+        SettingsError: it is for several nodes.
+    """
+    if (config.min_nodes, config.max_nodes) != (1, 1):
+        raise SettingsError(
+            f"elastic_launch runs the workers of one node, not of {config.min_nodes} to {config.max_nodes}: start "
+            "elasticrun --nnodes with a script on each"
+        )
+    specs, numa = config.logs_specs, config.numa_options
+    filters = getattr(specs, "_local_ranks_filter", None)
+    flags: dict[str, object] = {
+        "nproc_per_node": config.nproc_per_node,
+        "rdzv_id": config.run_id,
+        "role": config.role,
+        "rdzv_backend": config.rdzv_backend,
+        "rdzv_conf": ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items()),
+        "max_restarts": config.max_restarts,
+        "monitor_interval": config.monitor_interval,
+        "start_method": config.start_method,
+        "log_line_prefix_template": config.log_line_prefix_template,
+        "local_addr": config.local_addr,
+        "event_log_handler": config.event_log_handler,
+        "numa_binding": None if numa is None else _text(numa.affinity_mode),
+        "signals_to_handle": config.signals_to_handle,
+        "duplicate_stdout_filters": _filters(config.duplicate_stdout_filters),
+        "duplicate_stderr_filters": _filters(config.duplicate_stderr_filters),
+        "virtual_local_rank": "1" if config.virtual_local_rank else None,
+        # Those that torch has had for a shorter time.
+        "shutdown_timeout": getattr(config, "shutdown_timeout", None),
+        "log_dir": getattr(specs, "_root_log_dir", None),
+        "redirects": _streams(getattr(specs, "_redirects", 0)),
+        "tee": _streams(getattr(specs, "_tee", 0)),
+        "local_ranks_filter": ",".join(str(rank) for rank in sorted(filters)) if filters else None,
+    }
+    return {name: str(value) for name, value in flags.items() if value not in (None, "")}
+
+
+def _text(value: Any) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _filters(texts: Iterable[str] | None) -> str | None:
+    return ",".join(text.replace(",", ",,") for text in texts) if texts else None
+
+
+def _streams(chosen: int | Mapping[int, int]) -> str:
+    if isinstance(chosen, Mapping):
+        return ",".join(f"{rank}:{int(bits)}" for rank, bits in chosen.items()) or "0"
+    return str(int(chosen))
+
+
+def _name_of(entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> str:
+    if isinstance(entrypoint, str):
+        words = [str(word) for word in args if not str(word).startswith("-")]
+        return words[0] if entrypoint == sys.executable and words else entrypoint
+    return getattr(entrypoint, "__name__", repr(entrypoint))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One worker that failed.
+
+    Attributes:
+        rank, local_rank: its place.
+        pid: of its process.
+        exitcode: or minus the number of the signal.
+        time: unix seconds.
+        raised: what the function raised there; None where that is not known.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    time: float
+    raised: Raised | None = None
+
+
+def failures_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) -> list[Failed]:
+    """Who failed in the last generation of workers, the first in time first.
+
+    Args:
+        outcomes: of the workers.
+        events: of the job.
+    """
+    raised = {each.place.worker: each for each in outcomes if isinstance(each, Raised) and each.place is not None}
+    ranks: dict[str, int] = {}
+    ended: list[tuple[str, Mapping[str, Any]]] = []
+    for event in events:
+        match event.get("event"):
+            case "round_formed":
+                # Whoever failed before it was started again.
+                ranks = {member["worker"]: member["rank"] for member in event["members"]}
+                ended = [each for each in ended if each[0] in ranks]
+            case "worker_exited" if event["returncode"] and not event["expected"]:
+                ended.append((event["worker"], event))
+            case "first_failure" if event["rank"] is not None:
+                ranks.setdefault(event["worker"], event["rank"])
+            case _:
+                pass
+    found: list[Failed] = []
+    for key, event in ended:
+        slot, place = WorkerId.parse(key).slot, raised[key].place if key in raised else None
+        if place is None:
+            failed = Failed(ranks.get(key, slot), slot, event["pid"], event["returncode"], event["time"])
+        else:
+            failed = Failed(place.rank, place.local_rank, place.pid, event["returncode"], place.time, raised[key])
+        found.append(failed)
+    return sorted(found, key=lambda failed: failed.time)
+
+
+def _error(name: str, failures: list[Failed], log_dir: str | None) -> Exception:
+    """torch's own error where there is one: programs catch it by its class."""
+    folder: Path | None = None
+    if any(failed.raised is not None for failed in failures):
+        # As under torchrun they stay: whoever catches the error may want to read them.
+        folder = Path(tempfile.mkdtemp(prefix="errors_", dir=log_dir if log_dir and Path(log_dir).is_dir() else None))
+    files = {failed.rank: _write_error(folder, failed) for failed in failures}
+    try:
+        from torch.distributed.elastic.multiprocessing import errors
+    except ImportError:
+        return ChildFailedError(
+            name,
+            {
+                failed.rank: ProcessFailure(
+                    failed.local_rank,
+                    failed.pid,
+                    failed.exitcode,
+                    files[failed.rank],
+                    _message(failed),
+                    int(failed.time),
+                )
+                for failed in failures
+            },
+        )
+    theirs = {
+        failed.rank: errors.ProcessFailure(failed.local_rank, failed.pid, failed.exitcode, files[failed.rank])
+        for failed in failures
+    }
+    return errors.ChildFailedError(name, theirs)
+
+
+def _message(failed: Failed) -> str:
+    if failed.raised is not None:
+        return failed.raised.traceback.strip().splitlines()[-1]
+    return f"killed by signal {-failed.exitcode}" if failed.exitcode < 0 else f"exited with code {failed.exitcode}"
+
+
+def _write_error(folder: Path | None, failed: Failed) -> str:
+    """Writes what ``torch.distributed.elastic.multiprocessing.errors.record`` would have. Returns where."""
+    if folder is None or failed.raised is None:
+        return _NO_FILE
+    extra = {"py_callstack": failed.raised.traceback, "timestamp": str(int(failed.time))}
+    path = folder / f"{failed.rank}.json"
+    path.write_text(json.dumps({"message": {"message": _message(failed), "extraInfo": extra}}))
+    return str(path)

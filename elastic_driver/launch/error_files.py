@@ -1,0 +1,118 @@
+"""Error files: where a worker's script leaves the exception that ended it, as torch's ``@record`` writes it.
+
+TORCHELASTIC_ERROR_FILE names a file that is not there yet. What a failing script writes there is JSON: ``{"message":
+{"message": "ValueError: ...", "extraInfo": {"py_callstack": ..., "timestamp": ...}}}``, or a plain text as
+``message``. The agent reads it, bounded, and passes it on as a text; only the driver looks into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+# A traceback with a recursion in it has some 100 KB.
+_MOST_BYTES = 128 << 10
+_MOST_LINES = 20
+
+
+class ErrorFiles:
+    """The error files of one host's workers: names, in a folder that only this user can read."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._given = 0
+
+    def new(self) -> str:
+        """A name for one worker; "" where there is no room for a folder."""
+        if self._folder is None:
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="elastic_driver-errors-"))
+            except OSError:
+                return ""
+        self._given += 1
+        return str(self._folder / f"{self._given}.json")
+
+    def remove(self) -> None:
+        """Removes all of them. Harmless when repeated."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_error_file(path: str) -> str:
+    """What a worker has left there; "" for nothing, and for what is no file or too long."""
+    if not path:
+        return ""
+    with contextlib.suppress(OSError):
+        # Whatever the worker has put there must not hold up who reads it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                data = file.read(_MOST_BYTES + 1)
+                return "" if len(data) > _MOST_BYTES else data.decode(errors="replace")
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What such a file says.
+
+    Attributes:
+        error: the exception in one line: its type and text.
+        callstack: where it was raised, line by line; its end at most.
+    """
+
+    error: str
+    callstack: tuple[str, ...]
+
+
+def raised_in(text: str) -> Raised | None:
+    """What an error file says; None when there is none, or it says something else."""
+    document = _document(text)
+    if document is None:
+        return None
+    said, callstack = document["message"], ""
+    if isinstance(said, dict):
+        more = said.get("extraInfo")
+        if isinstance(more, dict):
+            callstack = str(more.get("py_callstack", ""))
+        said = said.get("message", "")
+    error = next((line.strip() for line in str(said).splitlines() if line.strip()), "")
+    return Raised(error, tuple(callstack.splitlines()[-_MOST_LINES:])) if error else None
+
+
+def pass_on(path: str, text: str, how: str, returncode: int) -> None:
+    """Writes the error file of this job, which is itself the worker of another launcher. Never fails.
+
+    Args:
+        path: of that launcher's choosing.
+        text: the error file of the first worker that failed; "" where it left none.
+        how: what became of it, in words.
+        returncode: with what it ended.
+    """
+    document = _document(text)
+    if document is None:
+        document = {"message": {"message": how, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
+    if isinstance(document["message"], dict):
+        document["message"]["errorCode"] = returncode
+    with contextlib.suppress(OSError):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(document))
+
+
+def _document(text: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and "message" in document else None

@@ -1,0 +1,83 @@
+"""Whether a command can be seen to call ``init()``: then its workers reset in place from the start on.
+
+Reads the script, and runs nothing. What is not seen (a shell that runs the script, code in an installed module, names
+that are made at run time) costs nothing but a few lines of output: the job's workers are of the other kind until the
+first of them calls ``init()``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_driver.launch.warm.preload import read_command
+
+_OURS = ("elastic_driver", "horovod")
+# A script has few neighbours; one that lies in a folder of thousands is not read for long.
+_MOST_FILES = 64
+
+
+def calls_init(command: Sequence[str], cwd: Path) -> bool:
+    """Whether ``python [options] script ...`` or ``-m module`` runs a file that imports this library, or Horovod, and
+    calls its ``init()``: the script itself, or a module beside it that it imports, directly or through others.
+
+    Args:
+        command: what each worker runs.
+        cwd: the working directory.
+    """
+    found = read_command(command, cwd)
+    if found is None:
+        return False
+    files, seen = list(found.files), set(found.files)
+    for file in files:
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            continue
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        if _calls_init_of(tree, imports):
+            return True
+        for name in _modules(imports):
+            neighbour = found.folder.joinpath(*name.split(".")).with_suffix(".py")
+            if neighbour not in seen and len(seen) < _MOST_FILES and neighbour.is_file():
+                seen.add(neighbour)
+                files.append(neighbour)
+    return False
+
+
+def _calls_init_of(tree: ast.AST, imports: Sequence[ast.Import | ast.ImportFrom]) -> bool:
+    modules: set[str] = set()  # names that the file has for them
+    functions: set[str] = set()
+    for node in imports:
+        for alias in node.names:
+            origin = alias.name if isinstance(node, ast.Import) else f"{'.' * node.level}{node.module or ''}"
+            if origin.partition(".")[0] not in _OURS:
+                continue
+            is_init = isinstance(node, ast.ImportFrom) and alias.name == "init"
+            (functions if is_init else modules).add(alias.asname or alias.name.partition(".")[0])
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        (isinstance(function, ast.Name) and function.id in functions)
+        or (isinstance(function, ast.Attribute) and function.attr == "init" and _root(function) in modules)
+        for function in called
+    )
+
+
+def _root(node: ast.expr) -> str:
+    """The name that a chain of attributes begins with; "" where it begins with something else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _modules(imports: Sequence[ast.Import | ast.ImportFrom]) -> list[str]:
+    """Modules that may lie beside the script."""
+    names = []
+    for node in imports:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif node.level <= 1:
+            names.append(node.module or "")
+            names += [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+    return [name for name in names if name]

@@ -1,0 +1,165 @@
+"""The route of torch Stores: answers what can be answered, and parks the rest. Polls nothing.
+
+Owns who waits for which key. What requests do to the values is the business of
+:mod:`~elastic_driver.rendezvous.server.values`. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from elastic_driver.rendezvous.messages import PIECE_BYTES
+from elastic_driver.rendezvous.routes import RouteRequest
+from elastic_driver.rendezvous.server.values import Changed, Values
+from elastic_driver.rendezvous.store_messages import StoreOp, StoreReply, StoreRequest, pieces_of
+from elastic_driver.system.job_clock import CallLater, Timer
+
+# Below what middleboxes let a connection idle; a Store asks again until its own time is over.
+POLL_S = 30.0
+
+Answer = tuple[int, bytes]
+
+
+class _Waiter:
+    """A request whose keys are not all there."""
+
+    __slots__ = ("answer", "lacking", "request", "timer")
+
+    def __init__(self, request: StoreRequest, answer: asyncio.Future[Answer]) -> None:
+        self.request = request
+        self.answer = answer
+        self.lacking: set[bytes] = set()
+        self.timer: Timer | None = None
+
+
+class StoreRoute:
+    """See above.
+
+    Args:
+        values: what the Stores hold.
+        call_later: measures how long requests wait; the running loop's when None.
+        on_use: told which scope was asked for.
+    """
+
+    def __init__(
+        self, values: Values, *, call_later: CallLater | None = None, on_use: Callable[[str], object] | None = None
+    ) -> None:
+        self._values = values
+        self._call_later = call_later
+        self._on_use = on_use
+        self._waiting: dict[tuple[str, bytes], dict[_Waiter, None]] = {}
+        self._popping: dict[tuple[int, int], _Waiter] = {}  # by client and number: one that comes again takes its place
+
+    @property
+    def parked(self) -> int:
+        """How many requests wait."""
+        return len({waiter for waiters in self._waiting.values() for waiter in waiters})
+
+    def answer(self, asked: RouteRequest) -> Answer | Awaitable[Answer]:
+        """Answers a request, at once or later: 204 when what it waits for does not come in time.
+
+        Raises:
+            RendezvousError: it cannot be read, or cannot be done.
+        """
+        request = StoreRequest.from_bytes(asked.body)
+        values = self._values
+        values.check(request)
+        if self._on_use is not None:
+            self._on_use(request.scope)
+        match request.op:
+            case StoreOp.PIECE:
+                return self._said(values.take_piece(request))
+            case StoreOp.REST:
+                return self._said(values.rest(request))
+            case StoreOp.WHOLE:
+                inner = values.whole(request)
+                if isinstance(inner, StoreReply):
+                    return self._sized(request, inner)
+                request = inner
+                values.check(request)
+            case _:
+                pass  # it is whole
+        answered = values.answered(request)
+        if answered is not None:
+            return self._sized(request, answered)
+        lacking = values.lacks(request)
+        if not lacking:
+            return self._carry_out(request)
+        if request.wait_s <= 0:
+            return 204, b""
+        return self._park(request, lacking)
+
+    def _carry_out(self, request: StoreRequest) -> Answer:
+        reply, changed = self._values.carry_out(request)
+        if changed is not None:
+            self._release(changed)
+        return self._sized(request, reply)
+
+    def _said(self, reply: StoreReply) -> Answer:
+        return 200, reply.to_bytes()
+
+    def _sized(self, request: StoreRequest, reply: StoreReply) -> Answer:
+        body = reply.to_bytes()
+        if len(body) > PIECE_BYTES and request.client:
+            body = self._values.keep_rest(request, pieces_of(body)).to_bytes()
+        return 200, body
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _park(self, request: StoreRequest, lacking: list[bytes]) -> Awaitable[Answer]:
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(request, loop.create_future())
+        if request.op is StoreOp.POP and request.client:
+            # Its connection was cut, and nobody has told this end: what comes is for the one that asks now.
+            older = self._popping.get((request.client, request.number))
+            if older is not None:
+                self._drop(older)
+                older.answer.cancel()
+            self._popping[request.client, request.number] = waiter
+        self._wait_for(waiter, lacking)
+        call_later = self._call_later or loop.call_later
+        waiter.timer = call_later(min(request.wait_s, POLL_S), lambda: self._end(waiter, (204, b"")))
+        waiter.answer.add_done_callback(lambda _: self._drop(waiter))  # also when nobody waits any more
+        return waiter.answer
+
+    def _wait_for(self, waiter: _Waiter, lacking: list[bytes]) -> None:
+        waiter.lacking.update(lacking)
+        for key in lacking:
+            self._waiting.setdefault((waiter.request.scope, key), {})[waiter] = None
+
+    def _release(self, changed: Changed) -> None:
+        for key in changed.keys:
+            for waiter in tuple(self._waiting.get((changed.scope, key), ())):
+                if waiter.answer.done() or len(waiter.lacking) > 1:
+                    self._no_longer(waiter, key)
+                    continue
+                lacking = self._values.lacks(waiter.request)  # all of them: keys may have been deleted meanwhile
+                if lacking:
+                    self._no_longer(waiter, key)
+                    self._wait_for(waiter, lacking)
+                    continue
+                self._drop(waiter)
+                self._end(waiter, self._carry_out(waiter.request))
+
+    def _end(self, waiter: _Waiter, answer: Answer) -> None:
+        if not waiter.answer.done():
+            waiter.answer.set_result(answer)
+
+    def _no_longer(self, waiter: _Waiter, key: bytes) -> None:
+        waiter.lacking.discard(key)
+        name = (waiter.request.scope, key)
+        waiters = self._waiting.get(name)
+        if waiters is not None:
+            waiters.pop(waiter, None)
+            if not waiters:
+                del self._waiting[name]
+
+    def _drop(self, waiter: _Waiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        for key in tuple(waiter.lacking):
+            self._no_longer(waiter, key)
+        name = (waiter.request.client, waiter.request.number)
+        if self._popping.get(name) is waiter:
+            del self._popping[name]

@@ -1,0 +1,192 @@
+"""What a torch Store asks of the rendezvous, and is answered: bytes both ways, in ``POST /v1/store``.
+
+Owns shapes and validation. Pure: knows no socket, clock or random source. All integers are little-endian:
+
+    request  op (1 byte), instance (8), client (8), number (8), done (8), wait_s (double) | length (2), scope | parts
+    reply    instance (8), pieces (4) | parts
+    parts    count (4), then for each: length (4), bytes
+
+``instance`` tells one start of the server from the next, whose store is empty. ``client`` and ``number`` tell one
+request from all others, so that what is asked again because an answer was lost is not done twice; all numbers below
+``done`` have been answered. What is larger than :data:`PIECE_BYTES` travels in pieces, so that nothing else has to wait
+for it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.rendezvous.messages import PIECE_BYTES
+
+MOST_VALUE_BYTES = 100 << 20
+"""Of one value. TCPStore takes 8 MB."""
+MOST_PIECES = -(-2 * MOST_VALUE_BYTES // PIECE_BYTES)
+"""Of one request or answer: compare_set sends two values."""
+
+_REQUEST = struct.Struct("<BQQQQdH")
+_REPLY = struct.Struct("<QI")
+_COUNT = struct.Struct("<I")
+
+
+class StoreOp(IntEnum):
+    """What is asked; behind it the parts of the request, and of the answer."""
+
+    SET = 1  # key, value, key, value, ...: all at once
+    GET = 2  # keys: their values, when all are there
+    WAIT = 3  # keys: nothing, when all are there
+    CHECK = 4  # keys: b"1" when all are there, else b"0"
+    ADD = 5  # key, number: the sum
+    COMPARE_SET = 6  # key, expected value, new one: the value that it has now
+    APPEND = 7  # key, value
+    DELETE = 8  # key: b"1" when it was there, else b"0"
+    COUNT = 9  # : how many keys there are
+    KEYS = 10  # : all keys
+    PUSH = 11  # key, value: puts it at the end of the queue
+    POP = 12  # key: the first of the queue, when there is one
+    LENGTH = 13  # key: how many the queue has
+    DROP = 14  # : forgets the scope
+    PIECE = 15  # number of a piece, and the piece of the request that has this number
+    WHOLE = 16  # number of pieces: the request that was sent in them
+    REST = 17  # number of a piece: of the answer to the request of this number
+
+
+CHANGING = frozenset(
+    {
+        StoreOp.SET,
+        StoreOp.ADD,
+        StoreOp.COMPARE_SET,
+        StoreOp.APPEND,
+        StoreOp.DELETE,
+        StoreOp.PUSH,
+        StoreOp.POP,
+        StoreOp.DROP,
+    }
+)
+"""What is not to be done twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """One request.
+
+    Attributes:
+        op: what is asked.
+        scope: whose keys; scopes know nothing of each other.
+        parts: see StoreOp.
+        wait_s: how long it may wait, seconds.
+        instance: of the server, as the client has met it; 0 for the first request.
+        client: who asks; random.
+        number: of the request, from 1 for each client.
+        done: all numbers of this client below it have been answered.
+    """
+
+    op: StoreOp
+    scope: str
+    parts: Sequence[bytes] = ()
+    wait_s: float = 0.0
+    instance: int = 0
+    client: int = 0
+    number: int = 0
+    done: int = 0
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        scope = self.scope.encode()
+        head = _REQUEST.pack(self.op, self.instance, self.client, self.number, self.done, self.wait_s, len(scope))
+        return b"".join((head, scope, *_packed(self.parts)))
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a request."""
+        try:
+            op, instance, client, number, done, wait_s, length = _REQUEST.unpack_from(body)
+            end = _REQUEST.size + length
+            scope = body[_REQUEST.size : end].decode()
+            kind = StoreOp(op)
+        except (struct.error, ValueError) as error:  # UnicodeDecodeError is one
+            raise RendezvousProtocolError(f"cannot read what is asked of the store: {error}") from None
+        if not (math.isfinite(wait_s) and wait_s >= 0):
+            raise RendezvousProtocolError(f"cannot wait for {wait_s} s")
+        return cls(kind, scope, _unpacked(body, end), wait_s, instance, client, number, done)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReply:
+    """One answer.
+
+    Attributes:
+        instance: of the server.
+        parts: see StoreOp.
+        pieces: 0; or the answer is large, and is asked for in so many pieces.
+    """
+
+    instance: int
+    parts: Sequence[bytes] = ()
+    pieces: int = 0
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        return b"".join((_REPLY.pack(self.instance, self.pieces), *_packed(self.parts)))
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such an answer."""
+        try:
+            instance, pieces = _REPLY.unpack_from(body)
+        except struct.error as error:
+            raise RendezvousProtocolError(f"cannot read the store's answer: {error}") from None
+        return cls(instance, _unpacked(body, _REPLY.size), pieces)
+
+
+def pieces_of(body: bytes) -> list[bytes]:
+    """What is too large for one message."""
+    view = memoryview(body)
+    return [bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(body), PIECE_BYTES)]
+
+
+def number_in(part: bytes, what: str) -> int:
+    """A whole number as it stands in a part, or in a value.
+
+    Raises:
+        RendezvousProtocolError: it is none, or is too large for torch.
+    """
+    try:
+        number = int(part) if len(part) <= 20 else 1 << 64  # Python's int reads on for ever
+    except ValueError:
+        raise RendezvousProtocolError(f"cannot read {what}: {part[:40]!r} is not a whole number") from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise RendezvousProtocolError(f"cannot use {what}: it has more than 64 bits")
+    return number
+
+
+def _packed(parts: Sequence[bytes]) -> list[bytes]:
+    packed = [_COUNT.pack(len(parts))]
+    for part in parts:
+        packed += (_COUNT.pack(len(part)), part)
+    return packed
+
+
+def _unpacked(body: bytes, offset: int) -> tuple[bytes, ...]:
+    parts: list[bytes] = []
+    try:
+        (count,) = _COUNT.unpack_from(body, offset)
+        offset += 4
+        for _ in range(count):
+            (length,) = _COUNT.unpack_from(body, offset)
+            offset += 4
+            part = body[offset : offset + length]
+            if len(part) != length:
+                raise RendezvousProtocolError("cannot read parts: cut short")
+            parts.append(part)
+            offset += length
+    except struct.error:
+        raise RendezvousProtocolError("cannot read parts: cut short") from None
+    if offset != len(body):
+        raise RendezvousProtocolError("cannot read parts: bytes left over")
+    return tuple(parts)

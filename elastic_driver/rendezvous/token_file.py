@@ -1,0 +1,61 @@
+"""The token of ``elasticrun rendezvous``, as its users keep it in a file.
+
+Owns what may be one, how it is read, and how one is made. It is never an argument of a command, which everybody on the
+machine can read, and never travels.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.safe_files import read_named
+
+ENV_TOKEN_FILE = "ELASTIC_DRIVER_RENDEZVOUS_TOKEN_FILE"
+
+# Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
+LEAST_CHARACTERS = 16
+MOST_BYTES = 4096
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, without the white space around it. Blocks while a pipe is written, for 30 s at most.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds none.
+    """
+    try:
+        data = read_named(path, MOST_BYTES)
+    except OSError as error:
+        raise SettingsError(f"cannot read the rendezvous token's file {path}: {error.strerror or error}") from error
+    try:
+        text = data.decode().strip()
+    except UnicodeDecodeError:
+        text = ""
+    if len(text) < LEAST_CHARACTERS or not text.isprintable():
+        raise SettingsError(
+            f"cannot use the file {path} as a rendezvous token: it has to hold one line of {LEAST_CHARACTERS} or more "
+            "characters"
+        )
+    return text
+
+
+def make_token(path: Path) -> str:
+    """A token that nobody can guess, in a new file that only this user can read.
+
+    Raises:
+        FileExistsError: there is a file already.
+        SettingsError: it cannot be written.
+    """
+    token = secrets.token_hex(32)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise SettingsError(f"cannot write a rendezvous token to {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{token}\n")
+    return token

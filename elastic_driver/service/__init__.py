@@ -1,0 +1,1 @@
+"""``elasticrun rendezvous``: a rendezvous for jobs of torchrun, outside their nodes. Imports no torch."""

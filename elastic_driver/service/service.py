@@ -1,0 +1,138 @@
+"""The service of ``elasticrun rendezvous``: its server, its jobs and the Stores that it keeps.
+
+Owns how they are put together, and how long it remembers. State is in memory only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_driver.rendezvous.credentials import Identity, Role, member
+from elastic_driver.rendezvous.routes import MEMBER, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.rendezvous.server.store_route import StoreRoute
+from elastic_driver.rendezvous.server.values import Values
+from elastic_driver.service.jobs import Jobs
+from elastic_driver.system.job_clock import JobClock
+
+# Scopes that nobody has asked for in this time are forgotten: Stores of jobs that have long ended.
+IDLE_S = 24 * 3600.0
+_SWEEP_S = 600.0
+
+__all__ = ["Place", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the service listens, and who may come.
+
+    Attributes:
+        host: local address.
+        port: 0 for any that is free.
+        token: of the service; "" where none is asked for.
+    """
+
+    host: str
+    port: int
+    token: str
+
+
+class _Keys:
+    """Of the members only. See the server's Keys."""
+
+    def __init__(self, token: str) -> None:
+        self._member = member(token)
+
+    def of(self, identity: Identity) -> bytes | None:
+        return self._member.key if identity.role is Role.MEMBER else None
+
+
+async def serve(place: Place, *, tell: Callable[[str], None], on_listening: Callable[[int], object]) -> int:
+    """Serves until it is told to end by SIGINT or SIGTERM.
+
+    Args:
+        place: where.
+        tell: told what happens, in lines for people.
+        on_listening: told the port.
+
+    Returns:
+        The exit code: 0, or 70 after an error of its own.
+
+    Raises:
+        SettingsError: it cannot listen there.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(code: int) -> None:
+        if not ended.done():
+            ended.set_result(code)
+
+    def failed(error: BaseException) -> None:
+        tell(f"an error of the rendezvous' own: {error!r}")
+        end(70)
+
+    loop.set_exception_handler(
+        lambda _, context: failed(context.get("exception") or RuntimeError(str(context["message"])))
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, 0)
+    clock = JobClock()
+    values = Values(secrets.randbits(63) | 1)
+    used: dict[str, float] = {}
+
+    def use(scope: str) -> None:
+        used[scope] = clock()
+
+    store = StoreRoute(values, call_later=clock.call_later, on_use=use)
+
+    def forget(scope: str) -> None:
+        used.pop(scope, None)
+        values.drop(scope)
+
+    jobs = Jobs(clock, tell=lambda job, text: tell(f"job {job}: {text}"), forget=forget)
+    server = RendezvousServer(
+        None,  # type: ignore[arg-type] # none of the routes is the handler's
+        routes={},
+        own=_routes(store, jobs),
+        key=_Keys(place.token),
+        on_error=failed,
+        on_full=tell,
+        call_later=clock.call_later,
+    )
+    port = await server.start(place.host, place.port)
+    keeper = asyncio.ensure_future(clock.keep(lambda lost_s: tell(f"this process stood still for {lost_s:.0f} s")))
+    sweeper = asyncio.ensure_future(_sweep(clock, used, forget))
+    on_listening(port)
+    try:
+        return await ended
+    finally:
+        for task in (keeper, sweeper):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await server.close()
+
+
+def _routes(store: StoreRoute, jobs: Jobs) -> Routes:
+    def status(_: RouteRequest) -> tuple[int, bytes]:
+        return 200, json.dumps(jobs.status()).encode()
+
+    return {
+        "store": Route({b"POST": MEMBER}, store.answer),
+        "nodes": Route({b"POST": MEMBER}, jobs.answer),
+        "jobs": Route({b"GET": MEMBER}, status),
+    }
+
+
+async def _sweep(clock: JobClock, used: dict[str, float], forget: Callable[[str], object]) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        for scope in [scope for scope, at in used.items() if clock() - at > IDLE_S]:
+            forget(scope)

@@ -1,0 +1,448 @@
+"""torchrun's options (torch 2.13), and what each of them asks for here.
+
+Owns their names, the variables ``PET_*`` that stand in for them, and how they become values that settings know. An
+option that cannot be had here is refused in a sentence that says what to do instead; one that is without effect, since
+what it is for is done otherwise, is taken. docs/torchrun_flags.md is the table for users.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.settings.logs import Logs, Streams, read_filters, read_ranks, read_streams
+from elastic_driver.settings.nodes import Nodes
+from elastic_driver.settings.processors import count_processes
+
+_Value = TypeVar("_Value")
+
+DEFAULT_PORT = 29500
+"""torchrun's, for --master-port and for an --rdzv-endpoint without one."""
+# torchrun's, between SIGTERM and SIGKILL.
+_GRACE_S = 30.0
+_ENV_GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_ENV_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_ENV_PYTHON = "PYTHON_EXEC"
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""What --signals-to-handle may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One of torchrun's options.
+
+    Attributes:
+        name: as torch's parser calls it: the long flag with underscores.
+        help: for --help.
+        metavar: of its value; "" for a switch.
+        short: its short flag.
+        places: whether it says which processes there are and how nodes meet, as -np and -H do in another way.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    short: str = ""
+    places: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The long flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def underscored(self) -> str:
+        """Its other spelling."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Stands in for the flag."""
+        return f"PET_{self.name.upper()}"
+
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("nproc_per_node", "workers on this node: a number, auto, cpu, gpu or xpu (default 1)", "N", places=True),
+        Option("nnodes", "nodes, or the fewest and most of them (default 1)", "N|MIN:MAX", places=True),
+        Option("node_rank", "this node's place among the nodes (default: found)", "N", places=True),
+        Option("master_addr", "with --master-port: same as --rdzv-endpoint", "HOST", places=True),
+        Option("master_port", f"see --master-addr (default {DEFAULT_PORT})", "PORT", places=True),
+        Option("rdzv_endpoint", "where the nodes meet: the same on each of them", "HOST[:PORT]", places=True),
+        Option("rdzv_id", "the job's name: the same on each node", "NAME", places=True),
+        Option(
+            "rdzv_backend",
+            "static, c10d or elastic, which mean elasticrun's own; others are refused",
+            "NAME",
+            places=True,
+        ),
+        Option(
+            "rdzv_conf",
+            "join_timeout, last_call_timeout, close_timeout, ... of the meeting",
+            "KEY=VALUE,...",
+            places=True,
+        ),
+        Option("standalone", "this node alone, whatever is said of a meeting", places=True),
+        Option("local_addr", "under which the other nodes reach this one (default: found)", "ADDRESS", places=True),
+        Option("max_restarts", "same as --reset-limit (default: no limit)", "N"),
+        Option("role", "of the workers: their ROLE_NAME (default: default)", "NAME"),
+        Option("module", "the command is a module: python -m MODULE", short="-m"),
+        Option("no_python", "the command is run as it is, also if it is a Python file"),
+        Option("run_path", "the command is a Python file, also if it can be run as it is"),
+        Option("log_dir", "folder for -r and -t: DIR/ID/LOCAL_RANK/stdout.log, appended to", "DIR"),
+        Option(
+            "redirects",
+            "output to files: 0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:2",
+            "3|0:3,1:2",
+            "-r",
+        ),
+        Option("tee", "the same, to files and to the terminal", "3|0:3,1:2", "-t"),
+        Option("local_ranks_filter", "show only these local ranks on the terminal", "N,..."),
+        Option("log_line_prefix_template", "before lines: text with ${role_name}, ${rank} and ${local_rank}", "TEXT"),
+        Option(
+            "duplicate_stdout_filters", "stdout lines with one of these also to DIR/ID/filtered_stdout.log", "TEXT,..."
+        ),
+        Option("duplicate_stderr_filters", "the same of stderr", "TEXT,..."),
+        Option("logs_specs", "refused but for default: there are no such plug-ins here", "NAME"),
+        Option("shutdown_timeout", f"same as --grace-time (default with one of these flags: {_GRACE_S:g})", "S"),
+        Option("signals_to_handle", "more signals that end the job: SIGQUIT, SIGUSR1, SIGUSR2", "SIGNAL,..."),
+        Option(
+            "numa_binding",
+            "bind each worker to the processors near its GPU: node, socket, exclusive, core-complex",
+            "HOW",
+        ),
+        Option("virtual_local_rank", "workers have LOCAL_RANK 0 and see their own GPU only"),
+        Option("start_method", "accepted: workers are forked warm or started (--no-preload)", "METHOD"),
+        Option("monitor_interval", "accepted: ends of workers are seen at once", "S"),
+        Option("event_log_handler", "null; others are refused: see --event-log", "NAME"),
+    )
+}
+
+# Keys of --rdzv-conf: seconds that mean something here, and what is done otherwise here.
+_CONF_SECONDS = frozenset(("join_timeout", "last_call_timeout", "close_timeout", "timeout"))
+_CONF_OTHERWISE: Mapping[str, str] = {
+    "heartbeat_timeout": "see --host-timeout",
+    "keep_alive_interval": "see --host-timeout and --agent-timeout",
+    "keep_alive_max_attempt": "see --host-timeout and --agent-timeout",
+    "read_timeout": "see --agent-timeout",
+    "rank": "see --node-rank",
+    "use_libuv": "",
+}
+_CONF_WORDS = frozenset(("is_host", "store_type", "grow"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What was said of one option: its text, and where, for messages."""
+
+    text: str
+    where: str
+
+
+def torchrun_values(
+    flags: Mapping[str, str], environ: Mapping[str, str], *, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What torchrun's flags and variables ask for, by the names of Settings.
+
+    Args:
+        flags: the text of each option that was given as a flag, by its name; "1" of a switch.
+        environ: with ``PET_*``.
+        others: what was given otherwise. It wins, where it says the same thing.
+
+    Returns:
+        Nothing where none of the options was given.
+
+    Raises:
+        SettingsError: an option cannot be had, or two contradict each other; one line for the user.
+    """
+    placed = [name for name in ("num_proc", "hosts", "hostfile", "discovery_script") if name in others]
+    said = _said(flags, environ, without_places=bool(placed))
+    if not said:
+        return {}
+    if placed:
+        flag = next((option.flag for name, option in OPTIONS.items() if option.places and name in said), None)
+        if flag is not None:
+            other = {"num_proc": "-np", "hosts": "-H", "hostfile": "--hostfile"}.get(
+                placed[0], "--host-discovery-script"
+            )
+            raise SettingsError(
+                f"give either {flag} or {other}, not both: they say in two ways which workers there are"
+            )
+    _refuse(said)
+    asks = _Asks(said, environ)
+    asks.check_what_is_without_effect()
+    values = {
+        "command": asks.command(tuple(others.get("command", ()))),
+        "logs": asks.logs(),
+        "virtual_local_rank": asks.switch("virtual_local_rank"),
+        "numa_binding": asks.text("numa_binding"),
+        "more_signals": asks.signals(),
+        "reset_limit": asks.integer("max_restarts"),
+        "grace_s": asks.grace_s(),
+        "blames_hosts": "cooldown_range_s" in others,
+        **(asks.places() if not placed else {"nodes": Nodes(role=asks.role)}),
+    }
+    wins = {name for name in others if name != "command"}
+    return {name: value for name, value in values.items() if value is not None and name not in wins}
+
+
+def _said(flags: Mapping[str, str], environ: Mapping[str, str], *, without_places: bool) -> dict[str, _Said]:
+    said: dict[str, _Said] = {}
+    for name, option in OPTIONS.items():
+        if name in flags:
+            said[name] = _Said(flags[name], f"argument {option.flag}")
+        elif environ.get(option.variable) and not (without_places and option.places):
+            said[name] = _Said(environ[option.variable], f"the variable {option.variable}")
+    # A switch's variable may say that it is off.
+    off = [name for name, one in said.items() if not OPTIONS[name].metavar and not _read(one, _switch)]
+    return {name: one for name, one in said.items() if name not in off}
+
+
+def _refuse(said: Mapping[str, _Said]) -> None:
+    """Raises SettingsError where something is asked for that cannot be had."""
+    for name, allowed, instead in (
+        (
+            "rdzv_backend",
+            ("static", "c10d", "elastic"),
+            "leave it away: elasticrun is the meeting place itself, nothing else has to run",
+        ),
+        ("logs_specs", ("default",), "leave it away: --log-dir, -r and -t say what goes where"),
+        ("event_log_handler", ("null",), "leave it away: --event-log FILE has the job's events as JSON lines"),
+        ("start_method", ("spawn", "fork", "forkserver"), "leave it away: it is without effect here"),
+        ("numa_binding", ("node", "socket", "exclusive", "core-complex"), "give one of these"),
+    ):
+        one = said.get(name)
+        if one is not None and one.text.strip().lower() not in allowed:
+            raise SettingsError(f"{one.where}: {one.text[:40]!r} is none of {', '.join(allowed)}; {instead}")
+    if "module" in said and "no_python" in said:
+        raise SettingsError(f"{said['no_python'].where}: not with --module, which is run by Python")
+
+
+def _read(one: _Said, read: Callable[[str], _Value]) -> _Value:
+    try:
+        return read(one.text)
+    except ValueError as error:
+        raise SettingsError(f"{one.where}: {error}") from None
+
+
+class _Asks:
+    """What is asked for by options that can be had."""
+
+    def __init__(self, said: Mapping[str, _Said], environ: Mapping[str, str]) -> None:
+        self._said = said
+        self._environ = environ
+
+    def text(self, name: str) -> str | None:
+        """A text; None where nothing was said."""
+        one = self._said.get(name)
+        return None if one is None else one.text.strip()
+
+    def switch(self, name: str) -> bool | None:
+        """True, or None where nothing was said."""
+        return True if name in self._said else None
+
+    def integer(self, name: str) -> int | None:
+        """A number; None where nothing was said."""
+        return self._value(name, lambda text: _bounded(text, 0, 2**31 - 1))
+
+    @property
+    def role(self) -> str:
+        """Of the workers."""
+        return self.text("role") or "default"
+
+    def check_what_is_without_effect(self) -> None:
+        """Rubbish is refused there, too."""
+        self._value("monitor_interval", _seconds)
+
+    def command(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """What each worker runs: a Python file, or a module, is run by Python, as torchrun does."""
+        if not words:
+            return words
+        python = (self._environ.get(_ENV_PYTHON) or sys.executable, "-u")
+        if "module" in self._said:
+            return (*python, "-m", *words)
+        if "no_python" in self._said and "run_path" not in self._said:
+            return words
+        path = Path(words[0])
+        is_script = "run_path" in self._said or path.suffix in (".py", ".pyc")
+        # Under torchrun a script needs no such name. A program that can be run is no script: "python train.py", say.
+        return (*python, *words) if is_script or (path.is_file() and not os.access(path, os.X_OK)) else words
+
+    def logs(self) -> Logs | None:
+        """What becomes of the output; None where nothing was said of it."""
+        prefix = self._value("log_line_prefix_template", str)
+        if prefix is None:
+            prefix = self._environ.get(_ENV_PREFIX) or None
+        folder = self.text("log_dir")
+        asked = Logs(
+            folder=Path(folder).absolute() if folder and folder != os.devnull else None,
+            redirects=self._value("redirects", read_streams) or Streams(),
+            tee=self._value("tee", read_streams) or Streams(),
+            shown=self._value("local_ranks_filter", read_ranks),
+            prefix=prefix,
+            stdout_filters=self._value("duplicate_stdout_filters", read_filters) or (),
+            stderr_filters=self._value("duplicate_stderr_filters", read_filters) or (),
+        )
+        if folder == os.devnull:  # torchrun keeps nothing then, and shows all
+            asked = Logs(shown=asked.shown, prefix=asked.prefix)
+        return None if asked == Logs() else asked
+
+    def signals(self) -> tuple[str, ...] | None:
+        """Names of signals beside those that end every job; None where nothing was said."""
+
+        def read(text: str) -> tuple[str, ...]:
+            names = tuple(word.strip() for word in text.split(",") if word.strip())
+            for name in names:
+                if name not in SIGNALS:
+                    raise ValueError(f"{name[:40]!r} is none of {', '.join(SIGNALS)}")
+            return names
+
+        return self._value("signals_to_handle", read)
+
+    def grace_s(self) -> float:
+        """Between SIGTERM and SIGKILL."""
+        asked = self._value("shutdown_timeout", _seconds)
+        text = self._environ.get(_ENV_GRACE)
+        if asked is None and text:
+            asked = _read(_Said(text, f"the variable {_ENV_GRACE}"), _seconds)
+        return _GRACE_S if asked is None else asked
+
+    def places(self) -> dict[str, Any]:
+        """Which workers there are, and how nodes meet."""
+        least, most = self._value("nnodes", _read_nnodes) or (1, 1)
+        each = self._value("nproc_per_node", lambda text: _processes(text, self._environ)) or 1
+        rank = self.integer("node_rank")
+        if rank is not None and rank >= most:
+            raise SettingsError(
+                f"{self._said['node_rank'].where}: {rank} is none of the {most} nodes, which count from 0"
+            )
+        if "standalone" in self._said and most > 1:
+            raise SettingsError(f"--standalone is for one node: leave {self._said['nnodes'].where} away")
+        conf = self._value("rdzv_conf", _read_conf) or {}
+        nodes = Nodes(
+            least=least,
+            most=most,
+            nproc_per_node=each,
+            endpoint=self._endpoint(most) if most > 1 else "",
+            run_id="" if "standalone" in self._said else self.text("rdzv_id") or "",
+            node_rank=rank,
+            local_addr=self.text("local_addr") or "",
+            role=self.role,
+            conf=conf,
+        )
+        waits_s = next((float(conf[key]) for key in ("join_timeout", "timeout") if key in conf), None)
+        workers: dict[str, Any] = {"num_proc": least * each, "max_num_proc": most * each}
+        if most > 1:  # else no other host can come, and the job is one of fixed size
+            workers |= {"min_num_proc": least * each, "accept_agents": True}
+        return {
+            "nodes": nodes,
+            **workers,
+            "elastic_timeout_s": waits_s,
+            "remarks": tuple(_conf_remark(key) for key in conf if key in _CONF_OTHERWISE) or None,
+        }
+
+    def _endpoint(self, most: int) -> str:
+        if endpoint := self.text("rdzv_endpoint"):
+            return _check_endpoint(endpoint, self._said["rdzv_endpoint"].where)
+        host, port = self.text("master_addr"), self.text("master_port")
+        if not host:
+            raise SettingsError(
+                f"--nnodes up to {most} needs --rdzv-endpoint HOST:PORT (or --master-addr and --master-port), the same "
+                "on each node: where one of them is the driver, and the others join"
+            )
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        return _check_endpoint(f"{host}:{port or DEFAULT_PORT}", self._said["master_addr"].where)
+
+    def _value(self, name: str, read: Callable[[str], _Value]) -> _Value | None:
+        one = self._said.get(name)
+        return None if one is None else _read(one, read)
+
+
+def _switch(text: str) -> bool:
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
+        raise ValueError(f"{text[:40]!r} is neither 1 (on) nor 0 (off)")
+    return bool(int(text))
+
+
+def _bounded(text: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text):
+        raise ValueError(f"{text[:40]!r} is not an integer")
+    if not least <= int(text) <= most:
+        raise ValueError(f"{text.strip()} is not within {least} to {most}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is not a number of seconds") from None
+    if not 0 <= value <= 1e9:  # nor is NaN
+        raise ValueError(f"{text.strip()[:40]} is not a number of seconds, 0 or above")
+    return value
+
+
+def _processes(text: str, environ: Mapping[str, str]) -> int:
+    count = count_processes(text, environ)
+    if count < 1:
+        raise ValueError(f"{count} is below 1")
+    return count
+
+
+# A slip of the finger; Settings bounds the workers.
+_MOST_NODES = 65536
+
+
+def _read_nnodes(text: str) -> tuple[int, int]:
+    words = text.split(":")
+    if len(words) > 2:
+        raise ValueError(f"{text[:40]!r} is neither a number of nodes nor MIN:MAX")
+    least, most = (_bounded(words[0], 1, _MOST_NODES), _bounded(words[-1], 1, _MOST_NODES))
+    if least > most:
+        raise ValueError(f"{text.strip()!r} has more nodes at least than at most")
+    return least, most
+
+
+def _read_conf(text: str) -> dict[str, str]:
+    conf: dict[str, str] = {}
+    for pair in text.split(",") if text.strip() else ():
+        key, _, value = (word.strip() for word in pair.partition("="))
+        if not key or not value:
+            raise ValueError(f"{pair.strip()[:40]!r} is not of the form KEY=VALUE")
+        known = _CONF_SECONDS | _CONF_OTHERWISE.keys() | _CONF_WORDS
+        if key not in known:
+            raise ValueError(f"{key[:40]!r} is none of {', '.join(sorted(known))}")
+        if key in _CONF_SECONDS and _seconds(value) <= 0:
+            raise ValueError(f"{key}: {value[:40]!r} is not a number of seconds above 0")
+        if key == "store_type" and value.lower() != "tcp":
+            raise ValueError(f"store_type {value[:40]!r}: elasticrun keeps the store itself; leave it away")
+        if key == "is_host" and value.lower() not in ("1", "0", "true", "false", "t", "f", "yes", "no", "y", "n"):
+            raise ValueError(f"is_host {value[:40]!r} is neither true nor false")
+        conf[key] = value
+    return conf
+
+
+def _conf_remark(key: str) -> str:
+    see = _CONF_OTHERWISE[key]
+    return f"{key} of --rdzv-conf is without effect here{f': {see}' if see else ''}"
+
+
+def _check_endpoint(text: str, where: str) -> str:
+    """The endpoint, if it is ``HOST``, ``HOST:PORT`` or either with an IPv6 address in brackets."""
+    match = re.fullmatch(
+        r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?)(:(?P<port>[0-9]{1,5}))?", text
+    )
+    if match is None:
+        raise SettingsError(f"{where}: {text[:80]!r} is not of the form HOST:PORT")
+    port = match["port"]
+    if port is not None and not 1 <= int(port) <= 65535:
+        raise SettingsError(f"{where}: {port} is not a port that other nodes could know: 1 to 65535")
+    return text

@@ -1,0 +1,111 @@
+"""DistributedDataParallel over the round's process group: wrapped anew in each round, the old wrapper taken apart."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic_driver.torch.distributed.group import process_group
+from elastic_driver.torch.state import TorchState
+
+# By module: its last wrapper. Weak both ways, as a wrapper holds its module.
+_wrappers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[DistributedDataParallel]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def distributed_data_parallel(module: torch.nn.Module, **kwargs: Any) -> DistributedDataParallel:
+    """``DistributedDataParallel(module, process_group=hvd.process_group(), **kwargs)``, once in each round.
+
+    Call it in the training function, which ``elastic.run`` calls in each round: all members do, and it blocks until
+    they have. The module's wrapper of the round before is taken apart first: its hooks are removed from the parameters,
+    and its buckets are freed. In one round it gives the same wrapper again.
+
+    Args:
+        module: what is trained; the state keeps this one, not the wrapper.
+        **kwargs: DistributedDataParallel's, but for ``process_group``.
+
+    Raises:
+        HorovodInternalError: a peer is gone, or the round is broken.
+    """
+    group = process_group()
+    former = wrapper_of(module)
+    if former is not None:
+        if former.process_group is group:
+            return former
+        take_apart(former)
+    wrapper = DistributedDataParallel(module, process_group=group, **kwargs)
+    _wrappers[module] = weakref.ref(wrapper)
+    return wrapper
+
+
+def wrapper_of(module: torch.nn.Module) -> DistributedDataParallel | None:
+    """The module's last wrapper, if somebody has it still."""
+    reference = _wrappers.get(module)
+    return reference() if reference is not None else None
+
+
+def take_apart(wrapper: DistributedDataParallel) -> None:
+    """Frees what a wrapper has beside its module: hooks on the parameters, buckets, its hold on the process group."""
+    _wrappers.pop(wrapper.module, None)
+    reducer = wrapper.__dict__.get("reducer")
+    if reducer is None:
+        return
+    with contextlib.suppress(AttributeError):  # its name is torch's own
+        reducer._remove_autograd_hooks()
+    # Gradients may be views of the buckets, and are of no use any more.
+    if wrapper.gradient_as_bucket_view:
+        for param in wrapper.module.parameters():
+            param.grad = None
+    for name in ("reducer", "logger", "process_group"):
+        setattr(wrapper, name, None)
+
+
+class DDPState(TorchState):
+    """A TorchState whose model is trained by DistributedDataParallel: ``DDPState(model=model, optimizer=…, epoch=0)``.
+
+    ``state.ddp`` is the model's wrapper in the present round; ``state.model`` stays the module itself. At each reset
+    the old wrapper is taken apart.
+
+    Args:
+        model: a module, or a DistributedDataParallel, of which the module is taken.
+        optimizer: an optimizer, if any, of the module's parameters.
+        ddp: arguments for DistributedDataParallel, but for ``process_group``.
+        **kwargs: as those of TorchState.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        ddp: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            wrapper, model = model, model.module
+            take_apart(wrapper)
+        # The state is equal on all ranks already.
+        object.__setattr__(self, "_ddp_options", {"init_sync": False, **(ddp or {})})
+        object.__setattr__(self, "_ddp", None)
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The model, wrapped for the present round. The first call in a round is made by all members, and blocks."""
+        wrapper = distributed_data_parallel(self.model, **self._ddp_options)
+        object.__setattr__(self, "_ddp", wrapper)
+        return wrapper
+
+    def reset(self) -> None:
+        """See State."""
+        wrapper = self._ddp
+        if wrapper is not None:
+            object.__setattr__(self, "_ddp", None)
+            take_apart(wrapper)
+        super().reset()

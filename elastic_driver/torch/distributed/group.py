@@ -1,0 +1,240 @@
+"""``hvd.process_group()``: torch.distributed's process group of the present round.
+
+Owns its making, its end with the round, and its place as torch's default group. What a group of a broken round raises
+is an error of the round's: see Context.accounts_for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from elastic_driver.errors import HorovodInternalError, RendezvousError
+from elastic_driver.system.interfaces import host_addresses
+from elastic_driver.torch.device.groups import abort_in_thread, has_ended, say_once
+from elastic_driver.torch.device.lane import nccl_refusal
+from elastic_driver.torch.distributed.sockets import GroupSockets, lazy_gloo
+from elastic_driver.torch.distributed.store import LateServer, RoundStore
+from elastic_driver.worker.engine.collectives import Group
+from elastic_driver.worker.engine.own_sockets import check_ends, pack_ends, unpack_ends
+from elastic_driver.worker.engine.torch_collectives import batch_scheduling
+from elastic_driver.worker.rounds.context import Context
+from elastic_driver.worker.rounds.current import current
+from elastic_driver.worker.settings import worker_settings
+
+_log = logging.getLogger("elastic_driver.worker")
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's own variable
+
+_present: RoundGroup | None = None
+
+
+def backend_of(context: Context) -> str:
+    """What carries a round's group, in torch's words. The same on all ranks."""
+    return "gloo" if nccl_refusal(context) else "cpu:gloo,cuda:nccl"
+
+
+def name_interface(address: str) -> None:
+    """Has torch's Gloo listen at the interface that has this address, unless the user has named one.
+
+    By itself it takes what the host's name leads to, which may be anything. Once in a process, for subgroups too.
+    """
+    if os.environ.get(_GLOO_INTERFACE):
+        return
+    for line in host_addresses():
+        interface, _, own = line.rpartition(" ")
+        if own.partition("/")[0].partition("%")[0] == address.partition("%")[0]:
+            os.environ[_GLOO_INTERFACE] = interface
+            return
+
+
+class RoundGroup:
+    """The process group of one round, see Companion.
+
+    Args:
+        context: the round.
+        number: how many this round has had before: a program may have destroyed one.
+    """
+
+    def __init__(self, context: Context, number: int) -> None:
+        self.context, self.number = context, number
+        self.sockets = GroupSockets()
+        self._lock = threading.Lock()  # guards _broken
+        self._broken = ""
+        self._store: RoundStore | None = None  # torch holds its C++ half only, which is nothing without this one
+        self._group: Any = None
+        self._is_default = False
+        self._aborts: list[threading.Thread] = []
+
+    @property
+    def group(self) -> Any:
+        """torch's process group."""
+        return self._group
+
+    @property
+    def is_there(self) -> bool:
+        """Whether torch still knows it: a program may destroy it, or the default group."""
+        return self._group is not None and self._group in distributed_c10d._world.pg_map
+
+    def make(self) -> None:
+        """Makes the group, with all members. Blocks until they have it.
+
+        Raises:
+            HorovodInternalError: a peer is gone, or the round is over.
+        """
+        context = self.context
+        slot = context.slot
+        scope = f"torch.group.{self.number}"
+        name_interface(context.address)
+        ports = worker_settings().port_range
+        if ports is not None and slot.size > 1:
+            say_once("torch's Gloo cannot keep to --port-range: its process groups listen at ports of the system's")
+        meeting = context.meeting if slot.size > 1 else None
+        build_s = context.limits.build_s
+        self._store = RoundStore(
+            scope, slot.rank, slot.size, meeting, lambda: LateServer(context.address, ports), self.sockets
+        )
+        try:
+            with batch_scheduling():
+                self._group = self._registered(backend_of(context), self._store, build_s)
+            if self._broken:
+                raise HorovodInternalError(f"cannot go on: {self._broken}")
+            if meeting is not None:
+                ends = self.sockets.remember()
+                if not self._store.is_readable:
+                    say_once(
+                        f"cannot find the connections of this Gloo (torch {torch.__version__}): what waits in the "
+                        "process group ends with its time limit only"
+                    )
+                elif not lazy_gloo():  # Gloo takes who comes first: see torch_collectives
+                    packed = meeting(f"{scope}.ends", key=slot.rank, count=slot.size, value=pack_ends(ends))
+                    members = Group("global", tuple(range(slot.size)), slot.rank)
+                    check_ends(members, [unpack_ends(each) for each in packed])
+            distributed_c10d._set_pg_timeout(timedelta(seconds=context.limits.collective_s), self._group)
+        except HorovodInternalError:
+            raise
+        except (RuntimeError, ValueError, OSError, RendezvousError) as error:
+            cause = self._store.error or error
+            reason = self._broken or (str(cause).splitlines() or [type(cause).__name__])[0]
+            raise HorovodInternalError(f"cannot make the process group: {reason}") from cause
+
+    def _registered(self, backend: str, store: RoundStore, timeout_s: float) -> Any:
+        slot, timeout = self.context.slot, timedelta(seconds=timeout_s)
+        if not dist.is_initialized():
+            hook = sys.excepthook
+            try:
+                dist.init_process_group(backend, store=store, rank=slot.rank, world_size=slot.size, timeout=timeout)
+            finally:
+                sys.excepthook = hook  # torch wraps it at each call, and never takes that back
+            self._is_default = True
+            return dist.group.WORLD
+        # The default group is the user's own. Ours is registered beside it, as one of all ranks.
+        name = f"elastic_driver.{self.context.assignment.round_id}.{self.number}"
+        make: Callable[..., Any] = distributed_c10d._new_process_group_helper
+        group, _ = make(slot.size, slot.rank, [], backend, store, name, timeout=timeout, group_desc=name)
+        distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(slot.size)}
+        return group
+
+    def _on_devices(self) -> list[Any]:
+        """The backends, of this group and of subgroups, that have an abort."""
+        groups = list(distributed_c10d._world.pg_map) if self._is_default else [self._group]
+        found = []
+        for group in groups:
+            with contextlib.suppress(Exception):  # it has none for this device
+                backend = group._get_backend(torch.device("cuda"))
+                if not isinstance(backend, dist.ProcessGroupGloo) and backend not in found:
+                    found.append(backend)
+        return found
+
+    def abort(self, reason: str) -> None:
+        """See Companion."""
+        with self._lock:
+            if self._broken:
+                return
+            self._broken = reason
+        self.sockets.keep_shut()
+        if self._group is not None:
+            self._aborts += [abort_in_thread(backend) for backend in self._on_devices()]
+
+    def is_cut(self) -> bool:
+        """See Companion."""
+        return self.is_there and self.sockets.is_cut()
+
+    def close(self) -> None:
+        """See Companion.
+
+        Raises:
+            RuntimeError: NCCL does not end. This process cannot go on.
+        """
+        self.abort("the round is over")
+        stuck = [abort for abort in self._aborts if not has_ended(abort)]
+        if stuck:
+            raise RuntimeError(
+                "cannot go on in this process: NCCL's communicators of the last round do not end; it leaves the job"
+            )
+        if self.is_there:
+            dist.destroy_process_group(None if self._is_default else self._group)
+
+    def free(self) -> None:
+        """See Companion."""
+        self.sockets.close()
+        self._group = None  # Gloo's destructor joins threads
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def abandon(self) -> None:
+        """See Companion. A process group's destructor would join threads that are only in the parent."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
+
+
+def process_group() -> dist.ProcessGroup:
+    """torch.distributed's process group of all members of the present round, for DDP, FSDP2, DTensor and collectives.
+
+    NCCL for CUDA tensors where each rank has a GPU of its own, Gloo for all else. It is made at the first call in a
+    round, which all members make, and blocks until they have; then it is the same until the round ends. In the next
+    round it is another: what holds one is made anew, too (:func:`distributed_data_parallel`, ``DDPState``,
+    ``FSDPState``). It is torch's default group where the program has made none.
+
+    When the round breaks, so does the group: what waits in it raises, and ``elastic.run`` goes on from the last commit,
+    as after a HorovodInternalError.
+
+    Raises:
+        HorovodInternalError: a peer is gone, or the round is broken.
+        NotInitializedError: ``init()`` was not called.
+    """
+    return round_group().group  # type: ignore[no-any-return]
+
+
+def round_group() -> RoundGroup:
+    """The present round's, made if it is not there. See process_group."""
+    global _present
+    context = current()
+    context.check()
+    former = _present if _present is not None and _present.context is context else None
+    if former is not None and former.is_there:
+        return former
+    if former is not None:
+        former.sockets.forget()
+    _present = None
+    made = RoundGroup(context, former.number + 1 if former is not None else 0)
+    context.attach(made)
+    _present = made
+    try:
+        made.make()
+    except BaseException as error:
+        context.abort(f"cannot make the process group: {error}")
+        raise
+    return made

@@ -1,0 +1,414 @@
+"""``FSDPState``: the state of a training whose model is sharded by ``fully_shard``, so that no rank has all of it.
+
+Each rank keeps its own pieces in host memory at each commit, and a copy goes to a rank on the next host while the
+training goes on. In a new round the model is made anew, for as many ranks as there are, and its pieces are gathered
+from those who hold them. It goes on from the most advanced version that is there as a whole: that of the last commit,
+or, where the copies of that were still on their way, that of the one before.
+
+A version is given up only when a collective has shown that all members have the copies of a later one.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic_driver.errors import DurableError, HostsUpdatedInterrupt, ShardsLostError
+from elastic_driver.torch.collectives import alltoall_async
+from elastic_driver.torch.distributed.group import process_group
+from elastic_driver.torch.distributed.shards import (
+    ROW_BYTES,
+    Inventory,
+    Key,
+    Leaf,
+    Payload,
+    Sharded,
+    Source,
+    box_of,
+    choose,
+    in_chunks,
+    next_hosts,
+    parts,
+    put_back,
+    sharded_in,
+    taken_out,
+)
+from elastic_driver.torch.snapshot import flatten, optimizer_tree, set_optimizer, unflatten
+from elastic_driver.worker.api.handles import synchronize
+from elastic_driver.worker.api.objects import allgather_object, broadcast_object
+from elastic_driver.worker.durable.commits import durable
+from elastic_driver.worker.rounds.current import current, current_round
+from elastic_driver.worker.settings import worker_settings
+from elastic_driver.worker.state import ObjectState, State
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+Made = torch.nn.Module | tuple[Any, ...]
+"""A model; or a model and its optimizer; or these and a dict of more that has a state, by name."""
+
+# Whole tensors of so many bytes are put together from their pieces at once.
+_CHUNK_BYTES = 256 << 20
+# The driver's words for who leaves, in a notice (core/membership.py).
+_LEAVING = re.compile(r"host (\S+) (?:drained|left over|removed or reduced)")
+
+
+@dataclass
+class _Version:
+    """The state as it was at one time.
+
+    Attributes:
+        key: which.
+        tree: with a Sharded for each sharded tensor.
+        values: the plain attributes.
+        own: this rank's pieces.
+        former: this rank, then.
+        copies: of others' pieces, by their rank.
+    """
+
+    key: Key
+    tree: Any
+    values: dict[str, Any]
+    own: Payload
+    former: int
+    copies: dict[int, Payload] = field(default_factory=dict)
+
+    def payloads(self) -> dict[int, Payload]:
+        """All pieces that are here."""
+        return {**self.copies, self.former: self.own}
+
+
+class FSDPState(ObjectState):
+    """State of a training with FSDP2: ``FSDPState(make, epoch=0, batch=0)``.
+
+    ``make(mesh)`` builds the model and shards it with ``fully_shard(…, mesh=mesh)``, and its optimizer; it is called
+    in each round, with a mesh of all ranks, and what it gives is ``state.model`` and ``state.optimizer`` in that round.
+    The weights and the optimizer's state are then put back. What else has a state (a scheduler, say) it may give by
+    name, in a dict.
+
+    Args:
+        make: see above. Returns the model; or the model and the optimizer; or these and a dict.
+        load: ``load(state)``, called on all ranks when pieces are lost and no copy is left, to read a checkpoint (with
+            torch.distributed.checkpoint, say) into the model, the optimizer and the attributes. Without it that is an
+            error, which ends the job.
+        copies: whether each rank's pieces are copied to the next host.
+        device_type: of the mesh; by default "cuda" where the process group has NCCL, else "cpu".
+        **kwargs: plain attributes and their first values.
+    """
+
+    model: Any = None
+    optimizer: Any = None
+
+    def __init__(
+        self,
+        make: Callable[[DeviceMesh], Made],
+        *,
+        load: Callable[[FSDPState], None] | None = None,
+        copies: bool = True,
+        device_type: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(None, None, **kwargs)
+        self._make, self._load, self._copies, self._device_type = make, load, copies, device_type
+        self._others: dict[str, Any] = {}
+        self._versions: list[_Version] = []
+        self._spare: torch.Tensor | None = None
+        self._sending: tuple[_Version, int] | None = None
+        self._hosts: list[str] = [""]
+        self._number = 0
+        self._pinned = False
+
+    # --- commits ---------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Looks for host updates, then keeps the state, and begins to copy it to the next host.
+
+        Raises:
+            HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit, with the state kept.
+            HorovodInternalError: a peer is gone.
+            DurableError: the job has durable commits.
+        """
+        self._settle()
+        interrupt = None
+        try:
+            State.check_host_updates(self)
+        except HostsUpdatedInterrupt as error:
+            interrupt = error
+        # All have passed what they settle first: everybody has the copies of the last version.
+        self._keep_only_last()
+        self._commits += 1
+        self._keep()
+        round_now = current_round()
+        if round_now.joined is not None:
+            round_now.joined.note_restore_point()
+        on_disc = durable()
+        if on_disc is not None and round_now.initialized:
+            on_disc.offer(self, rank=round_now.context.slot.rank)
+        if interrupt is not None:
+            self._hand_over(interrupt.reason)
+            raise interrupt
+
+    def check_host_updates(self) -> None:
+        """See State. The state is kept before it is left."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt as interrupt:
+            self._settle()
+            self._keep()
+            self._hand_over(interrupt.reason)
+            raise
+
+    def save(self) -> None:
+        """See State. All ranks call it."""
+        self._settle()
+        self._keep()
+
+    def _tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {"model": self.model.state_dict()}
+        if self.optimizer is not None:
+            tree["optimizer"] = optimizer_tree(self.optimizer)
+        tree["others"] = {name: other.state_dict() for name, other in self._others.items()}
+        return tree
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        """Takes a version, and begins to send it."""
+        tree, tensors = taken_out(self._tree())
+        leaves = [
+            Leaf(
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                box_of(tensor.shape, tensor.device_mesh, tensor.placements),
+            )
+            for tensor in tensors
+        ]
+        payload = Payload.of(leaves, self._spare, pinned=self._pinned)
+        self._spare = None
+        for index, tensor in enumerate(tensors):
+            payload.piece(index).copy_(tensor.to_local())
+        skeleton, plain = flatten(tree)
+        whole = unflatten(skeleton, [tensor.cpu().clone() for tensor in plain])
+        self._add(_Version(self._next_key(), whole, copy.deepcopy(self._values()), payload, current().slot.rank))
+
+    def _next_key(self) -> Key:
+        self._number += 1
+        return Key(self._commits, current().assignment.round_id, self._number)
+
+    def _add(self, version: _Version) -> None:
+        self._versions.append(version)
+        if not self._copies or len(self._hosts) == 1:
+            return
+        rows = version.own.data.view(-1, ROW_BYTES)
+        splits = [0] * len(self._hosts)
+        splits[next_hosts(self._hosts)[version.former]] = rows.shape[0]
+        self._sending = version, alltoall_async(rows, splits, name="elastic_driver.shards")
+
+    def _settle(self) -> None:
+        """Blocks until the copies of the last version are where they belong."""
+        if self._sending is not None:
+            (version, handle), self._sending = self._sending, None
+            self._received(version, *synchronize(handle))
+
+    def _received(self, version: _Version, rows: torch.Tensor, counts: torch.Tensor) -> None:
+        for sender, part in enumerate(rows.split(counts.tolist())):  # type: ignore[no-untyped-call]
+            if part.shape[0]:
+                version.copies[sender] = Payload.read(part.reshape(-1))
+
+    def _keep_only_last(self) -> None:
+        for former in self._versions[:-1]:
+            self._spare = former.own.data
+        del self._versions[:-1]
+
+    def _hand_over(self, reason: str) -> None:
+        """Before members leave: what only those have goes to one that stays."""
+        self._settle()
+        if len(self._hosts) == 1:
+            return
+        leaving = set(_LEAVING.findall(broadcast_object(reason, name="elastic_driver.reason")))
+        version, ranks = self._versions[-1], range(len(self._hosts))
+        keepers = next_hosts(self._hosts) if self._copies else list(ranks)
+        staying = [rank for rank in ranks if self._hosts[rank] not in leaving]
+        orphans = [rank for rank in ranks if {self._hosts[rank], self._hosts[keepers[rank]]} <= leaving]
+        if not orphans or not staying:
+            return
+        splits = [0] * len(self._hosts)
+        rows = version.own.data.view(-1, ROW_BYTES)
+        if version.former in orphans:
+            splits[staying[orphans.index(version.former) % len(staying)]] = rows.shape[0]
+        sent = rows if version.former in orphans else rows[:0]
+        self._received(version, *synchronize(alltoall_async(sent, splits, name="elastic_driver.handed")))
+
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """See State. Which version it is, the members agree on in the next round."""
+        self._sending = None
+
+    def reset(self) -> None:
+        """See State."""
+        if not current().assignment.sync:
+            self._enter()
+
+    def sync(self) -> None:
+        """See State. Not rank 0's state: the most advanced that is there as a whole."""
+        self._enter()
+
+    def _enter(self) -> None:
+        """Makes the model for the present round and puts the state back. Blocks until all members have."""
+        self._sending = None
+        held: dict[Key, dict[int, tuple[Leaf, ...]]] = {
+            version.key: {former: payload.leaves for former, payload in version.payloads().items()}
+            for version in self._versions
+        }
+        told = allgather_object((worker_settings().hostname, held, self._commits), name="elastic_driver.held")
+        self._hosts = [host for host, _, _ in told]
+        inventories: list[Inventory] = [inventory for _, inventory, _ in told]
+        chosen = choose(inventories, [list(inventory) for inventory in inventories])
+        most = max(commits for _, _, commits in told)
+        self._number = 0
+        self._make_model()
+        if chosen is not None:
+            self._put_back(*chosen, inventories)
+            return
+        if most and self._load is None:
+            raise ShardsLostError(
+                f"cannot go on from commit {most}: pieces of the sharded state are lost, and no copy of them is left; "
+                "a load function of FSDPState could read a checkpoint"
+            )
+        self._versions.clear()
+        self._commits, values = broadcast_object((most, self._saved), name="elastic_driver.values")
+        self._take(copy.deepcopy(values))
+        if most and self._load is not None:
+            self._load(self)
+        self._keep()
+
+    def _make_model(self) -> None:
+        from torch.distributed.device_mesh import DeviceMesh  # late, see shards.py
+
+        self.model = self.optimizer = None
+        self._others.clear()
+        gc.collect()  # a sharded model holds itself, and the process group of its round
+        group = process_group()
+        device_type = self._device_type or ("cuda" if _has_nccl(group) else "cpu")
+        self._pinned = device_type == "cuda"
+        made = self._make(DeviceMesh.from_group(group, device_type))
+        everything = made if isinstance(made, tuple) else (made,)
+        self.model = everything[0]
+        self.optimizer = everything[1] if len(everything) > 1 else None
+        for name, other in (everything[2] if len(everything) > 2 else {}).items():
+            self._others[name] = other
+            setattr(self, name, other)
+
+    @torch.no_grad()
+    def _put_back(self, key: Key, sources: Mapping[int, Source], inventories: Sequence[Inventory]) -> None:
+        from torch.distributed.tensor import DTensor  # late, see shards.py
+
+        version = next((version for version in self._versions if version.key == key), None)
+        teller = next(rank for rank, inventory in enumerate(inventories) if key in inventory)
+        told = None if version is None else (version.tree, version.values)
+        tree, values = broadcast_object(told, teller, name="elastic_driver.tree")
+        meshes = [tensor.device_mesh for tensor in taken_out(self.model.state_dict())[1]]
+
+        def mesh_of(sharded: Sharded) -> Any:
+            return next(mesh for mesh in meshes if mesh.ndim == len(sharded.placements))
+
+        leaves = [
+            Leaf(one.shape, one.dtype, box_of(one.shape, mesh_of(one), one.placements)) for one in sharded_in(tree)
+        ]
+        payload = Payload.of(leaves, pinned=self._pinned)
+        self._gather(version, sources, payload)
+        device = self._device()
+
+        def tensor_of(sharded: Sharded) -> DTensor:
+            return DTensor.from_local(
+                payload.piece(sharded.index).to(device),
+                mesh_of(sharded),
+                sharded.placements,
+                run_check=False,
+                shape=torch.Size(sharded.shape),
+                stride=_stride(sharded.shape),
+            )
+
+        whole = put_back(tree, tensor_of)
+        self.model.load_state_dict(whole["model"])
+        if self.optimizer is not None:
+            set_optimizer(self.optimizer, whole["optimizer"])
+        for name, other in self._others.items():
+            other.load_state_dict(whole["others"][name])
+        self._take(copy.deepcopy(values))
+        self._commits = key.commits
+        # The versions of before stay, until all have the copies of this one.
+        self._versions = [former for former in self._versions if former.key <= key][-1:]
+        self._add(_Version(self._next_key(), tree, values, payload, current().slot.rank))
+
+    def _device(self) -> torch.device:
+        """Where the model's pieces are."""
+        return next((param.device for param in self.model.parameters()), torch.device("cpu"))
+
+    def _gather(self, version: _Version | None, sources: Mapping[int, Source], target: Payload) -> None:
+        """Fills the payload with what the holders of the pieces send."""
+        context = current()
+        rank, size = context.slot.rank, context.slot.size
+        payloads = version.payloads() if version is not None else {}
+        wanted = allgather_object(target.leaves, name="elastic_driver.wanted")
+        for number, chunk in enumerate(in_chunks(target.leaves, _CHUNK_BYTES)):
+            sent: list[torch.Tensor] = []
+            splits = []
+            for leaves in wanted:
+                mine = [
+                    _bytes_of(sources[former].leaves[index].box.within(payloads[former].piece(index), part))
+                    for former, index, part in parts(sources, leaves, chunk)
+                    if sources[former].holder == rank
+                ]
+                splits.append(_fill(mine))
+                sent += mine
+            rows = torch.cat(sent).view(-1, ROW_BYTES) if sent else torch.empty(0, ROW_BYTES, dtype=torch.uint8)
+            if size > 1:
+                name = f"elastic_driver.pieces.{number}"
+                rows, counts = synchronize(alltoall_async(rows, splits, name=name))
+                received = [part.reshape(-1) for part in rows.split(counts.tolist())]
+            else:
+                received = [rows.reshape(-1)]
+            at = [0] * size
+            for former, index, part in parts(sources, target.leaves, chunk):
+                holder, leaf = sources[former].holder, target.leaves[index]
+                nbytes = part.numel * leaf.torch_dtype.itemsize
+                data = received[holder][at[holder] : at[holder] + nbytes].clone()
+                at[holder] += nbytes
+                leaf.box.within(target.piece(index), part).copy_(data.view(leaf.torch_dtype).view(part.size))
+
+    def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
+        """See State."""
+        raise DurableError(
+            "cannot write a FSDPState to disc: no rank has all of it; leave --durable-dir away, write checkpoints with "
+            "torch.distributed.checkpoint, and give FSDPState a load function that reads them"
+        )
+
+
+def _has_nccl(group: Any) -> bool:
+    return "nccl" in str(torch.distributed.get_backend_config(group))
+
+
+def _bytes_of(piece: torch.Tensor) -> torch.Tensor:
+    return piece.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _fill(pieces: list[torch.Tensor]) -> int:
+    """Makes these whole rows, and says how many."""
+    total = sum(piece.numel() for piece in pieces)
+    rows = -(-total // ROW_BYTES)
+    if rows * ROW_BYTES > total:
+        pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8))
+    return rows
+
+
+def _stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

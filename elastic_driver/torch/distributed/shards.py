@@ -1,0 +1,294 @@
+"""Sharded state as pieces of whole tensors: how a rank keeps its own, and how others are made of them.
+
+A box is a place in a whole tensor. A payload is all that a rank has of the state, in one tensor of bytes with a head
+that says what it is, so that it can be sent as it is and be read by whoever has it. Nothing here communicates.
+
+torch.distributed.tensor is imported late: that takes long, and most programs have no sharded tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from elastic_driver.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+ROW_BYTES = 1024
+"""Payloads are whole rows, so that a count of rows fits where a count of bytes would not."""
+_ALIGNED_BYTES = 16
+_HEAD = struct.Struct("<Q")
+
+
+class Box(NamedTuple):
+    """Where a piece lies: its first index in each dimension, and its size there."""
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.size)
+
+    def overlap(self, other: Box) -> Box | None:
+        """What both have; None for nothing."""
+        offset = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
+        end = [min(a + n, b + m) for a, n, b, m in zip(self.offset, self.size, other.offset, other.size, strict=True)]
+        size = tuple(e - o for e, o in zip(end, offset, strict=True))
+        return Box(offset, size) if all(n > 0 for n in size) else None
+
+    def within(self, piece: torch.Tensor, part: Box) -> torch.Tensor:
+        """The part's elements of the piece that fills this box."""
+        for dim, (start, own, size) in enumerate(zip(part.offset, self.offset, part.size, strict=True)):
+            piece = piece.narrow(dim, start - own, size)
+        return piece
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A sharded tensor, and a rank's piece of it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    box: Box
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """As torch has it."""
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the piece."""
+        return self.box.numel * self.torch_dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Stands for a sharded tensor in a tree."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    placements: tuple[Any, ...]
+
+    def __deepcopy__(self, memo: Any) -> Sharded:
+        return self
+
+
+def box_of(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
+    """This rank's place in a tensor of this shape.
+
+    Raises:
+        UnsupportedOperationError: there is not one such place.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for placement in placements:
+        if type(placement) not in (Shard, Replicate):
+            raise UnsupportedOperationError(
+                f"cannot keep a tensor that is placed as {placement}: only shards and copies"
+            )
+    size, offset = compute_local_shape_and_global_offset(tuple(shape), mesh, tuple(placements))
+    return Box(tuple(offset), tuple(size))
+
+
+def taken_out(tree: Any) -> tuple[Any, list[DTensor]]:
+    """The tree with a Sharded in place of each sharded tensor, and these."""
+    from torch.distributed.tensor import DTensor
+
+    found: list[DTensor] = []
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, DTensor):
+            dtype = str(node.dtype).removeprefix("torch.")
+            found.append(node)
+            return Sharded(len(found) - 1, tuple(node.shape), dtype, tuple(node.placements))
+        if isinstance(node, Mapping):
+            return {key: walk(value) for key, value in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(walk(value) for value in node)
+        return node
+
+    return walk(tree), found
+
+
+def put_back(tree: Any, make: Any) -> Any:
+    """The tree with ``make(sharded)`` in place of each Sharded."""
+    if isinstance(tree, Sharded):
+        return make(tree)
+    if isinstance(tree, Mapping):
+        return {key: put_back(value, make) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(put_back(value, make) for value in tree)
+    return tree
+
+
+def sharded_in(tree: Any) -> list[Sharded]:
+    """All of them, by their numbers."""
+    found: list[Sharded] = []
+    put_back(tree, found.append)
+    return sorted(found, key=lambda one: one.index)
+
+
+class Payload:
+    """A rank's pieces in one tensor of bytes.
+
+    Attributes:
+        leaves: what it has.
+        data: (bytes,) uint8, whole rows.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], data: torch.Tensor, starts: Sequence[int]) -> None:
+        self.leaves, self.data, self._starts = tuple(leaves), data, tuple(starts)
+
+    @classmethod
+    def of(cls, leaves: Sequence[Leaf], spare: torch.Tensor | None = None, *, pinned: bool = False) -> Payload:
+        """An empty one; in the memory of the spare one, if that fits."""
+        head = json.dumps([[leaf.shape, leaf.dtype, leaf.box.offset, leaf.box.size] for leaf in leaves]).encode()
+        starts, total = _starts(leaves, _HEAD.size + len(head))
+        if spare is None or spare.numel() != total:
+            spare = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+        packed = bytearray(_HEAD.pack(len(head)) + head)
+        spare[: len(packed)].copy_(torch.frombuffer(packed, dtype=torch.uint8))
+        return cls(leaves, spare, starts)
+
+    @classmethod
+    def read(cls, data: torch.Tensor) -> Payload:
+        """One that has come from another rank."""
+        (length,) = _HEAD.unpack(data[: _HEAD.size].numpy().tobytes())
+        head = json.loads(data[_HEAD.size : _HEAD.size + length].numpy().tobytes())
+        leaves = [Leaf(tuple(shape), dtype, Box(tuple(offset), tuple(size))) for shape, dtype, offset, size in head]
+        return cls(leaves, data, _starts(leaves, _HEAD.size + length)[0])
+
+    def piece(self, index: int) -> torch.Tensor:
+        """The memory of one piece, with its shape."""
+        leaf, start = self.leaves[index], self._starts[index]
+        return self.data[start : start + leaf.nbytes].view(leaf.torch_dtype).view(leaf.box.size)
+
+
+def _starts(leaves: Sequence[Leaf], head: int) -> tuple[list[int], int]:
+    """Where each piece begins, and the length of the whole."""
+    starts, at = [], head
+    for leaf in leaves:
+        at = -(-at // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        starts.append(at)
+        at += leaf.nbytes
+    return starts, -(-at // ROW_BYTES) * ROW_BYTES
+
+
+class Key(NamedTuple):
+    """Which version of the state: the most advanced is the greatest.
+
+    Attributes:
+        commits: of the state.
+        round_id: in which it was kept, so on how many ranks.
+        number: in this round.
+    """
+
+    commits: int
+    round_id: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the pieces of one former rank are.
+
+    Attributes:
+        holder: the rank, of the present round, that has them.
+        leaves: what they are.
+    """
+
+    holder: int
+    leaves: tuple[Leaf, ...]
+
+
+Inventory = Mapping[Key, Mapping[int, tuple[Leaf, ...]]]
+"""What a rank holds: by version and former rank, its own and copies of others'."""
+
+
+def choose(inventories: Sequence[Inventory], own: Sequence[Iterable[Key]]) -> tuple[Key, dict[int, Source]] | None:
+    """The most advanced version that is there as a whole, and where; the same on all ranks that are given the same.
+
+    Args:
+        inventories: of each rank.
+        own: of each rank, the versions of which it has the whole tree and not only copies of others' pieces.
+    """
+    keys = sorted({key for kept in own for key in kept}, reverse=True)
+    for key in keys:
+        sources: dict[int, Source] = {}
+        for rank, inventory in enumerate(inventories):
+            for former, leaves in inventory.get(key, {}).items():
+                sources.setdefault(former, Source(rank, tuple(leaves)))
+        if not _missing(sources.values()):
+            return key, sources
+    return None
+
+
+def _missing(sources: Iterable[Source]) -> bool:
+    leaves = [source.leaves for source in sources]
+    if not leaves:
+        return True
+    for same in zip(*leaves, strict=True):
+        boxes = {leaf.box for leaf in same if leaf.box.numel}
+        if sum(box.numel for box in boxes) != math.prod(same[0].shape):
+            return True
+    return False
+
+
+def parts(
+    sources: Mapping[int, Source], targets: Sequence[Leaf], indices: Iterable[int]
+) -> Iterator[tuple[int, int, Box]]:
+    """What a rank needs that is to have these pieces: (former rank, number of the tensor, box), in one order."""
+    for index in indices:
+        seen: set[Box] = set()
+        for former in sorted(sources):
+            box = sources[former].leaves[index].box
+            if box in seen or not box.numel:
+                continue  # a copy of another's
+            seen.add(box)
+            part = box.overlap(targets[index].box) if targets[index].box.numel else None
+            if part is not None:
+                yield former, index, part
+
+
+def in_chunks(leaves: Sequence[Leaf], limit: int) -> list[list[int]]:
+    """The tensors' numbers, in groups whose whole tensors have about so many bytes."""
+    chunks: list[list[int]] = []
+    room = 0
+    for index, leaf in enumerate(leaves):
+        size = math.prod(leaf.shape) * leaf.torch_dtype.itemsize
+        if not chunks or size > room:
+            chunks.append([])
+            room = limit
+        chunks[-1].append(index)
+        room -= size
+    return chunks
+
+
+def next_hosts(hosts: Sequence[str]) -> list[int]:
+    """For each rank the one that keeps a copy of its pieces: on the next host; on one host the next rank.
+
+    Args:
+        hosts: of each rank.
+    """
+    names = list(dict.fromkeys(hosts))
+    ranks = {name: [rank for rank, host in enumerate(hosts) if host == name] for name in names}
+    if len(names) == 1:
+        return [(rank + 1) % len(hosts) for rank in range(len(hosts))]
+    found = []
+    for rank, host in enumerate(hosts):
+        others = ranks[names[(names.index(host) + 1) % len(names)]]
+        found.append(others[ranks[host].index(rank) % len(others)])
+    return found

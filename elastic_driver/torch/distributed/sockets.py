@@ -1,0 +1,183 @@
+"""The connections of one round's process groups over Gloo, and of their store: finding them, ending what waits on them.
+
+Nothing in torch does that (abort is a no-op there). They are known by their ends: one was accepted where a Gloo device
+of this process listens, or leads to where one of a peer's does. Which these are is said in what Gloo tells the others
+through the store. So connections that are made late are found, too, and those of subgroups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+from elastic_driver.worker.engine.own_sockets import Ends, duplicate, end_of, is_listening, own_sockets, shut
+
+_LENGTH = struct.Struct("<Q")
+_FAMILY = struct.Struct("=H")
+_PORT = struct.Struct(">H")
+_ESTABLISHED = 1  # of TCP_INFO's first byte
+# Between two looks for connections that are made although the round is broken.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
+
+Listener = tuple[str, int]
+"""Address and port."""
+
+
+def gloo_listener(value: bytes) -> Listener | None:
+    """Where the Gloo device listens that told the others this; None when that cannot be read.
+
+    It is the name of the host and then a ``struct sockaddr_storage``, each with a length before it.
+    """
+    if len(value) < _LENGTH.size:
+        return None
+    at = 2 * _LENGTH.size + _LENGTH.unpack_from(value)[0]
+    if at + 24 > len(value):
+        return None
+    family, port = _FAMILY.unpack_from(value, at)[0], _PORT.unpack_from(value, at + 2)[0]
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(value[at + 4 : at + 8])), port
+    if family == socket.AF_INET6:
+        return _plain(str(ipaddress.IPv6Address(value[at + 8 : at + 24]))), port
+    return None
+
+
+def _plain(address: str) -> str:
+    """Without a zone, and IPv4 as that."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)
+
+
+class GroupSockets:
+    """See the module. The thread that trains and the watch thread use it, and a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._listeners: set[Listener] = set()
+        self._peers: set[Listener] = set()
+        self._remembered: set[int] = set()
+        self._over = threading.Event()  # ends the thread
+        self._sweeper: threading.Thread | None = None
+
+    def note_listener(self, listener: Listener) -> None:
+        """Here this process takes connections of the groups."""
+        with self._lock:
+            self._listeners.add((_plain(listener[0]), listener[1]))
+
+    def note_peer(self, listener: Listener) -> None:
+        """There a peer does."""
+        with self._lock:
+            self._peers.add((_plain(listener[0]), listener[1]))
+
+    def _found(self) -> Iterator[tuple[int, socket.socket]]:
+        """Inode and a second descriptor of each connection of theirs; the caller closes that."""
+        with self._lock:
+            listeners, peers = set(self._listeners), set(self._peers)
+        seen: set[int] = set()
+        for descriptor, inode in own_sockets():
+            if inode in seen:
+                continue
+            seen.add(inode)
+            candidate = duplicate(descriptor, inode)
+            if candidate is None:
+                continue
+            try:
+                is_theirs = (
+                    candidate.family in (socket.AF_INET, socket.AF_INET6)
+                    and not is_listening(candidate)
+                    and (_listener_of(candidate.getsockname()) in listeners or _far_end(candidate) in peers)
+                )
+            except OSError:
+                is_theirs = False
+            if is_theirs:
+                yield inode, candidate
+            else:
+                candidate.close()
+
+    def remember(self) -> list[Ends]:
+        """Takes the connections there are now for those that all members need. Returns their ends."""
+        ends: list[Ends] = []
+        remembered: set[int] = set()
+        for inode, connection in self._found():
+            with connection, contextlib.suppress(OSError):  # gone since
+                remembered.add(inode)
+                ends.append((end_of(connection.getsockname()), end_of(connection.getpeername())))
+        with self._lock:
+            self._remembered = remembered
+        return ends
+
+    def forget(self) -> None:
+        """They are needed no more."""
+        with self._lock:
+            self._remembered = set()
+
+    def is_cut(self) -> bool:
+        """Whether one of those is gone, or closed at the other end."""
+        with self._lock:
+            missing = set(self._remembered)
+        if not missing:
+            return False
+        for inode, connection in self._found():
+            with connection:
+                if inode in missing and _is_established(connection):
+                    missing.discard(inode)
+        return bool(missing)
+
+    def shut(self) -> None:
+        """Ends what waits on them, here and in the peers."""
+        for _, connection in self._found():
+            with connection:
+                shut(connection)
+
+    def keep_shut(self) -> None:
+        """From now on, those that are made later, too, until ``close``. Returns at once."""
+        self.shut()
+        with self._lock:
+            if self._sweeper is not None or self._over.is_set():
+                return
+            # A daemon, as it may be about when the interpreter ends; close() ends it.
+            self._sweeper = threading.Thread(target=self._sweep, name="elastic-group-shut", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            self._sweeper.start()
+
+    def _sweep(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._over.wait(pause_s):
+            self.shut()
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def close(self) -> None:
+        """There are none any more."""
+        self._over.set()
+        with self._lock:
+            sweeper = self._sweeper
+        if sweeper is not None and sweeper.ident is not None and sweeper is not threading.current_thread():
+            sweeper.join()
+
+
+def _listener_of(name: tuple[str, int]) -> Listener:
+    return _plain(name[0]), name[1]
+
+
+def _far_end(connection: socket.socket) -> Listener | None:
+    try:
+        return _listener_of(connection.getpeername())
+    except OSError:
+        return None  # not connected yet, or no more
+
+
+def _is_established(connection: socket.socket) -> bool:
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    except OSError:
+        return False
+
+
+def lazy_gloo() -> bool:
+    """Whether Gloo connects two ranks only when they have something for each other: torch's own variable."""
+    return os.environ.get("TORCH_GLOO_LAZY_INIT", "") in ("1", "Y", "y", "true", "TRUE")

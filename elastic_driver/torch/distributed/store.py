@@ -1,0 +1,333 @@
+"""The Store of one round's process groups.
+
+What Gloo tells the other members goes over the round's rendezvous, which proves who speaks: the whole group's in one
+exchange, subgroups' by keys. It is read on its way: see sockets.py. All else (what NCCL notes, counters, what a program
+keeps there) goes to a TCPStore of torch's in rank 0, which is made when somebody first asks for it. Nobody proves
+anything to that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch._C import _distributed_c10d as c10d
+
+from elastic_driver.errors import HorovodInternalError, RendezvousTimeoutError
+from elastic_driver.torch.distributed.sockets import GroupSockets, Listener, gloo_listener, lazy_gloo
+from elastic_driver.worker.rounds.meeting import RoundMeeting
+
+_GLOO_KEY = re.compile(r"/cpu/+\d+/(?P<rank>\d+)$")
+# Less than the driver lets a request for a key wait.
+_ONE_REQUEST_S = 20.0
+
+
+def listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """A socket that listens there, at a port of that range; None for any.
+
+    Raises:
+        HorovodInternalError: none is free, or there is no such address.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    low, high = ports or (0, 0)
+    candidates = list(range(low, high + 1))
+    random.shuffle(candidates)  # others look for one, too
+    problem: OSError | None = None
+    for port in candidates:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind(socket.getaddrinfo(address, port, family, socket.SOCK_STREAM)[0][4])
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            problem = error
+            continue
+        return listener
+    where = f"{address}, ports {low}-{high}" if ports else address
+    raise HorovodInternalError(f"cannot listen for the other ranks' process groups at {where}: {problem}") from problem
+
+
+class LateServer:
+    """A TCPStore that is made when the first client comes; until then a socket that listens. Of rank 0."""
+
+    def __init__(self, address: str, ports: tuple[int, int] | None) -> None:
+        self._listener: socket.socket | None = listen(address, ports)
+        self.address: Listener = (address, self._listener.getsockname()[1])
+        self._lock = threading.Lock()  # guards _listener and _store
+        self._store: Any = None
+        self._closed = False
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        # A daemon for the watch thread's reason; a first client wakes and ends it, and close().
+        self._thread = threading.Thread(target=self._wait_for_client, name="elastic-store", daemon=True)
+        self._thread.start()
+
+    def _wait_for_client(self) -> None:
+        with self._selector:
+            self._selector.select()
+        with contextlib.suppress(RuntimeError):  # the peers see it by the closed connection
+            self.store()
+
+    def store(self) -> Any:
+        """The store; None when it is closed."""
+        with self._lock:
+            if self._store is None and self._listener is not None and not self._closed:
+                listener, self._listener = self._listener, None
+                self._store = c10d.TCPStore(
+                    host_name=self.address[0],
+                    port=self.address[1],
+                    is_master=True,
+                    wait_for_workers=False,
+                    master_listen_fd=listener.detach(),
+                )
+            return self._store
+
+    def close(self) -> None:
+        """Ends it."""
+        with self._lock:
+            self._closed = True
+        self._waker.close()
+        self._thread.join()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._wake.close()
+        self._store = None
+
+
+class RoundStore(c10d.Store):
+    """See the module. Several threads use it.
+
+    Args:
+        scope: of the group's keys among those of the round.
+        index: this process's rank.
+        count: the members.
+        meeting: of the round; None where there is one member only.
+        serve: starts the server; called on rank 0.
+        sockets: are told where Gloo listens.
+
+    Attributes:
+        error: what was raised last: torch turns it into another on its way up.
+        is_readable: whether it can be read in what Gloo says where it listens.
+    """
+
+    def __init__(
+        self,
+        scope: str,
+        index: int,
+        count: int,
+        meeting: RoundMeeting | None,
+        serve: Callable[[], LateServer],
+        sockets: GroupSockets,
+    ) -> None:
+        super().__init__()
+        self._scope, self._index, self._count, self._meeting = scope, index, count, meeting
+        self._sockets = sockets
+        self._lock = threading.RLock()  # guards what follows
+        self._values: dict[str, bytes] = {}
+        self._world = ""  # what its keys begin with
+        self._own = b""
+        self._exchanges = not lazy_gloo()  # else a member may not read before it has something to send
+        self._far_store: Any = None
+        self._server: LateServer | None = None
+        self._server_address: Listener | None = None
+        self.error: BaseException | None = None
+        self.is_readable = True
+        if meeting is None:
+            self._far_store = c10d.HashStore()
+        elif index == 0:
+            self._server = serve()
+            self._server_address = self._server.address
+            self._sockets.note_listener(self._server_address)
+        self._timeout_s = 300.0
+
+    # --- what Gloo says --------------------------------------------------------------------------------------------
+
+    def _set_of_gloo(self, key: str, value: bytes) -> None:
+        head, _, _ = key.rpartition("/")
+        with self._lock:
+            listener = gloo_listener(value)
+            if listener is not None:
+                self._sockets.note_listener(listener)
+            else:
+                self.is_readable = False
+            self._values[key] = value
+            meeting = self._meeting
+            if meeting is None:
+                return
+            if not self._world:
+                self._world, self._own = head, self._packed(value)
+                if self._exchanges:
+                    return
+            sent = self._packed(value) if head == self._world else value
+        meeting.put(self._scope, key, sent)
+
+    def _packed(self, value: bytes) -> bytes:
+        """With where rank 0's store is, in rank 0's."""
+        store = self._server_address
+        return (f"{store[1]} {store[0]}" if store is not None else "").encode() + b"\n" + value
+
+    def _take(self, key: str, value: bytes, *, of_world: bool) -> None:
+        if of_world:
+            place, _, value = value.partition(b"\n")
+            if place:
+                port, _, address = place.decode().partition(" ")
+                self._server_address = (address, int(port))
+                self._sockets.note_peer(self._server_address)
+        listener = gloo_listener(value)
+        if listener is not None and key not in self._values:
+            self._sockets.note_peer(listener)
+        self._values[key] = value
+
+    def _get_of_gloo(self, key: str, timeout_s: float) -> bytes:
+        head = key.rpartition("/")[0]
+        of_world = head == self._world
+        with self._lock:
+            if key in self._values and (not of_world or not self._exchanges or self._meeting is None):
+                return self._values[key]
+        assert self._meeting is not None
+        if of_world and self._exchanges:
+            with self._lock:
+                if f"{head}/{self._count - 1}" not in self._values or f"{head}/0" not in self._values:
+                    values = self._meeting(self._scope, key=self._index, count=self._count, value=self._own)
+                    for rank, value in enumerate(values):
+                        self._take(f"{head}/{rank}", value, of_world=True)
+                return self._values[key]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                value = self._meeting.get(self._scope, key, timeout_s=min(left_s, _ONE_REQUEST_S))
+                break
+            except RendezvousTimeoutError:
+                if left_s <= _ONE_REQUEST_S:
+                    raise
+        with self._lock:
+            self._take(key, value, of_world=of_world)
+            return self._values[key]
+
+    # --- all else --------------------------------------------------------------------------------------------------
+
+    def _rest(self) -> Any:
+        """Where the rest is kept."""
+        with self._lock:
+            if self._far_store is None:
+                if self._server is not None:
+                    self._far_store = self._server.store()
+                elif self._server_address is not None:
+                    address, port = self._server_address
+                    self._far_store = c10d.TCPStore(
+                        host_name=address, port=port, is_master=False, wait_for_workers=False
+                    )
+                if self._far_store is None:
+                    raise RuntimeError("cannot use the store of the process group: the round is over")
+                self._far_store.set_timeout(timedelta(seconds=self._timeout_s))
+            return self._far_store
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """Sets a key."""
+        with self._noting():
+            if _GLOO_KEY.search(key):
+                self._set_of_gloo(key, bytes(value))
+            else:
+                self._rest().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Blocks until it is set."""
+        with self._noting():
+            if _GLOO_KEY.search(key):
+                return self._get_of_gloo(key, self._timeout_s)
+            return bytes(self._rest().get(key))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Blocks until all are set."""
+        with self._noting():
+            for key in keys:
+                if _GLOO_KEY.search(key):
+                    self._get_of_gloo(key, timeout.total_seconds() if timeout is not None else self._timeout_s)
+            others = [key for key in keys if not _GLOO_KEY.search(key)]
+            if others:
+                self._rest().wait(others, *([timeout] if timeout is not None else []))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are set."""
+        return bool(self._rest().check(keys))
+
+    def add(self, key: str, value: int) -> int:
+        """Counts."""
+        return int(self._rest().add(key, value))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:  # type: ignore[override]
+        """Sets a key that has an expected value; gives the value it has then."""
+        return bytes(self._rest().compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        """Whether there was one to delete."""
+        return bool(self._rest().delete_key(key))
+
+    def deleteKey(self, key: str) -> bool:
+        """By the name that the C++ side looks for."""
+        return self.delete_key(key)
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return int(self._rest().num_keys())
+
+    def getNumKeys(self) -> int:
+        """By the name that the C++ side looks for."""
+        return self.num_keys()
+
+    def append(self, key: str, value: bytes) -> None:
+        """Adds to a value."""
+        self._rest().append(key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """See get."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
+        """See set."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """append, multi_get and multi_set can be used."""
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long get and wait wait where nothing else is said."""
+        with self._lock:
+            self._timeout_s = timeout.total_seconds()
+            if self._far_store is not None:
+                self._far_store.set_timeout(timeout)
+
+    def clone(self) -> RoundStore:
+        """This one: it can be used by several threads."""
+        return self
+
+    def close(self) -> None:
+        """Nobody uses it any more."""
+        with self._lock:
+            self._far_store = None
+            server, self._server = self._server, None
+            self._server_address = None
+        if server is not None:
+            server.close()

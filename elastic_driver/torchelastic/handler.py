@@ -1,0 +1,454 @@
+"""The handler of ``torchrun --rdzv-backend=elastic``: torch's agent asks it for its place, and whether to restart.
+
+Owns the agent's side of ``elasticrun rendezvous``: its number, its heartbeat, the store that workers meet at when it is
+of group rank 0, and the translation into what torch's agent understands. Decides nothing about membership.
+
+Two threads: the agent's own, which calls the handler, and the heartbeat (``elastic-beat``), a daemon, which ends with
+:meth:`ElasticHandler.shutdown` or the process. It says each second, in a request that is parked until something is new,
+that the agent lives; so the agent's own question (``num_nodes_waiting``, each ``--monitor-interval``) costs no request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import difflib
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from elastic_driver.errors import RendezvousError, RendezvousProtocolError, SettingsError
+from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.node_messages import (
+    Formed,
+    Member,
+    NodeReply,
+    NodeRequest,
+    Outcome,
+    Saying,
+    Standing,
+    Terms,
+)
+from elastic_driver.rendezvous.token_file import ENV_TOKEN_FILE
+from elastic_driver.torchelastic.generation_store import GenerationStore
+from elastic_driver.torchelastic.store import service_client
+
+NAME = "elastic"
+"""Of ``--rdzv-backend``."""
+
+_log = logging.getLogger(__name__)
+
+_PORT = 29400  # torchrun's own, where its --rdzv-endpoint has none
+# A node is lost when it was silent for so many heartbeats ...
+_LOST_BEATS = 3.0
+# ... and here its silence is noticed before: then nothing is known of the generation.
+_STALE_BEATS = 2.5
+# How long the agent's own thread waits for a heartbeat, once, when there was none for longer than that.
+_FRESH_S = 0.5
+_JOIN_POLL_S = 5.0
+_GOODBYE_S = 1.0
+_KEYS = ("grow", "heartbeat", "join_timeout", "last_call_timeout", "patience", "token_file")
+# Of torch's c10d rendezvous, which have no meaning here: scripts that were written for it go on to work.
+_NOT_USED = (
+    "close_timeout",
+    "heartbeat_timeout",
+    "is_host",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "read_timeout",
+    "store_type",
+    "timeout",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """What torchrun's flags say.
+
+    Attributes:
+        endpoint: of the service, as an URL (``--rdzv-endpoint``).
+        job: ``--rdzv-id``.
+        terms: of the job: ``--nnodes`` and ``--rdzv-conf``.
+        local_addr: at which other nodes reach this one (``--local-addr``); "" to find it out.
+        token_file: with the service's token; "" for a service without one.
+        join_timeout_s: how long it waits for enough nodes while nothing runs.
+        patience_s: how long the service may be out of reach when a place is asked for.
+        heartbeat_s: how often the agent says that it lives.
+    """
+
+    endpoint: str
+    job: str
+    terms: Terms
+    local_addr: str = ""
+    token_file: str = ""
+    join_timeout_s: float = 600.0
+    patience_s: float = 300.0
+    heartbeat_s: float = 1.0
+
+    @classmethod
+    def of(cls, parameters: RendezvousParameters) -> Self:
+        """Reads them.
+
+        Raises:
+            SettingsError: they cannot be used.
+        """
+        given = dict(parameters.config)
+        for key in given:
+            if key in _NOT_USED:
+                _log.info("--rdzv-conf %s means nothing to the backend %s", key, NAME)
+            elif key not in _KEYS:
+                near = difflib.get_close_matches(key, _KEYS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KEYS)}"
+                raise SettingsError(f"cannot use --rdzv-conf {key}: {hint}")
+        grow = str(given.get("grow", "restart"))
+        if grow not in ("now", "restart"):
+            raise SettingsError(f"cannot use --rdzv-conf grow={grow}: now or restart are expected")
+        heartbeat_s = _seconds(given, "heartbeat", 1.0)
+        if heartbeat_s <= 0:
+            raise SettingsError("cannot use --rdzv-conf heartbeat=0: it has to be above 0 seconds")
+        if not parameters.run_id:
+            raise SettingsError("cannot join without the job's id: give --rdzv-id")
+        return cls(
+            endpoint=_endpoint(parameters.endpoint),
+            job=parameters.run_id,
+            terms=Terms(
+                parameters.min_nodes,
+                parameters.max_nodes,
+                _seconds(given, "last_call_timeout", 1.0),
+                grow == "now",
+                _LOST_BEATS * heartbeat_s,
+            ),
+            local_addr=parameters.local_addr or "",
+            token_file=str(given.get("token_file", os.environ.get(ENV_TOKEN_FILE, ""))),
+            join_timeout_s=_seconds(given, "join_timeout", 600.0),
+            patience_s=_seconds(given, "patience", 300.0),
+            heartbeat_s=heartbeat_s,
+        )
+
+
+class ElasticHandler(RendezvousHandler):
+    """See above.
+
+    Args:
+        settings: what torchrun's flags say.
+
+    Raises:
+        SettingsError: the token cannot be read, or the endpoint is none.
+    """
+
+    def __init__(self, settings: HandlerSettings) -> None:
+        self._settings = settings
+        try:
+            self._client = service_client(
+                settings.endpoint, settings.token_file or None, patience_s=settings.patience_s
+            )
+            self._beats = service_client(settings.endpoint, settings.token_file or None, patience_s=_GOODBYE_S)
+        except RendezvousError as error:
+            raise SettingsError(f"cannot use --rdzv-endpoint: {error}") from error
+        self._node = secrets.token_hex(16)
+        self._name = socket.gethostname()
+        self._address = settings.local_addr or _own_address(settings.endpoint)
+        self._server: TCPStore | None = None  # that this agent's workers, and those of others, may meet at
+        self._state = threading.Condition()  # guards all below; notified when a heartbeat was answered
+        self._formed: Formed | None = None
+        self._restart = (0, "")  # number of a generation that has ended, and why
+        self._heard_at = time.monotonic()  # when the last heartbeat was sent that was answered
+        self._has_waited = False
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._left = False
+        self._told_in = 0  # the last generation in which torch's agent was told to restart
+
+    # --- what torch's agent calls ------------------------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """The name of ``--rdzv-backend``."""
+        return NAME
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._settings.job
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers are clients of a store that the agent of group rank 0 holds: its port is taken before it is told."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Never: a job that has ended may begin anew under its id."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing: who leaves closes nothing for others."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Asks for this node's place. Blocks until it has one.
+
+        Raises:
+            RendezvousTimeoutError: there were not enough nodes in time.
+            RendezvousConnectionError: the service cannot be reached, or does not know the token.
+            RendezvousStateError: it refuses, since other nodes have other flags.
+            SystemExit: with 0: the job has ended while this node was a spare.
+        """
+        # A store of its own for each generation: gloo hangs over the keys of the one before.
+        before = self._formed
+        self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        self._start_beating()
+        formed, after_loss = self._placed(self._server.port)
+        if before is not None and after_loss and self._told_in < before.number:
+            _give_back_a_restart()
+        rank = formed.rank_of(self._node)
+        assert rank is not None
+        first = formed.members[0]
+        if rank:
+            self._server = None
+        store = GenerationStore(
+            self._client,
+            f"torchrun/{self._settings.job}/{formed.scope}",
+            lambda: self._restart[0] >= formed.number,
+        )
+        _log.info(
+            "generation %d of job %s: node %d of %d", formed.number, self._settings.job, rank, len(formed.members)
+        )
+        bootstrap = RendezvousStoreInfo(_address_of(first, formed), first.port)
+        return RendezvousInfo(store, rank, len(formed.members), bootstrap)
+
+    def num_nodes_waiting(self) -> int:
+        """1 when the agent is to stop its workers and ask for its place again; else 0."""
+        with self._state:
+            formed = self._formed
+            if formed is None:
+                return 0
+            if self._is_stale() and not self._has_waited and self._restart[0] < formed.number:
+                # This process was stopped, or the service cannot be reached. What was heard last may be long untrue.
+                self._state.wait_for(lambda: not self._is_stale(), _FRESH_S)
+                self._has_waited = True
+            number, why = self._restart
+            if number < formed.number:
+                # One node alone can train while others, who hear nothing of it, do the same.
+                if not (self._is_stale() and len(formed.members) == 1 and self._settings.terms.most > 1):
+                    return 0
+                why = "the rendezvous cannot be reached, and other nodes may have gone on without this one"
+        self._told_in = formed.number
+        _log.warning("generation %d ends: %s", formed.number, why)
+        return 1
+
+    def shutdown(self) -> bool:
+        """Leaves the job. torch's agent calls this when it ends, but not when a signal ends it."""
+        self._leave(Outcome.SUCCEEDED if sys.exc_info()[0] is None else Outcome.FAILED)
+        return True
+
+    # --- its place ---------------------------------------------------------------------------------------------------
+
+    def _placed(self, port: int) -> tuple[Formed, bool]:
+        """The generation, and whether nodes of the one before it were lost."""
+        member = Member(self._node, self._name, self._address, port)
+        forming_since = time.monotonic()
+        said = ""
+        while True:
+            left_s = forming_since + self._settings.join_timeout_s - time.monotonic()
+            if left_s <= 0:
+                self._leave(Outcome.FAILED)
+                raise RendezvousTimeoutError(
+                    f"cannot join job {self._settings.job} within {self._settings.join_timeout_s:g} s (--rdzv-conf "
+                    f"join_timeout): {said}"
+                )
+            reply = self._join(member, min(left_s, _JOIN_POLL_S))
+            match reply.standing:
+                case Standing.PLACED:
+                    assert reply.formed is not None
+                    with self._state:
+                        self._formed = reply.formed
+                        self._heard_at = time.monotonic()
+                        self._has_waited = False
+                    return reply.formed, reply.after_loss
+                case Standing.OVER:
+                    _log.info("job %s has ended without this node", self._settings.job)
+                    self._leave(Outcome.LEFT)
+                    sys.exit(0)  # torch has an error for this, and fails over it
+                case Standing.SPARE:
+                    forming_since = time.monotonic()  # it is there to wait
+                case _:
+                    pass  # it waits for others
+            if reply.why != said:
+                said = reply.why
+                _log.info("job %s: %s", self._settings.job, said)
+
+    def _join(self, member: Member, wait_s: float) -> NodeReply:
+        number = 0 if self._formed is None else self._formed.number
+        request = NodeRequest(Saying.JOIN, self._settings.job, member, self._settings.terms, number, wait_s=wait_s)
+        try:
+            answer = self._client.say_node(request.to_json(), wait_s=wait_s)
+            return NodeReply.from_json(answer or b"")
+        except RendezvousProtocolError as error:
+            self._leave(Outcome.FAILED)
+            raise RendezvousStateError(str(error)) from error
+        except RendezvousError as error:
+            self._leave(Outcome.FAILED)
+            hint = f"; if it asks for a token, give its file: --rdzv-conf token_file=FILE, or {ENV_TOKEN_FILE}"
+            token = "" if self._settings.token_file else hint
+            raise RendezvousConnectionError(f"{error} (elasticrun rendezvous){token}") from error
+
+    # --- the heartbeat -----------------------------------------------------------------------------------------------
+
+    def _start_beating(self) -> None:
+        if self._thread is None:
+            atexit.register(self._leave, Outcome.LEFT)
+            # A daemon: it waits for the service while the process ends.
+            self._thread = threading.Thread(target=self._beat, name="elastic-beat", daemon=True)
+            self._thread.start()
+
+    def _beat(self) -> None:
+        version, tells = 0, False
+        settings = self._settings
+        member = Member(self._node, self._name, self._address, 0)
+        while not self._ended.is_set():
+            with self._state:
+                formed = self._formed
+            number = 0 if formed is None else formed.number
+            sent_at = time.monotonic()
+            request = NodeRequest(
+                Saying.BEAT,
+                settings.job,
+                member,
+                settings.terms,
+                number,
+                formed if tells else None,
+                version,
+                settings.heartbeat_s,
+            )
+            try:
+                answer = self._beats.say_node(request.to_json(), wait_s=settings.heartbeat_s)
+                reply = None if answer is None else NodeReply.from_json(answer)
+            except RendezvousError as error:
+                _log.debug("a heartbeat was not answered: %s", error)
+                self._ended.wait(settings.heartbeat_s / 4)
+                continue
+            tells = False
+            with self._state:
+                if reply is not None:
+                    version = reply.version
+                    tells = reply.standing is Standing.UNKNOWN
+                    if reply.standing is Standing.RESTART:
+                        self._restart = (max(number, self._restart[0]), reply.why)
+                self._heard_at = max(self._heard_at, sent_at)
+                if not self._is_stale():
+                    self._has_waited = False
+                self._state.notify_all()
+
+    def _is_stale(self) -> bool:
+        return time.monotonic() - self._heard_at > _STALE_BEATS * self._settings.heartbeat_s
+
+    def _leave(self, outcome: Outcome) -> None:
+        """Says goodbye, once. Blocks for some seconds at most."""
+        if self._left or self._thread is None:
+            return
+        self._left = True
+        atexit.unregister(self._leave)
+        self._ended.set()
+        self._beats.close()
+        self._client.close()
+        self._thread.join()
+        request = NodeRequest(
+            Saying.LEAVE,
+            self._settings.job,
+            Member(self._node, self._name, self._address, 0),
+            self._settings.terms,
+            outcome=outcome,
+        )
+        settings = self._settings
+        with contextlib.suppress(RendezvousError):
+            client = service_client(settings.endpoint, settings.token_file or None, patience_s=_GOODBYE_S)
+            client.say_node(request.to_json())
+            client.close()
+
+
+def _give_back_a_restart() -> None:
+    """Has torch's agent, which has called, not count a failure of its workers that was the loss of another node.
+
+    It counts before it asks for anything, and there is no other way to it than up the stack. An agent that has none
+    left (``--max-restarts=0``) has ended by then.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        agent = frame.f_locals.get("self")
+        if isinstance(agent, SimpleElasticAgent):
+            left, most = getattr(agent, "_remaining_restarts", None), agent.get_worker_group().spec.max_restarts
+            if isinstance(left, int) and left < most:
+                agent._remaining_restarts = left + 1
+                _log.info("the loss of another node is not counted against --max-restarts")
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _endpoint(text: str) -> str:
+    """The service's URL. Raises SettingsError."""
+    if not text:
+        raise SettingsError("cannot join without the rendezvous' address: give --rdzv-endpoint HOST:PORT")
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url.partition("#")[0])
+        if parts.hostname and parts.port is None:
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            url = f"{parts.scheme}://{host}:{_PORT}"
+        DriverUrl.parse(url)
+    except (ValueError, RendezvousError):
+        raise SettingsError(f"cannot use --rdzv-endpoint {text[:200]!r}: HOST:PORT is expected") from None
+    return url
+
+
+def _own_address(endpoint: str) -> str:
+    """This machine's, on the way to the service. Sends nothing."""
+    parts = urlsplit(endpoint)
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(parts.hostname, parts.port, 0, socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    except OSError as error:
+        _log.debug("cannot tell which address this machine has: %s", error)
+    return socket.gethostname()
+
+
+def _address_of(first: Member, formed: Formed) -> str:
+    """Where all nodes reach the first."""
+    if not _is_loopback(first.address) or all(_is_loopback(member.address) for member in formed.members):
+        return first.address
+    return first.name  # it is on the service's machine, and has asked it by a name that only that machine knows
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _seconds(given: dict[str, Any], key: str, default: float) -> float:
+    try:
+        value = float(given.get(key, default))
+    except (TypeError, ValueError):
+        value = -1.0
+    if not 0 <= value <= 1e7:
+        raise SettingsError(f"cannot use --rdzv-conf {key}={given[key]}: seconds are expected")
+    return value

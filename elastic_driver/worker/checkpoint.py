@@ -1,0 +1,157 @@
+"""checkpoint_point(): where a script that is restarted asks whether to write a checkpoint and end.
+
+At a planned change the driver sends SIGTERM to all workers and waits for them (``--drain-timeout``). A signal comes to
+each rank at another place of the script, and a checkpoint, or a collective on the way to it, needs all ranks at one:
+so they agree here, all at the same call. Owns the signal's handler, the agreement, and the news to the driver of how
+far the script has come. Works under any launcher that ends its workers with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from elastic_driver.errors import ElasticError, RendezvousClosedError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.rendezvous.messages import RunningReport
+
+if TYPE_CHECKING:
+    from elastic_driver.rendezvous.client import RendezvousClient
+
+# No sooner is the driver told again how far the script has come.
+_REPORT_S = 1.0
+
+
+def checkpoint_point(*, step: int | None = None, every: int = 1) -> bool:
+    """Asks whether a planned change is due: then write a checkpoint now, and end with ``sys.exit(0)``.
+
+    To be called by all ranks at the same place, by the main thread, best once a step. All get the same answer at the
+    same call. From then on it is always True. The first call takes over SIGTERM, where the script has no handler of
+    its own; one that has is told by that, and not here.
+
+    Args:
+        step: how far the training has come, for the driver's status and its rule on jobs that make no progress; the
+            calls are counted where it is not given.
+        every: the ranks agree in each so many calls only, and False is the answer to the others.
+
+    Raises:
+        RuntimeError: there are several workers, and ``torch.distributed`` is not initialized.
+        ValueError: ``every`` is below 1.
+    """
+    return _point.ask(step, every)
+
+
+class _Point:
+    """What is known in this process."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._noticed = False
+        self._is_due = False
+        self._world: Any = None  # the default group of which _group is a copy
+        self._group: Any = None
+        self._reporter: _Reporter | None = None
+
+    def ask(self, step: int | None, every: int) -> bool:
+        """See checkpoint_point."""
+        if every < 1:
+            raise ValueError(f"checkpoint_point(every={every}): it must be 1 or more")
+        if not self._calls:
+            self._begin()
+        self._calls += 1
+        if self._reporter is not None:
+            self._reporter.came_to(self._calls if step is None else step)
+        if not self._is_due and self._calls % every == 0:
+            self._is_due = self._agreed()
+        return self._is_due
+
+    def _begin(self) -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._note)
+        # Where hvd.init() was called, the driver hears of commits.
+        if ENV_RENDEZVOUS in os.environ and "elastic_driver.worker.rounds.runtime" not in sys.modules:
+            with contextlib.suppress(ElasticError, ValueError, KeyError):
+                self._reporter = _Reporter.of_this_worker()
+
+    def _note(self, number: int, frame: object) -> None:
+        self._noticed = True
+
+    def _agreed(self) -> bool:
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+                raise RuntimeError(
+                    "checkpoint_point() needs torch.distributed, for the workers to agree: "
+                    "call torch.distributed.init_process_group() before"
+                )
+            return self._noticed
+        if dist.get_world_size() < 2:
+            return self._noticed
+        if self._world is not dist.group.WORLD:
+            # Of its own: the script's collectives may be under way on another thread or device.
+            self._world, self._group = dist.group.WORLD, dist.new_group(backend="gloo")
+        torch = sys.modules["torch"]
+        noticed = torch.tensor([self._noticed], dtype=torch.int32)
+        dist.all_reduce(noticed, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(noticed.item())
+
+
+class _Reporter:
+    """Tells the driver how far the script has come, in a thread that never disturbs the training.
+
+    Args:
+        url: of who passes it on.
+        credential: of this worker.
+        worker: which it is.
+        round_id: for which it was started.
+    """
+
+    def __init__(self, url: str, credential: Credential, worker: WorkerId, round_id: int) -> None:
+        self._way = url, credential
+        self._worker = worker
+        self._round_id = round_id
+        self._progress = 0
+        self._news = threading.Event()
+        threading.Thread(target=self._run, name="elastic-driver-progress", daemon=True).start()
+
+    @classmethod
+    def of_this_worker(cls) -> _Reporter:
+        """Raises ElasticError, ValueError or KeyError where this process is no worker of ours."""
+        credential = Credential.of_worker(os.environ)
+        worker = WorkerId.parse(os.environ[ENV_WORKER])
+        return cls(os.environ[ENV_RENDEZVOUS], credential, worker, int(os.environ[ENV_ROUND]))
+
+    def came_to(self, progress: int) -> None:
+        """Costs nothing: the thread looks at it when it is time."""
+        self._progress = progress
+        self._news.set()
+
+    def _run(self) -> None:
+        from elastic_driver.rendezvous.client import RendezvousClient
+
+        with contextlib.suppress(Exception):  # whatever it is, the training goes on
+            self._tell(RendezvousClient(*self._way))
+
+    def _tell(self, client: RendezvousClient) -> None:
+        pause = threading.Event()
+        while True:
+            self._news.wait()
+            self._news.clear()
+            report = RunningReport(self._worker, self._round_id, self._progress)
+            try:
+                client.running(report)
+            except RendezvousClosedError:
+                client.close()
+                return
+            except ElasticError:
+                pass  # of a round that has ended, or a driver that does not answer: the next one may arrive
+            pause.wait(_REPORT_S)
+
+
+_point = _Point()

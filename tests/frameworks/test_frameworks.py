@@ -1,0 +1,45 @@
+"""accelerate, Lightning and transformers' Trainer under elasticrun, with scripts that know nothing of it.
+
+Run where these are installed: scripts/install-frameworks makes such an environment, see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import Job
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = 40
+
+pytestmark = [pytest.mark.integration, pytest.mark.frameworks, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+def test_a_worker_is_killed_and_a_host_comes(framework: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"there is no {framework}: scripts/install-frameworks installs it")
+    name = "trainer" if framework == "transformers" else framework
+    env = {"CHECKPOINTS": str(tmp_path / "checkpoints"), "STEPS": str(STEPS), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPTS / f"with_{name}.py")]
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", command=command, env=env) as job:
+        lines = job.wait_for_steps(2, 6)
+        os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
+        at = lines[-1]["time"]
+        job.wait_for_steps(1, 2, after=at)
+        job.set_hosts("localhost:1\n127.0.0.2:1\n")
+        at = job.steps()[-1]["time"]
+        job.wait_for_steps(2, 2, after=at)
+        assert job.wait() == 0, job.said()
+        of_rank_0 = [line for line in job.steps() if line["rank"] == 0]
+        generations = [list(group) for _, group in itertools.groupby(of_rank_0, key=lambda line: line["pid"])]
+        assert [group[0]["size"] for group in generations] == [2, 1, 2]
+        # Each begins at a checkpoint of those before, and none begins anew.
+        assert all(group[0]["step"] > 4 for group in generations[1:]), [group[0] for group in generations]
+        assert generations[-1][-1]["step"] == STEPS

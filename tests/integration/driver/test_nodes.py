@@ -1,0 +1,192 @@
+"""Jobs of nodes on one machine: several commands with the same endpoint, of which the first to have the port drives."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from nodes import WORKER, NodesJob, free_port
+
+pytestmark = pytest.mark.integration
+
+
+def endpoint() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_one_of_those_that_start_at_once_drives_and_one_more_is_a_spare(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=2) as job:
+        nodes = {name: job.start(name) for name in ("a", "b", "c")}
+        lines = job.wait_for("two workers", lambda: job.living() if len(job.living()) == 2 else [])
+        first, second = sorted(lines, key=lambda line: line["RANK"])
+        names = {first["NODE"], second["NODE"]}
+        assert {line["WORLD_SIZE"] for line in lines} == {"2"}
+        assert [line["GROUP_RANK"] for line in (first, second)] == ["0", "1"]
+        assert all(line["TORCHELASTIC_RUN_ID"] == "a job" for line in lines)
+        drivers = [node for node in nodes.values() if "this node is the driver" in node.err]
+        assert [driver.name for driver in drivers] == [first["NODE"]]
+        (spare,) = nodes.keys() - names
+        job.wait_for("the spare has joined", lambda: "this host has joined job" in nodes[spare].err)
+        # One that is killed takes its workers along, and the spare takes its place.
+        nodes[second["NODE"]].signal(signal.SIGKILL)
+        job.wait_for_world(first["NODE"], spare)
+        assert not psutil.pid_exists(second["pid"]) or psutil.Process(second["pid"]).status() == "zombie"
+        # Each shows what its own workers write; the driver shows all.
+        job.wait_for("the spare shows its own", lambda: f"of 2 on {spare}" in nodes[spare].out)
+        assert f"of 2 on {first['NODE']}" not in nodes[spare].out
+        job.wait_for("the driver shows all", lambda: f"of 2 on {spare}" in drivers[0].out)
+        job.end(0)
+        assert drivers[0].wait() == 0
+        assert nodes[spare].wait() == 0
+        assert "the job has succeeded: all workers of round" in nodes[spare].err
+        # The port of the job before is in nobody's way.
+        job.begin_again()
+        again = [job.start(name) for name in ("d", "e")]
+        job.wait_for_world("d", "e")
+        job.end(0)
+        assert [node.wait() for node in again] == [0, 0]
+
+
+def test_a_late_node_is_taken_in_and_leaves_by_sigterm(tmp_path: Path) -> None:
+    folder = tmp_path / "of-the-late"
+    folder.mkdir()
+    given = {"reset_limit": 0}
+    with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2) as job:
+        driver = job.start("a", given=given, env={"OMP_NUM_THREADS": "3", "ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20})
+        assert job.wait_for_world("a")[0]["OMP_NUM_THREADS"] == "3"
+        env = {"OMP_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "7", "RANK": "12", "MASTER_ADDR": "of-another-job"}
+        late = job.start("b", given=given, env=env | {"ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20}, cwd=folder)
+        world = job.wait_for_world("a", "b")
+        # A worker has its own node's variables and folder, and nothing of the secret.
+        assert [world[rank]["NODE"] for rank in (0, 1)] == ["a", "b"]
+        assert (world[0]["OMP_NUM_THREADS"], world[1]["OMP_NUM_THREADS"]) == ("3", "5")
+        assert "CUDA_VISIBLE_DEVICES" not in world[0]
+        assert world[1]["CUDA_VISIBLE_DEVICES"] == "7"
+        assert (world[0]["cwd"], world[1]["cwd"]) == (str(tmp_path), str(folder))
+        assert world[1].get("MASTER_ADDR") != "of-another-job"
+        assert not any("ELASTIC_DRIVER_JOIN_TOKEN" in line for line in world.values())
+        late.signal(signal.SIGTERM)
+        assert late.wait() == 128 + signal.SIGTERM
+        job.wait_for_world("a")
+        # It may come again. A job that fails ends all nodes, and says why.
+        again = job.start("c", given=given, env={"ELASTIC_DRIVER_JOIN_TOKEN": "t" * 20})
+        job.wait_for_world("a", "c")
+        job.end(3)
+        assert again.wait() == 1
+        assert driver.wait() in (1, 4)
+        assert "the job has failed: " in again.err
+
+
+def test_when_the_driver_is_killed_a_node_of_its_machine_takes_over(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2) as job:
+        driver = job.start("a")
+        job.wait_for_world("a")
+        other = job.start("b")
+        job.wait_for_world("a", "b")
+        driver.signal(signal.SIGKILL)
+        job.wait_for_world("b")
+        assert "its workers here were ended" in other.err
+        assert "this node is the driver" in other.err
+        job.end(0)
+        assert other.wait() == 0
+
+
+def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
+    token, other_token = tmp_path / "token", tmp_path / "other"
+    for file, text in ((token, "one token of this test"), (other_token, "quite another token")):
+        file.write_text(f"{text}\n")
+        file.chmod(0o600)
+    with_token = {"join_token_file": str(token)}
+    with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=3) as job:
+        driver = job.start("a", given=with_token)
+        job.wait_for("a driver", lambda: "this node is the driver" in driver.err)
+        wrong = [
+            job.start("command", given=with_token, command=[*WORKER, "--lr", "0.1"]),
+            job.start("id", given=with_token, run_id="another job"),
+            job.start("nnodes", given=with_token, most=4),
+            job.start("token", given={"join_token_file": str(other_token)}),
+        ]
+        assert [node.wait() for node in wrong] == [2] * 4
+        command, run_id, nnodes, strange = (node.err for node in wrong)
+        assert "has the command " in command
+        assert "node_worker.py --lr 0.1, and the job " in command
+        assert "has --rdzv-id another job, and the job a job" in run_id
+        assert "has --nnodes 2:4, and the job 2:3" in nnodes
+        assert "have all nodes the same join token" in strange
+        assert all(text.count("\n") == 1 for text in (command, run_id, nnodes, strange))
+        assert driver.err.count(" is not ready: all nodes have to be started alike: node ") == 3
+        # All that has cost the job nothing.
+        right = job.start("b", given=with_token)
+        job.wait_for_world("a", "b")
+        job.end(0)
+        assert (driver.wait(), right.wait()) == (0, 0)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"], ids=("none", "404"))
+def test_a_stranger_at_the_endpoint(tmp_path: Path, answer: bytes) -> None:
+    """It listens there and says nothing, or what no driver says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    sock, _ = server.accept()
+                except OSError:
+                    return
+                taken.append(sock)
+                if answer:
+                    sock.recv(4096)
+                    sock.sendall(answer)
+
+        thread = threading.Thread(target=serve, name="stranger")
+        thread.start()
+        port = server.getsockname()[1]
+        try:
+            with NodesJob(tmp_path, endpoint=f"127.0.0.1:{port}", least=2, most=2) as job:
+                env = {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
+                conf = {"join_timeout": "3"}
+                node = job.start("a", env=env, node_rank=1, conf=conf)
+                assert node.wait() == (2 if answer else 1), node.err
+                assert ("does not take this agent in" if answer else "gives up to wait for the driver") in node.err
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(60)
+            for sock in taken:
+                sock.close()
+
+
+def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=2) as job:
+        env = {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
+        node = job.start("a", env=env, node_rank=1, conf={"join_timeout": "1.5"})
+        # A name that nobody has: it may be that of a pod which is not there yet.
+        nameless = job.start("b", env=env, endpoint="no-such-host.invalid:29400", conf={"join_timeout": "1.5"})
+        assert (node.wait(), nameless.wait()) == (1, 1)
+        assert "Connection refused; waiting for up to" in node.err.replace("Connect call failed", "Connection refused")
+        assert "the name no-such-host.invalid does not resolve yet" in nameless.err
+
+
+def test_a_signal_ends_a_node_that_waits(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, endpoint=endpoint(), least=2, most=2) as job:
+        env = {"ELASTIC_DRIVER_JOIN_TOKEN": "a token of the test's own"}
+        node = job.start("a", env=env, node_rank=1)
+        job.wait_for("it waits", lambda: "waiting for up to 600 s" in node.err)
+        node.signal(signal.SIGTERM)
+        assert node.wait() == 128 + signal.SIGTERM
+        driver = job.start("b", env=env)
+        job.wait_for("a driver", lambda: "this node is the driver" in driver.err)
+        driver.signal(signal.SIGINT)
+        assert driver.wait() == 128 + signal.SIGINT
+
+
+def test_a_command_that_is_not_there_is_told_by_the_driver(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=1) as job:
+        node = job.start("a", command=[sys.executable + "-none"])
+        assert node.wait() == 2
+        assert "there is no such file" in node.err

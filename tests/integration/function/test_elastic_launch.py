@@ -1,0 +1,136 @@
+"""elastic_launch with real workers: results, restarts, errors by rank, commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from elastic_driver import LaunchConfig, elastic_launch
+from elastic_driver.errors import SettingsError
+from elastic_driver.function import torch_launcher
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    before = set(psutil.Process().children(recursive=True))  # multiprocessing's helpers of other tests
+    yield
+    assert not list(folder.glob("elastic-driver-run-*"))
+    left = [process.cmdline() for process in psutil.Process().children(recursive=True) if process not in before]
+    assert not left
+
+
+def place(*args: object) -> tuple[object, ...]:
+    return (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RUN_ID"], *args)
+
+
+def test_results_by_global_rank() -> None:
+    results = elastic_launch(LaunchConfig(1, 1, 3, run_id="job"), place)(1, "x")
+    assert results == {rank: (str(rank), "3", "job", 1, "x") for rank in range(3)}
+
+
+def test_variables_of_torchrun_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    monkeypatch.setenv("PET_ROLE", "nobody")
+    offset = 4
+    assert elastic_launch(LaunchConfig(1, 1, 1), lambda: (os.environ["ROLE_NAME"], offset))() == {
+        0: ("default_role", 4)
+    }
+
+
+def fail_at_first(marker: str) -> str:
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("only once")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        signal.pause()
+    return f"{marker} {os.environ['TORCHELASTIC_RESTART_COUNT']}"
+
+
+def test_a_failure_restarts_all() -> None:
+    results = elastic_launch(LaunchConfig(1, 1, 2, max_restarts=1), fail_at_first)("again")
+    assert results == {0: "again 1", 1: "again 1"}
+
+
+def fail_always() -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("always")
+    signal.pause()
+
+
+def test_the_error_is_torchs(tmp_path: Path) -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    with pytest.raises(errors.ChildFailedError, match="fail_always FAILED") as caught:
+        elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), fail_always)()
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.local_rank, failure.exitcode) == (1, 1, 1)
+    assert failure.message["message"] == "ValueError: always"
+    assert "in fail_always" in failure.message["extraInfo"]["py_callstack"]
+    assert set(caught.value.failures) == {1}
+    assert Path(failure.error_file).is_file()
+
+
+def test_the_error_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing.errors", None)
+    with pytest.raises(torch_launcher.ChildFailedError, match=r"fail_always failed on rank 1 .*ValueError: always"):
+        elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), fail_always)()
+
+
+def test_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys; print(sys.argv[1:], os.environ['RANK'])")
+    config = LaunchConfig(1, 1, 2, log_line_prefix_template="${local_rank}|")
+    assert elastic_launch(config, str(script))("a", 1) == {0: None, 1: None}
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0|['a', '1'] 0", "1|['a', '1'] 1"]
+    assert elastic_launch(config, sys.executable)("-u", str(script), "b") == {0: None, 1: None}
+
+
+def test_a_command_that_fails() -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    with pytest.raises(errors.ChildFailedError, match="sh FAILED") as caught:
+        elastic_launch(LaunchConfig(1, 1, 1, max_restarts=0), "sh")("-c", "kill -KILL $$")
+    assert [failure.exitcode for failure in caught.value.failures.values()] == [-signal.SIGKILL]
+    with pytest.raises(SettingsError, match="no-such-program"):
+        elastic_launch(LaunchConfig(1, 1, 1), "no-such-program")()
+
+
+GROUP = """\
+import os
+import torch
+import torch.distributed as dist
+from elastic_driver import LaunchConfig, elastic_launch
+
+def train(x):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method="file://STORE", rank=rank, world_size=size)
+    total = torch.tensor([x + dist.get_rank()])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total)
+
+print(elastic_launch(LaunchConfig(1, 1, 2), train)(10))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_a_process_group(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(GROUP.replace("STORE", str(tmp_path / "store")))
+    done: Any = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "{0: 21, 1: 21}"

@@ -1,0 +1,228 @@
+"""A training over torch.distributed's process group of the round, by DDP or FSDP2: ``distributed_program.py KIND``.
+
+All ranks train on the same data, which follow from the step, so that the losses are those of one process alone:
+``expected_losses``. Appends a JSON line for each step to STEP_LOG: time, pid, rank, size, step, loss, round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+STEPS = 100_000
+PAUSE_S = 0.02
+WIDTHS = (13, 31, 7)  # odd ones, so that shards are of different sizes
+
+
+def build() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    a, b, c = WIDTHS
+    return torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Linear(b, c))
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, WIDTHS[0], generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: Any, step: int) -> torch.Tensor:
+    data = batch(step).to(next(model.parameters()).device)
+    loss: torch.Tensor = (model(data) - data[:, : WIDTHS[-1]]).square().mean()
+    return loss
+
+
+def expected_losses(steps: int) -> list[float]:
+    """Of one process, by step."""
+    model = build()
+    optimizer = adam(model)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Log:
+    def __init__(self) -> None:
+        self._file = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
+
+    def step(self, step: int, loss: float = 0.0, **more: Any) -> None:
+        line = {"time": time.time(), "pid": os.getpid(), "rank": dist.get_rank(), "size": dist.get_world_size()}
+        self._file.write(json.dumps({**line, "step": step, "loss": loss, **more}) + "\n")
+
+
+def held(step: int) -> None:
+    """Waits while a test holds this step: a file named after it in HOLD."""
+    folder = os.environ.get("HOLD")
+    while folder and (Path(folder) / str(step)).exists():
+        time.sleep(0.01)
+
+
+def ddp_state(hvd: Any, device: str = "cpu") -> Any:
+    model = build().to(device)
+    return hvd.elastic.DDPState(model=model, optimizer=adam(model), step=0)
+
+
+def train_ddp(hvd: Any, log: Log, kind: str) -> None:
+    state = ddp_state(hvd, f"cuda:{hvd.local_rank()}" if kind == "cuda" else "cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(hvd.local_rank())
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        side = None
+        if kind == "cuda":
+            assert "nccl" in str(dist.get_backend_config(hvd.process_group()))
+        if kind == "plain":  # as scripts do it that know of torch's default group only
+            hvd.process_group()
+            trained = torch.nn.parallel.DistributedDataParallel(state.model)
+            side = dist.new_group(list(range(dist.get_world_size())))
+            use_the_rest_of_torch()
+        else:
+            trained = state.ddp
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            held(state.step)
+            if kind == "error" and state.step == 5 and dist.get_rank() == 1:
+                raise RuntimeError("an error of the user's own")
+            state.optimizer.zero_grad()
+            loss = loss_of(trained, state.step)
+            loss.backward()
+            state.optimizer.step()
+            if side is not None:
+                dist.all_reduce(torch.ones(1), group=side)
+            log.step(state.step, loss.item())
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
+def use_the_rest_of_torch() -> None:
+    """What takes the default group by itself: device meshes, DTensor, objects, barriers, its store, a sampler."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("outer", "inner"))
+    whole = torch.arange(12.0)
+    assert torch.equal(distribute_tensor(whole, mesh["inner"], [Shard(0)]).full_tensor(), whole)
+    ranks: list[Any] = [None] * size
+    dist.all_gather_object(ranks, dist.get_rank())
+    assert ranks == list(range(size))
+    dist.monitored_barrier()
+    store = dist.distributed_c10d._get_default_store()
+    store.add("here", 1)
+    dist.barrier()
+    assert store.add("here", 0) == size
+    samples: Any = list(range(4 * size))
+    assert len(torch.utils.data.DistributedSampler(samples)) == 4
+
+
+def begin_anew(state: Any) -> None:
+    """In place of a checkpoint: the model is as it was made."""
+    state.step = 0
+
+
+def fsdp_state(hvd: Any, *, copies: bool = True, load: Any = None) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    def make(mesh: Any) -> tuple[Any, Any]:
+        model = build()
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, adam(model)
+
+    return hvd.elastic.FSDPState(make, copies=copies, load=load, step=0)
+
+
+def train_fsdp(hvd: Any, log: Log, kind: str) -> None:
+    state = fsdp_state(hvd, copies=not kind, load=begin_anew if kind == "load" else None)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < STEPS:
+            time.sleep(PAUSE_S)
+            held(state.step)
+            state.optimizer.zero_grad()
+            loss = loss_of(state.model, state.step)
+            loss.backward()
+            state.optimizer.step()
+            log.step(state.step, loss.item())
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
+RESETS = 50
+
+
+def reset_often(hvd: Any, log: Log, state: Any) -> None:
+    """Resets after each commit until there are RESETS, and then says what is left of all those rounds."""
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+    process = psutil.Process()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model = state.ddp if hasattr(state, "ddp") else state.model
+        made.update([hvd.process_group(), model])
+        state.optimizer.zero_grad()
+        loss_of(model, state.step).backward()
+        state.optimizer.step()
+        state.step += 1
+        state.commit()
+        figures = {"fds": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
+        log.step(state.step, **figures)
+        if state.step < RESETS:
+            raise hvd.HorovodInternalError("once more")
+        del model
+        gc.collect()
+        log.step(state.step, left=len(made), groups=len(dist.distributed_c10d._world.pg_map), hook=hook_depth())
+
+    train(state)
+
+
+def hook_depth() -> int:
+    """How many functions stand around Python's own excepthook: torch wraps it each time."""
+    depth, hook = 0, sys.excepthook
+    while hook is not sys.__excepthook__ and depth < 1000:
+        cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        hook = next((cell for cell in cells if callable(cell)), sys.__excepthook__)
+        depth += 1
+    return depth
+
+
+def main() -> None:
+    import elastic_driver.torch as hvd
+
+    way, _, kind = sys.argv[1].partition("-")
+    hvd.init()
+    log = Log()
+    if kind == "resets":
+        reset_often(hvd, log, ddp_state(hvd) if way == "ddp" else fsdp_state(hvd))
+    elif way == "ddp":
+        train_ddp(hvd, log, kind)
+    else:
+        train_fsdp(hvd, log, kind)
+
+
+if __name__ == "__main__":
+    main()

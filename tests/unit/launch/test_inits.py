@@ -1,0 +1,67 @@
+"""Which commands are seen to call init()."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.launch.warm.inits import calls_init
+
+SEEN = {
+    "the library": "import elastic_driver as hvd\nhvd.init()\n",
+    "one of its modules": "import elastic_driver.torch\nelastic_driver.torch.init()\n",
+    "Horovod's": "import horovod.torch as hvd\nhvd.init()\n",
+    "from a package": "from horovod import torch as hvd\ndef main():\n    hvd.init()\n",
+    "the function": "from elastic_driver.torch import init as begin\nbegin()\n",
+    "an import that is late": "def main():\n    import elastic_driver as hvd\n    hvd.init()\n",
+    "one way of two": "try:\n    import horovod.torch as hvd\nexcept ImportError:\n    pass\nelse:\n    hvd.init()\n",
+}
+UNSEEN = {
+    "torchrun's": "import torch.distributed as dist\ndist.init_process_group()\n",
+    "another init": "import wandb\nimport elastic_driver\nwandb.init()\n",
+    "an import alone": "import elastic_driver.torch as hvd\nprint(hvd.rank)\n",
+    "an init that is not called": "import elastic_driver as hvd\nstart = hvd.init\n",
+    "names made at run time": "import importlib\nimportlib.import_module('elastic_driver').init()\n",
+    "a mistake": "import elastic_driver as hvd\nhvd.init(\n",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_seen(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SEEN[name])
+    assert calls_init(["python3", "-u", "train.py", "--epochs", "3"], tmp_path)
+    assert calls_init([sys.executable, "-m", "train"], tmp_path)
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_unseen(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNSEEN[name])
+    assert not calls_init(["python3", "train.py"], tmp_path)
+
+
+def test_a_module_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from work import loop\nloop.main()\n")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "loop.py").write_text("import setup_job\nimport train\n")
+    (tmp_path / "setup_job.py").write_text(SEEN["Horovod's"])
+    assert calls_init(["python3", "train.py"], tmp_path)
+    (tmp_path / "setup_job.py").write_text("")
+    assert not calls_init(["python3", "train.py"], tmp_path)
+
+
+def test_only_so_many_modules_are_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("".join(f"import part{number}\n" for number in range(100)))
+    for number in range(100):
+        (tmp_path / f"part{number}.py").write_text(SEEN["the library"] if number == 99 else "")
+    assert not calls_init(["python3", "train.py"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command", [["bash", "train.sh"], ["true"], ["python3", "-c", "x"], ["python3", "gone.py"], []]
+)
+def test_commands_that_cannot_be_read(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SEEN["the library"])
+    assert not calls_init(command, tmp_path)

@@ -1,0 +1,114 @@
+"""checkpoint_point() without peers, and what it tells the driver. Over peers: test_torchrun_scripts.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import elastic_driver
+from elastic_driver.errors import RendezvousClosedError, RendezvousError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.messages import RunningReport
+from elastic_driver.worker import checkpoint
+from elastic_driver.worker.checkpoint import _Point, _Reporter
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
+ALONE = """
+import os, signal, sys, elastic_driver
+assert not elastic_driver.checkpoint_point()
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+os.kill(os.getpid(), signal.SIGTERM)
+answers = [elastic_driver.checkpoint_point(every=3) for _ in range(4)]
+print(answers)
+sys.exit(0)
+"""
+
+
+def python(source: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    env = {**clean, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_alone_a_signal_is_noticed_at_the_next_call() -> None:
+    done = python(ALONE)
+    # It is asked for in each third call only, and the first of these was call 2.
+    assert (done.returncode, done.stdout) == (0, "[False, True, True, True]\n"), done.stderr
+
+
+def test_a_handler_of_the_scripts_own_stays() -> None:
+    script = """
+import os, signal, elastic_driver
+signal.signal(signal.SIGTERM, lambda number, frame: print("mine"))
+elastic_driver.checkpoint_point()
+os.kill(os.getpid(), signal.SIGTERM)
+print(elastic_driver.checkpoint_point())
+"""
+    assert python(script).stdout == "mine\nFalse\n"
+
+
+def test_several_workers_have_to_be_able_to_agree() -> None:
+    done = python("import elastic_driver; elastic_driver.checkpoint_point()", WORLD_SIZE="2")
+    assert "call torch.distributed.init_process_group() before" in done.stderr
+
+
+def test_bad_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="every=0"):
+        elastic_driver.checkpoint_point(every=0)
+
+
+def test_a_thread_does_not_take_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    before, answers = signal.getsignal(signal.SIGTERM), []
+    thread = threading.Thread(target=lambda: answers.append(_Point().ask(None, 1)))
+    thread.start()
+    thread.join()
+    assert (answers, signal.getsignal(signal.SIGTERM)) == ([False], before)
+
+
+class Client:
+    """A RendezvousClient that fails at first."""
+
+    def __init__(self) -> None:
+        self.reports: list[RunningReport] = []
+        self.told = threading.Event()
+        self.closed = threading.Event()
+        self.over = False
+
+    def running(self, report: RunningReport) -> None:
+        self.reports.append(report)
+        self.told.set()
+        if self.over:
+            raise RendezvousClosedError("the job is over")
+        if len(self.reports) == 1:
+            raise RendezvousError("no answer")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_the_driver_hears_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    monkeypatch.setattr(checkpoint, "_REPORT_S", 0.01)
+    monkeypatch.setattr("elastic_driver.rendezvous.client.RendezvousClient", lambda *way: client)
+    worker = WorkerId("a", 0, 0)
+    reporter = _Reporter("http://127.0.0.1:1", None, worker, 4)  # type: ignore[arg-type]
+    reporter.came_to(7)
+    assert client.told.wait(60)
+    client.told.clear()
+    reporter.came_to(9)
+    assert client.told.wait(60), "an error ends nothing"
+    assert client.reports[-1] == RunningReport(worker, 4, 9)
+    client.over = True
+    reporter.came_to(10)
+    assert client.closed.wait(60)
+    reporter.came_to(11)
+    assert [report.commits for report in client.reports] == [7, 9, 10]
