@@ -385,13 +385,13 @@ class Job:
         else:
             assert lost, "one that could checkpoint is given no time for that"
 
-    def _note_becoming(self, worker: WorkerId) -> None:
+    def _note_becoming(self, worker: WorkerId, commits: int) -> None:
         """Restarted workers become such that reset in place: a job that has just begun, with those who live."""
         self.kind = OnChange.IN_PLACE
         self.round_id = max(self.round_id, self.launched)
         self.members, self.round_commits, self.broken = (), 0, False
         self.waiting, self.left, self.asked, self.holders = {worker}, set(), {worker}, set()
-        self.last_round, self.commits = {}, {}
+        self.last_round, self.commits = {}, {worker: commits}
         self.furthest, self.idle = (0, 0), 1
 
     def _note(self, event: Event) -> None:
@@ -419,7 +419,7 @@ class Job:
                 if self.kind is not OnChange.IN_PLACE:
                     first = self.policy.becomes_in_place and event.after_round == 0 and self.ended is None
                     if first and worker in self.alive - self.told_to_go:
-                        self._note_becoming(worker)
+                        self._note_becoming(worker, event.commits)
                     return
                 known = worker in self.alive - self.told_to_go - self.waiting and self.ended is None
                 if known and event.after_round == self.last_round.get(worker, 0):
