@@ -113,6 +113,8 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         on_change: what the workers are at first.
     """
     is_open = settings.on_change == AUTO_ON_CHANGE
+    # Where hosts join by themselves, a job that has put one out would wait for another.
+    retries = settings.reset_limit is not None or settings.accept_agents
     said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
     return Policy(
         num_proc=settings.num_proc,
@@ -132,9 +134,9 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         on_change=on_change,
         becomes_in_place=is_open and on_change is OnChange.RESTART,
         must_init=not is_open,
-        retries_starts=settings.reset_limit is not None,
+        retries_starts=retries,
         # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that.
-        blames_hosts=settings.blames_hosts or settings.reset_limit is None,
+        blames_hosts=settings.blames_hosts or not retries,
         last_call_s=LAST_CALL_S if said is None else float(said),
     )
 
