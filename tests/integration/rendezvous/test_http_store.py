@@ -136,7 +136,8 @@ def test_what_is_not_there_in_time(store: Any) -> None:
             wait()
     with pytest.raises(dist.DistStoreError, match=r"barrier timeout after 50ms, key: b$"):
         store.barrier("b", 2)
-    store.wait(["there"], timedelta(0))
+    if not isinstance(store, dist.TCPStore):  # which does not always wait for its own answer then
+        store.wait(["there"], timedelta(0))
 
 
 def test_who_waits_is_woken(store: Any) -> None:

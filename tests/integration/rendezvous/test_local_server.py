@@ -110,7 +110,7 @@ def test_workers_have_keys_here_and_nobody_else(local: Local) -> None:
     assert local.client().status() == {}
     for identity in (Identity(Role.WORKER, WorkerId("a", 2, 0)), Identity(Role.OPERATOR)):
         with pytest.raises(RendezvousError, match=r"cannot reach the driver at its local socket .*does not prove"):
-            local.client(identity, patience_s=0.0).status()
+            local.client(identity, patience_s=1.0).status()
     with pytest.raises(RendezvousError):
         local.client_of(Credential(IDENTITY, b"another key of thirty-two bytes."), 0.0).status()
 
