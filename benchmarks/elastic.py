@@ -264,7 +264,7 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
             f"{'scenario':16} {'stall, s':26} {'join, s':26} {'found, s':20} {'lost, steps':14} normal step, s",
             flush=True,
         )
-        scenarios = SCENARIOS if options.worker == "ours" else RESTARTS
+        scenarios = RESTARTS if options.worker == "torchrun" else SCENARIOS
         for name in options.scenarios.split(",") if options.scenarios else scenarios:
             ours, peer = scenarios[name]
             figures: list[Figures] = []

@@ -32,7 +32,7 @@ from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import RendezvousClosedError, StaleRoundError
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.agent.host_rounds import HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError
 from elastic_driver.launch.dial.dialler import DialFailure
@@ -163,6 +163,10 @@ class ToldHosts:
 
     async def wait_change(self, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None."""
+        return ()
 
     def remark(self) -> str:
         return ""

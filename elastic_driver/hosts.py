@@ -60,6 +60,21 @@ class Host:
         return " ".join((place, *self.labels))
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """That a host is about to go, as whoever lists it knows.
+
+    Attributes:
+        hostname: which.
+        why: in words, "its pod is deleted".
+        within_s: the seconds that are left until its machine is gone; None when nobody has said.
+    """
+
+    hostname: str
+    why: str
+    within_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
     """One process in one slot. A restarted process is another worker, with a higher attempt."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.cli.target import add_driver_flags, ask, target_of
+from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import DrainHostRequest
 from elastic_driver.report.printable import one_line
+from elastic_driver.settings.assembly import number
+from elastic_driver.settings.settings import check_seconds
 
 
 def drain(words: Sequence[str]) -> int:
@@ -25,10 +28,16 @@ def drain(words: Sequence[str]) -> int:
     parser.add_argument("host", metavar="HOST", help="as the job's discovery script names it")
     parser.add_argument("--job", metavar="ID", help="which job, where several run (the beginning of its id will do)")
     parser.add_argument("--undo", action="store_true", help="let the host have workers again")
+    text = "its machine goes away in S seconds: what has not left a second before is killed"
+    parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
     add_driver_flags(parser)
     arguments = parser.parse_args(words)
+    if arguments.within is not None:
+        check_seconds("--within", arguments.within)
+        if arguments.undo:
+            raise SettingsError("--within and --undo exclude each other")
     target = target_of(arguments, arguments.job)
-    reply = ask(target, lambda client: client.drain(DrainHostRequest(arguments.host, arguments.undo)))
+    reply = ask(target, lambda client: client.drain(DrainHostRequest(arguments.host, arguments.undo, arguments.within)))
     if not reply.done:
         print(one_line(reply.text))
         return 2

@@ -31,12 +31,16 @@ def leave(words: Sequence[str]) -> int:
     parser.add_argument("--job", metavar="ID", help="which job, where it works for several; its beginning will do")
     text = "seconds to wait (default %(default)g)"
     parser.add_argument("--timeout", metavar="S", type=read_by(number), default=_PATIENCE_S, help=text)
+    text = "this machine goes away in S seconds: what has not left a second before is killed, and the others go on then"
+    parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
     arguments = parser.parse_args(words)
     check_seconds("--timeout", arguments.timeout)
+    if arguments.within is not None:
+        check_seconds("--within", arguments.within)
     from elastic_driver.launch.agent.control import leave as have_leave  # late: bad usage is told before that is loaded
 
     try:
-        said = have_leave(arguments.host, arguments.job, arguments.timeout)
+        said = have_leave(arguments.host, arguments.job, arguments.timeout, within_s=arguments.within)
     except LaunchError as error:
         print(one_line(f"elasticrun: error: {error}"), file=sys.stderr)
         return 1

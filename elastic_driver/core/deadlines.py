@@ -12,7 +12,16 @@ from elastic_driver.core.placement import (
     target_places,
     that_fit,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, deadline_of, finishing, in_phase
+from elastic_driver.core.state import (
+    JobPhase,
+    State,
+    WorkerPhase,
+    deadline_of,
+    finishing,
+    gives_time,
+    in_phase,
+    leaves_by,
+)
 from elastic_driver.words import NoticeKind, OnChange
 
 # How long the first READY joiner waits for others that are still booting, so that hosts which appear together cost
@@ -72,6 +81,16 @@ def gone_by(state: State) -> float | None:
     return reset.deadline if any(r.worker in members for r in in_phase(state, WorkerPhase.LEAVING)) else None
 
 
+def checkpoints_by(state: State) -> float | None:
+    """Until when restarted workers that end may checkpoint together, where one of their hosts goes away; else None."""
+    if state.phase is not JobPhase.RESETTING or not state.departing:
+        return None
+    members = dict.fromkeys(state.members)
+    ending = [r for r in state.workers if r.worker in members and gives_time(state, r) is not None]
+    times = (leaves_by(state, record.worker.hostname) for record in ending)
+    return min((time for time in times if time is not None), default=None)
+
+
 def launch_held_until(state: State) -> float | None:
     """Until when the processes of the next round of restarted workers are not started. None: for nothing."""
     if state.phase is not JobPhase.RESETTING:
@@ -120,6 +139,7 @@ def next_deadline(state: State) -> float | None:
             times.append(joiners_wait_until(state) if state.phase is JobPhase.RUNNING else held_until(state))
         case OnChange.RESTART:
             times.append(launch_held_until(state) if state.last_call is None else state.last_call)
+            times.append(checkpoints_by(state))
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
     times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]

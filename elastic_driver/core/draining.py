@@ -7,7 +7,7 @@ Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the
 from __future__ import annotations
 
 from elastic_driver.core.placement import usable_slots
-from elastic_driver.core.state import JobPhase, State, record_of
+from elastic_driver.core.state import JobPhase, State, leaves_by, record_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange
 
@@ -38,10 +38,13 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
         was_drained = any(name == hostname for name, _ in before.drained)
         return f"host {hostname} may be used again" if was_drained else f"host {hostname} was not drained"
     already = "already " if (hostname, None) in before.drained else ""
+    goes = leaves_by(after, hostname) is not None
     living = any(record.worker.hostname == hostname for record in after.workers)
     leave = ": its workers leave at their next commit" if living else ""
     if living and after.policy.on_change is not OnChange.IN_PLACE:
         leave = ": its workers are told to end"
+    if living and goes:
+        leave += ", and are killed when they have not a second before it goes away"
     return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic_driver.core.assignment import Placed
-from elastic_driver.hosts import Host, SlotInfo, WorkerId
+from elastic_driver.hosts import Departure, Host, SlotInfo, WorkerId
 from elastic_driver.words import Backend, Ending, NoticeKind, ReadyCause
 
 
@@ -26,9 +26,10 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostsDiscovered:
-    """Discovery answered: these are all hosts now."""
+    """Discovery answered: these are all hosts now, and those of them that are about to go."""
 
     hosts: tuple[Host, ...]
+    departures: tuple[Departure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +230,14 @@ class DrainRequested:
         slot: of which slot; None for all of the host's.
         why: who asked, in words.
         undo: the opposite: the places may be used again.
+        within_s: the seconds that are left until the host's machine is gone; None when nobody has said.
     """
 
     hostname: str
     slot: int | None
     why: str
     undo: bool = False
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_driver.core.deadlines import gone_by, joiners_wait_until, pause_until
+from elastic_driver.core.deadlines import checkpoints_by, gone_by, joiners_wait_until, pause_until
 from elastic_driver.core.placement import (
     free_slots,
     in_target,
@@ -110,8 +110,10 @@ def _explain_restart(state: State, now: float, slots_left: str) -> str:
         ending = [record.worker for record in records]
         given = [at for record in records if (at := gives_time(state, record)) is not None and at > now]
         if given:
-            limit = f"{state.policy.drain_timeout_s:g} s, --drain-timeout"
-            left = _left_for(state, ending, max(given), now)
+            due, limit = checkpoints_by(state), f"{state.policy.drain_timeout_s:g} s, --drain-timeout"
+            if due is not None and due < max(given):
+                limit = "before their host goes away"
+            left = _left_for(state, ending, max(given) if due is None else min(due, max(given)), now)
             return f"{over}; waiting for {names(ending)} to checkpoint and end ({limit}){left}"
         return f"{over}; waiting for {names(ending)} to end{_left_for(state, ending, until, now)}"
     places = len(launch_places(state))
@@ -184,6 +186,11 @@ def _kept_out(state: State, now: float, *, before: str, unused: bool = True) -> 
             places.append(host.name)
         else:
             places += [f"{host.name}[{slot}]" for slot in range(host.slots) if slot in slots]
+    going_in = {one.hostname: max(0.0, one.by - now) for one in state.departing if one.by is not None}
+    going = [f"{name} ({f'{left_s:.0f} s left' if left_s else 'any moment'})" for name, left_s in going_in.items()]
+    if going:
+        text += f"{before}going away: {_listed(going)}"
+    places = [place for place in places if place not in going_in]
     if places:
         text += f"{before}drained: {_listed(places)} (undo: elasticrun drain --undo HOST)"
     left_over_slots = unused_slots(state) if unused else ""

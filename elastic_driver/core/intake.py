@@ -8,6 +8,7 @@ afterwards.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
 from elastic_driver.core.assignment import order_hosts
@@ -52,7 +53,9 @@ from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     HEALING_S,
+    LAST_MOMENT_S,
     START_S,
+    Departing,
     JobPhase,
     Kill,
     Outage,
@@ -62,10 +65,11 @@ from elastic_driver.core.state import (
     WorkerRecord,
     finishing,
     gives_time,
+    leaves_by,
     leaving,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.words import ExitCode, OnChange, ReadyCause
 
 
@@ -81,6 +85,7 @@ def take(t: Transition, event: Event) -> None:
     match event:
         case HostsDiscovered():
             _take_hosts(t, event.hosts)
+            _take_departures(t, event.departures)
         case DiscoveryFailed():
             _take_discovery_failure(t, event)
         case HostsUnusable():
@@ -126,6 +131,7 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         blacklist=t.state.blacklist.forgive_absent(listed),
         cuts=t.state.cuts.forget_absent(listed),
         drained=frozenset(place for place in t.state.drained if place[0] in listed),
+        departing=tuple(one for one in t.state.departing if one.hostname in listed),
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
@@ -147,36 +153,70 @@ def _take_host_report(t: Transition, event: HostReport) -> None:
         t.state = replace(t.state, silent=(*others, replace(known, sure=True)))
 
 
-def _take_drain(t: Transition, event: DrainRequested) -> None:
-    places = frozenset({(event.hostname, event.slot)})
-    inside = [
-        record
-        for record in t.state.workers
-        if record.worker.hostname == event.hostname and event.slot in (None, record.worker.slot)
-    ]
-    what = f"host {event.hostname}" if event.slot is None else f"worker {event.hostname}[{event.slot}]"
+def _take_departures(t: Transition, departures: Sequence[Departure]) -> None:
+    """Of the listed hosts, those that the lister says are about to go. It may take that back."""
+    said = {departure.hostname: departure for departure in departures}
+    for one in t.state.departing:
+        if one.listed and one.hostname not in said:
+            _take_drain(t, DrainRequested(one.hostname, None, f"no longer so: {one.why}", undo=True))
+    for host in t.state.hosts:
+        if (departure := said.get(host.name)) is not None:
+            _take_drain(t, DrainRequested(host.name, None, departure.why, within_s=departure.within_s), listed=True)
+
+
+def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -> None:
+    """Takes it; of the lister where it is ``listed``."""
+    name, slot = event.hostname, event.slot
+    what = f"host {name}" if slot is None else f"worker {name}[{slot}]"
+    inside = [r for r in t.state.workers if r.worker.hostname == name and slot in (None, r.worker.slot)]
     if event.undo:
-        if event.slot is None:
-            places = frozenset(place for place in t.state.drained if place[0] == event.hostname)
-        if t.state.drained & places:
+        places = frozenset(place for place in t.state.drained if place[0] == name and slot in (None, place[1]))
+        if places:
             t.report(f"{what} may be used again: {event.why}")
-        t.state = replace(t.state, drained=t.state.drained - places)
+        departing = tuple(one for one in t.state.departing if slot is not None or one.hostname != name)
+        t.state = replace(t.state, drained=t.state.drained - places, departing=departing)
         _lift_drain_limits(t, inside)
         return
-    staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
-    is_news = not places <= t.state.drained
-    t.state = replace(t.state, drained=t.state.drained | places)
-    if is_news:
+    is_sooner = slot is None and _note_departure(t, event, listed=listed)
+    is_news = (name, slot) not in t.state.drained
+    t.state = replace(t.state, drained=t.state.drained | {(name, slot)})
+    if is_news or is_sooner:
         when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
-        t.report(f"{what} {when}: {event.why}")
-    # Who drains a host is answered; a worker that was sent a signal has nobody to tell.
+        left = "" if event.within_s is None else f"; its machine goes away in {event.within_s:.3g} s"
+        t.report(f"{what} {when}: {event.why}{left}")
+    # Who drains a host by hand is answered; a signal's sender, and a machine that goes away, are not.
     short = what_is_short(t.state)
-    if is_news and short and event.slot is not None:
+    staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
+    if short and is_sooner:
+        t.report(f"host {name} goes away{short}", warning=True)
+    elif short and is_news and slot is not None:
         for record in staying:
-            undo = f"elasticrun drain --undo {event.hostname} gives its place back"
+            undo = f"elasticrun drain --undo {name} gives its place back"
             t.report(f"worker {record.worker} is drained{short}; {undo}", warning=True)
-    limit = t.now + t.state.policy.drain_timeout_s
-    t.put_all(replace(record, leave_by=limit) for record in staying if record.leave_by is None)
+    limit, machine = t.now + t.state.policy.drain_timeout_s, leaves_by(t.state, name)
+    if machine is not None:
+        limit = max(t.now, min(limit, machine))
+    # Asking again gives nobody more time.
+    t.put_all(replace(r, leave_by=limit) for r in staying if r.leave_by is None or (machine and limit < r.leave_by))
+
+
+def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bool:
+    """Notes that a host is about to go. Returns whether that is sooner than was known."""
+    name, by = event.hostname, None if event.within_s is None else t.now + event.within_s
+    known = next((one for one in t.state.departing if one.hostname == name), None)
+    others = tuple(one for one in t.state.departing if one is not known)
+    if known is None:
+        listed = listed and (name, None) not in t.state.drained
+        is_sooner, one = by is not None, Departing(name, event.why, by, listed)
+        if not is_sooner and not listed:
+            return False
+    else:
+        is_sooner = by is not None and (known.by is None or by < known.by - LAST_MOMENT_S)
+        # Once somebody else asks for it, the lister alone cannot take it back.
+        one = replace(known, listed=known.listed and listed)
+        one = replace(one, by=by, why=event.why) if is_sooner else one
+    t.state = replace(t.state, departing=(*others, one))
+    return is_sooner
 
 
 def _lift_drain_limits(t: Transition, records: list[WorkerRecord]) -> None:
@@ -454,7 +494,8 @@ def take_crash(
             if other.worker.hostname == worker.hostname and other.phase is not WorkerPhase.LEAVING:
                 t.stop(other, f"its host is blacklisted: worker {worker} {how}")
     else:
-        text = f"worker {worker} {how}{'' if wanted else ' after its place was removed'}"
+        late = leaves_by(t.state, worker.hostname) is not None
+        text = f"worker {worker} {how}{'' if wanted or late else ' after its place was removed'}"
     t.note_failure(failure, fault, text)
     t.break_round(text)
 

@@ -73,6 +73,9 @@ def check_invariants(state: State) -> None:
 
 def _check_hosts(state: State) -> None:
     order, listed = state.discovery.order, frozenset(state.hosts)
+    going = [one.hostname for one in state.departing]
+    assert len(set(going)) == len(going), "a host that goes away twice"
+    assert all((name, None) in state.drained for name in going), "a host that goes away may have workers"
     assert len({host.name for host in order}) == len(order), "a host twice in the order"
     assert [host for host in order if host in listed] == list(state.hosts), "hosts in another order than theirs"
     racks = [rack_of(host) for host in order]

@@ -71,6 +71,7 @@ from elastic_driver.core.state import (
     deadline_of,
     finishing,
     in_phase,
+    leaves_by,
     new_state,
     record_of,
 )
@@ -159,9 +160,15 @@ def _kill_late_workers(t: Transition) -> None:
             record = replace(record, leave_by=None)
             # Who is READY waits for the others, and for slots.
             trains = record.phase in (WorkerPhase.BOOTING, WorkerPhase.MEMBER)
-            if trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
-                how = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)"
-                t.kill(record, KillWorker(record.worker, how), Kill(how, Fault.OWN))
+            machine = leaves_by(t.state, record.worker.hostname)
+            goes = machine is not None and t.now >= machine
+            if goes and usable_slots(t.state) < policy.min_num_proc:
+                t.put(record)  # without it there is nobody to go on, and its machine may live longer than was said
+            elif trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
+                how, fault = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)", Fault.OWN
+                if goes:
+                    how, fault = "had not left when its host was about to go", Fault.OUTSIDE
+                t.kill(record, KillWorker(record.worker, how), Kill(how, fault))
             else:
                 t.put(record)
 

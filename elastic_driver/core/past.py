@@ -7,6 +7,7 @@ late: it changes nothing. What was never true raises, since whoever says it is b
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from elastic_driver.core.events import (
@@ -36,7 +37,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.registry import WorkerStateRegistry
 from elastic_driver.core.state import Round, State, WorkerPhase, WorkerRecord, record_of
 from elastic_driver.errors import ElasticError
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import Departure, WorkerId
 from elastic_driver.words import OnChange
 
 WorkerEvent = WorkerReport | WorkerNotStarted
@@ -105,17 +106,26 @@ def why_impossible(state: State, event: Event) -> str:
             names = [host.name for host in event.hosts]
             if len(names) != len(set(names)):
                 return "a host is listed twice"
-            return next((f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1), "")
+            of_hosts = (f"host {host.name} has {host.slots} slots" for host in event.hosts if host.slots < 1)
+            return next(of_hosts, "") or next(filter(None, map(_why_no_departure, event.departures)), "")
+        case DrainRequested():
+            return _why_no_departure(Departure(event.hostname, event.why, event.within_s))
         case HostsReported():
             return next(filter(None, (why_impossible(state, report) for report in event.reports)), "")
         case HostSilent():
             return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
         case HostHeard():
             return ""
-        case DiscoveryFailed() | HostsUnusable() | DrainRequested() | StopRequested() | DriverFailed() | TimerExpired():
+        case DiscoveryFailed() | HostsUnusable() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
         case _:
             return _why_impossible_of_worker(state, event)
+
+
+def _why_no_departure(departure: Departure) -> str:
+    within_s = departure.within_s
+    is_time = within_s is None or 0 <= within_s < math.inf
+    return "" if is_time else f"host {departure.hostname} goes away in {within_s} s"
 
 
 def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:

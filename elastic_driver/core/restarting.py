@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import assign_ranks, hosts_of
-from elastic_driver.core.deadlines import gone_by, launch_held_until, pause_until
+from elastic_driver.core.deadlines import checkpoints_by, gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
     end_half_finished,
     end_if_given_up,
@@ -193,9 +193,12 @@ def _stop_the_rest(t: Transition) -> None:
         t.state = replace(t.state, reset=replace(reset, deadline=deadline))
     members = dict.fromkeys(state.members)
     slow = [record for record in state.workers if record.worker in members and gives_time(state, record) is not None]
-    hurried = slow if is_broken else []
+    due = checkpoints_by(state)
+    is_late = due is not None and t.now >= due
+    hurried = slow if is_broken or is_late else []
+    what = "others of its workers are lost" if is_broken else "a host of its workers goes away"
     for record in hurried:
-        t.hurry(record, f"round {state.round_id} is over, and others of its workers are lost")
+        t.hurry(record, f"round {state.round_id} is over, and {what}")
     if hurried:
         deadline = min(reset.deadline, t.now + policy.start_timeout_s)
         t.state = replace(t.state, reset=replace(t.in_reset(), deadline=deadline))

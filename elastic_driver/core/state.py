@@ -26,6 +26,10 @@ from elastic_driver.words import Backend, Ending, NoticeKind, OnChange
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
 
+# So long before its machine is gone a worker that has not left a departing host is killed: the others then break their
+# round at a death that is seen, and not at a host that is silent.
+LAST_MOMENT_S = 1.0
+
 # A discovery script that fails is warned of at most as often as this; its next answer is told of after a failure that
 # was told of, or lasted for some runs of it.
 DISCOVERY_TOLD_S = 60.0
@@ -349,6 +353,23 @@ class ResetTally:
 
 
 @dataclass(frozen=True, slots=True)
+class Departing:
+    """A drained host that is about to go, or whose lister says so.
+
+    Attributes:
+        hostname: which.
+        why: in words.
+        by: when its machine is gone; None when nobody has said.
+        listed: whether it was the lister who said so: it may have the host stay after all.
+    """
+
+    hostname: str
+    why: str
+    by: Moment | None
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything the membership core knows.
 
@@ -361,6 +382,7 @@ class State:
         cuts: hosts that are left out, since others cannot reach them.
         silent: hosts that are not heard, in the order in which that was seen.
         drained: places that get no workers until their host has left the list: (hostname, slot), None for all slots.
+        departing: of the drained hosts those that are about to go, in the order in which that was said.
         workers: living processes, in order of start.
         attempts: how many processes each place has had.
         round: the current or last round; None before the first.
@@ -387,6 +409,7 @@ class State:
     cuts: Cuts = field(default_factory=Cuts)
     silent: tuple[Silence, ...] = ()
     drained: frozenset[tuple[str, int | None]] = frozenset()
+    departing: tuple[Departing, ...] = ()
     workers: Roster[WorkerRecord] = field(default_factory=Roster)
     attempts: Attempts = field(default_factory=Attempts)
     round: Round | None = None
@@ -489,6 +512,16 @@ def gives_time(state: State, record: WorkerRecord) -> Moment | None:
     """Until when a restarted worker that was told to end may checkpoint; None when it is given no time for that."""
     planned = record.phase is WorkerPhase.LEAVING and record.ending is Ending.PLANNED
     return record.since + state.policy.drain_timeout_s if planned else None
+
+
+def leaves_by(state: State, hostname: str) -> Moment | None:
+    """When workers of a host have to be gone, so that the others hear of their end before its machine is gone; None for
+    one that stays, or of which nobody knows.
+    """
+    for one in state.departing:
+        if one.hostname == hostname and one.by is not None:
+            return one.by - LAST_MOMENT_S
+    return None
 
 
 def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:

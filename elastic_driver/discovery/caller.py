@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from elastic_driver.errors import DiscoveryError, SettingsError
-from elastic_driver.hosts import Host, parse_host, parse_labels
+from elastic_driver.hosts import Departure, Host, parse_host, parse_labels
 from elastic_driver.system.job_clock import CallLater, time_limit
 
 # A list of 4,096 hosts with long names is under 300 KB.
@@ -97,6 +97,10 @@ class CallerDiscovery:
         self._answer: asyncio.Task[bytes] | None = None  # to the question that was put last, until it is used
         self._asked_at = 0.0
         self._lists_none = False
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None: Horovod's method has no word for it."""
+        return ()
 
     def remark(self) -> str:
         """That it takes long, or lists no hosts."""

@@ -18,7 +18,7 @@ from typing import IO
 import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
-from elastic_driver.hosts import Host, parse_hosts
+from elastic_driver.hosts import Departure, Host, parse_hosts
 from elastic_driver.launch.processes.death import set_once, watch_child
 from elastic_driver.rendezvous.environment import ENV_MARK
 from elastic_driver.system.job_clock import CallLater, time_limit
@@ -65,6 +65,10 @@ class ScriptDiscovery:
         self._began: float | None = None  # when the run under way began
         self._run: _Run | None = None  # the last
         self._lists_none: str | None = None  # what the last run said there, if it listed no hosts
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None: a host that is about to go has no line."""
+        return ()
 
     def remark(self) -> str:
         """That it takes long, or lists no hosts, and what it says of that on its standard error."""

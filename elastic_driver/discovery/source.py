@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Departure, Host
 
 
 class HostDiscovery(Protocol):
@@ -20,6 +20,9 @@ class HostDiscovery(Protocol):
 
     async def wait_change(self, limit_s: float) -> None:
         """Blocks until there is reason to ask again, for ``limit_s`` at most."""
+
+    def departures(self) -> tuple[Departure, ...]:
+        """Of the hosts that it has found last, those that are about to go, as of now."""
 
     def remark(self) -> str:
         """What there is to say of it while a job waits for hosts; "" for nothing."""
@@ -38,6 +41,10 @@ class FixedHosts:
     async def wait_change(self, limit_s: float) -> None:
         """They do not change."""
         await asyncio.sleep(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None: they stay."""
+        return ()
 
     def remark(self) -> str:
         """Nothing: it does not change."""

@@ -160,7 +160,8 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         chronicle = Chronicle(event_log, Narrator(console))
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
-        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering)
+        on_change = first_kind(settings)
+        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering, on_change)
         discovery = FleetDiscovery(_discovery_of(settings, job_id, clock), agents.fleet, on_settled=local.settled)
         dialect = OurDialect(
             # Nodes have their own, see _agents_of.
@@ -176,7 +177,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             },
             horovod_shim=settings.horovod_shim,
             more_routes=routes,
-            on_change=first_kind(settings),
+            on_change=on_change,
             torchrun=_torchrun_job(settings, job_id, gathering),
         )
         driver = ElasticDriver(
@@ -187,7 +188,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             dialect=dialect,
             job_id=job_id,
             clock=clock,
-            on_round=agents.launcher.warm_up if settings.elastic else None,
+            on_round=agents.launcher.warm_up if _starts_again(settings) else None,
             agents=agents,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -203,6 +204,11 @@ def first_kind(settings: Settings) -> OnChange:
     if settings.on_change != AUTO_ON_CHANGE:
         return OnChange(settings.on_change)
     return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
+
+
+def _starts_again(settings: Settings) -> bool:
+    """Whether workers may be started in the course of the job: hosts come, or failures are forgiven in their place."""
+    return settings.elastic or bool(settings.reset_limit)
 
 
 def _rank_logs(settings: Settings, job_id: str) -> RankLogs | None:
@@ -262,6 +268,7 @@ def _agents_of(
     heard_s: float,
     local: LocalDialler,
     gathering: Gathering | None,
+    on_change: OnChange,
 ) -> AgentSide:
     """All that has agents come and do what is to be done. To be made on the event loop's thread, before it runs."""
     own = inheritable(os.environ)
@@ -318,7 +325,7 @@ def _agents_of(
         umask=mask,
         warm=settings.warm_starts,
         # They will be started again and again, and mostly several on a host.
-        warm_first=settings.elastic and first_kind(settings) is OnChange.RESTART,
+        warm_first=_starts_again(settings) and on_change is OnChange.RESTART,
         preload=settings.preload,
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,

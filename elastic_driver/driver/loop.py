@@ -384,6 +384,7 @@ class ElasticDriver:
 
     async def _discover(self) -> None:
         last: tuple[Host, ...] | None = None
+        last_going: tuple[tuple[str, bool], ...] = ()
         while True:
             try:
                 hosts = await self._discovery.find_hosts()
@@ -397,10 +398,13 @@ class ElasticDriver:
                     raise
                 self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
             else:
+                departures = self._discovery.departures()
+                going = tuple((departure.hostname, departure.within_s is None) for departure in departures)
                 if hosts != last:
                     self._chronicle.hosts(hosts)
-                    self._stepper.post(HostsDiscovered(hosts))
-                last = hosts
+                if (hosts, going) != (last, last_going):
+                    self._stepper.post(HostsDiscovered(hosts, departures))
+                last, last_going = hosts, going
             await self._discovery.wait_change(self._settings.discovery_interval_s)
 
     @property
@@ -598,9 +602,9 @@ class ElasticDriver:
         """A host is heard again."""
         self._stepper.report_host(HostHeard(host))
 
-    def host_leaves(self, host: str, why: str) -> None:
+    def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
         """A host is to be drained: its agent says so."""
-        self._stepper.post(DrainRequested(host, None, why))
+        self._stepper.post(DrainRequested(host, None, why, within_s=within_s))
 
     def no_host_can_be_used(self, reasons: str) -> None:
         """Nobody need wait for hosts that come up by themselves."""

@@ -247,7 +247,7 @@ class Rounds:
         if refusal:
             return DrainReply(done=False, text=refusal)
         why = "by elasticrun drain --undo" if undo else "by elasticrun drain"
-        self._stepper.post(DrainRequested(name, None, why, undo))
+        self._stepper.post(DrainRequested(name, None, why, undo, request.within_s))
         return DrainReply(done=True, text=what_was_done(before, self._stepper.state, name, undo=undo))
 
     def end(self) -> EndReply:

@@ -705,9 +705,16 @@ class PortHeld(Said, name="port_held"):
 
 @dataclass(frozen=True)
 class Leaves(Said, name="leaves"):
-    """The host is to leave the job as if drained; ``why`` in words. Close comes when its last worker has ended."""
+    """The host is to leave the job as if drained. Close comes when its last worker has ended.
+
+    Attributes:
+        why: in words.
+        within_s: the seconds that are left until its machine is gone; None when nobody has said. Said again when less
+            are left than was said.
+    """
 
     why: str
+    within_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Owns shapes and validation, both directions. Opens no socket. The paths are in d
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
@@ -24,6 +25,13 @@ def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> A
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is missing or of the wrong type")
     return value
+
+
+def _seconds(data: Mapping[str, Any], name: str) -> float:
+    value = _get(data, name, (int, float))
+    if isinstance(value, bool) or not 0 <= value < math.inf:
+        raise RendezvousProtocolError(f"cannot read message: field {name!r} is no number of seconds")
+    return float(value)
 
 
 def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -401,20 +409,29 @@ class PublishReply:
 
 @dataclass(frozen=True, slots=True)
 class DrainHostRequest:
-    """``POST /v1/drain``: the workers of a host are to leave; or, to undo that, it may have workers again."""
+    """``POST /v1/drain``: the workers of a host are to leave; or, to undo that, it may have workers again.
+
+    Attributes:
+        hostname: which.
+        undo: whether it may have workers again.
+        within_s: the seconds that are left until its machine is gone; None when nobody has said. May be left out.
+    """
 
     hostname: str
     undo: bool
+    within_s: float | None = None
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
-        return json.dumps({"hostname": self.hostname, "undo": self.undo}).encode()
+        within = {} if self.within_s is None else {"within_s": self.within_s}
+        return json.dumps({"hostname": self.hostname, "undo": self.undo, **within}).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         data = parse_json(body)
-        return cls(_get(data, "hostname", str), _get(data, "undo", bool))
+        within_s = _seconds(data, "within_s") if "within_s" in data else None
+        return cls(_get(data, "hostname", str), _get(data, "undo", bool), within_s)
 
 
 @dataclass(frozen=True, slots=True)

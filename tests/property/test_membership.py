@@ -37,7 +37,7 @@ from elastic_driver.core.events import (
     WorkerStarted,
 )
 from elastic_driver.core.state import WorkerPhase, record_of
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.words import Backend, NoticeKind, OnChange, ReadyCause
 
 pytestmark = pytest.mark.property
@@ -273,6 +273,16 @@ class Membership(RuleBasedStateMachine):
     def drained(self, hosts: tuple[Host, ...], slot: int | None, *, undo: bool) -> None:
         for host in hosts[:1]:
             self.job.feed(DrainRequested(host.name, slot, "as asked", undo))
+
+    @precondition(lambda self: len(self.job.history) > 30)
+    @rule(hosts=host_lists, left_s=st.sampled_from((None, 0.0, 0.5, 3.0, 20.0)), by_lister=st.booleans())
+    def departs(self, hosts: tuple[Host, ...], left_s: float | None, *, by_lister: bool) -> None:
+        if by_lister:
+            going = tuple(Departure(host.name, "a notice", left_s) for host in hosts[-1:])
+            self.job.feed(HostsDiscovered(hosts, going))
+        else:
+            for host in hosts[:1]:
+                self.job.feed(DrainRequested(host.name, None, "a notice", within_s=left_s))
 
     @rule()
     def interrupted(self) -> None:

@@ -21,6 +21,8 @@ A line that is not indented is input:
     TIME unheard HOST,HOST [S]      nothing is heard of them for S seconds (5); in-doubt instead: not sure yet
     TIME heard HOST,HOST            they are heard again, or begin anew
     TIME drain HOST [SLOT]          undrain for the opposite
+    TIME goes HOST S                its machine goes away in S seconds
+    TIME departs HOST=S HOST        discovery lists the same hosts, these as about to go (none: all of them stay)
     TIME not-started WHO MESSAGE    bad-command instead: the command is at fault on whatever host
     TIME stop SIGNAL
     TIME driver-failed ERROR
@@ -57,6 +59,7 @@ from elastic_driver.core.events import (  # noqa: E402
     EndJob,
     GiveUpHost,
     HostHeard,
+    HostsDiscovered,
     HostSilent,
     HostsReported,
     HostsUnusable,
@@ -80,6 +83,7 @@ from elastic_driver.core.events import (  # noqa: E402
 )
 from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
+from elastic_driver.hosts import Departure  # noqa: E402
 from elastic_driver.words import Backend, Ending, OnChange, ReadyCause  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
@@ -188,6 +192,10 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
     match verb:
         case "hosts":
             return job.hosts(*words)
+        case "departs":
+            parts = [word.partition("=") for word in words]
+            departures = [Departure(name, "a notice", float(left_s) if left_s else None) for name, _, left_s in parts]
+            return job.feed(HostsDiscovered(job.state.hosts, tuple(departures)))
         case "discovery-failed":
             return job.feed(DiscoveryFailed(" ".join(words)))
         case ["hosts-unusable", *words]:
@@ -199,6 +207,8 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
         case "drain" | "undrain":
             slot = int(words[1]) if len(words) > 1 else None
             return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
+        case "goes":
+            return job.feed(DrainRequested(words[0], None, "a notice", within_s=float(words[1])))
         case "unheard" | "in-doubt":
             silent_s = float(words[1]) if len(words) > 1 else 5.0 if verb == "unheard" else 2.0
             names = words[0].split(",")

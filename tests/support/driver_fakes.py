@@ -15,7 +15,7 @@ from virtual_loop import VirtualLoop
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.launch.launcher import ExitStatus
 from elastic_driver.rendezvous.messages import NextRoundReply, NextRoundRequest, RunningReport
 from elastic_driver.report.chronicle import Chronicle
@@ -146,6 +146,10 @@ class FakeHosts:
 
     async def wait_change(self, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None."""
+        return ()
 
     def remark(self) -> str:
         return ""

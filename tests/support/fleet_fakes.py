@@ -258,7 +258,7 @@ class Listener:
     def is_left_out(self, host: str) -> bool:
         return host in self.left_out
 
-    def host_leaves(self, host: str, why: str) -> None:
+    def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
         self.leaves.append((host, why))
 
     def no_host_can_be_used(self, reasons: str) -> None:

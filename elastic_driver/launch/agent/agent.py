@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -177,6 +178,7 @@ class Agent:
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
         self._leaving = False
+        self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
@@ -354,10 +356,12 @@ class Agent:
         _say(f"{name}: leaving the job (again to end at once)")
         self._leave(f"its agent was sent {name}")
 
-    def _leave(self, why: str) -> None:
-        if not self._leaving:
+    def _leave(self, why: str, within_s: float | None = None) -> None:
+        gone_at = math.inf if within_s is None else self._loop.time() + within_s
+        if not self._leaving or gone_at < self._gone_at:
             self._leaving = True
-            self._link.send(Leaves(why))
+            self._gone_at = min(gone_at, self._gone_at)
+            self._link.send(Leaves(why, within_s))
 
     async def _ordered(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carries out an order that came over the local socket."""
@@ -374,7 +378,9 @@ class Agent:
                 if self._workers is None:
                     self._end(End(How.FAILED, 1, "it was told to leave before the driver had taken it in"))
                 else:
-                    self._leave(str(more.get("why", "by elasticrun leave")))
+                    within = more.get("within_s")
+                    within_s = float(within) if isinstance(within, int | float) and 0 <= within < math.inf else None
+                    self._leave(str(more.get("why", "by elasticrun leave")), within_s)
                 await self._nothing_left.wait()
                 return {"said": "left"}
             case {"do": "orphan", "job": job, "place": of} if job and job == bootstrap.job and of == place():

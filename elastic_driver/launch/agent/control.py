@@ -140,7 +140,13 @@ def agents_here() -> list[AgentHere]:
     return found
 
 
-def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elasticrun leave") -> str:
+def leave(
+    host: str | None,
+    job: str | None,
+    limit_s: float,
+    why: str = "by elasticrun leave",
+    within_s: float | None = None,
+) -> str:
     """Has an agent of this machine leave its job. Blocks until its last worker has ended and it has said goodbye.
 
     Args:
@@ -148,6 +154,7 @@ def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elas
         job: the beginning of its job's id; None for any.
         limit_s: how long to wait.
         why: in words.
+        within_s: the seconds that are left until this machine is gone; None when nobody has said.
 
     Returns:
         What became of it, in one sentence.
@@ -164,7 +171,7 @@ def leave(host: str | None, job: str | None, limit_s: float, why: str = "by elas
             if agents
             else f"no agent of yours{_of(host, job)} runs on this machine"
         )
-    answer = _ask(agents[0].path, {"do": "leave", "why": why}, limit_s)
+    answer = _ask(agents[0].path, {"do": "leave", "why": why, "within_s": within_s}, limit_s)
     if answer is None or answer.get("said") != "left":
         raise LaunchError(f"host {agents[0].host} has not left its job within {limit_s:g} s")
     return f"host {agents[0].host} has left its job"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from elastic_driver.errors import DiscoveryError
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.fleet.fleet import Fleet
 
 # The agent of the driver's own machine takes some 0.2 s to come; until then there would be no hosts at all.
@@ -25,6 +25,9 @@ class Source(Protocol):
 
     async def wait_change(self, limit_s: float) -> None:
         """Blocks until there is reason to ask again."""
+
+    def departures(self) -> tuple[Departure, ...]:
+        """See HostDiscovery."""
 
     def remark(self) -> str:
         """See HostDiscovery."""
@@ -94,6 +97,10 @@ class FleetDiscovery:
         finally:
             changed.cancel()
 
+    def departures(self) -> tuple[Departure, ...]:
+        """See HostDiscovery. Agents say so themselves, and are believed at once."""
+        return self._source.departures()
+
     def remark(self) -> str:
         """See HostDiscovery."""
         return "; ".join(filter(None, (self._source.remark(), self._fleet.remark())))
@@ -105,7 +112,9 @@ class FleetDiscovery:
         except DiscoveryError as error:
             self._error = error
             return
-        await self._fleet.want([host.name for host in listed])
+        # On a host that is about to go no agent is started any more.
+        going = {departure.hostname for departure in self._source.departures()}
+        await self._fleet.want([each.name for each in listed if each.name not in going or self._fleet.is_up(each.name)])
         if is_first:
             await self._fleet.settle(_SETTLE_S)
             self._on_settled()

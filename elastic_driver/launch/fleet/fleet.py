@@ -59,8 +59,8 @@ class FleetListener(Protocol):
     def host_heard(self, host: str) -> None:
         """A host that was silent is heard again, or has another agent."""
 
-    def host_leaves(self, host: str, why: str) -> None:
-        """A host is to be drained: its agent says so."""
+    def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
+        """A host is to be drained: its agent says so, and, if it knows, when its machine is gone."""
 
     def no_host_can_be_used(self, reasons: str) -> None:
         """No host has an agent, and on none of those wanted another try can help."""
@@ -454,8 +454,8 @@ class Fleet:
         if self._check is not None and self._check.take(link, message):
             return
         match message:
-            case Leaves(why):
-                self._leaves(link, why)
+            case Leaves(why, within_s):
+                self._leaves(link, why, within_s)
             case Bye():
                 # Its last message: an end that was asked for is no loss.
                 if link.agent in self._ending:
@@ -587,13 +587,15 @@ class Fleet:
             self._check.came(link)
         self._change()
 
-    def _leaves(self, link: AgentLink, why: str) -> None:
+    def _leaves(self, link: AgentLink, why: str, within_s: float | None) -> None:
+        if within_s is not None and within_s < 0:
+            raise RendezvousProtocolError(f"host {link.facts.host} goes away in {within_s} s")
         name = self._call_of(link.facts.host)
-        if name in self._leaving:
+        if name in self._leaving and within_s is None:
             return
         self._leaving.add(name)
         for each in self._names_of(link):
-            self._listener.host_leaves(each, why)
+            self._listener.host_leaves(each, why, within_s)
         if not self._staff.has_workers(link):
             self._end(link)
         self._change()

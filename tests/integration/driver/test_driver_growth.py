@@ -13,7 +13,7 @@ from elastic_driver.core.state import WorkerPhase, in_phase
 from elastic_driver.dialects.ours import OurDialect
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.errors import LaunchError
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import Departure, Host, WorkerId
 from elastic_driver.rendezvous.messages import (
     DrainHostRequest,
     NextRoundReply,
@@ -51,6 +51,10 @@ class World:
 
     async def wait_change(self, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None."""
+        return ()
 
     def remark(self) -> str:
         return ""

@@ -9,7 +9,7 @@ import pytest
 from fleet_fakes import FakeFleet, on_fleet, rest
 
 from elastic_driver.errors import DiscoveryError
-from elastic_driver.hosts import Host
+from elastic_driver.hosts import Departure, Host
 from elastic_driver.launch.dial.dialler import DialFailure
 from elastic_driver.launch.fleet.discovery import FleetDiscovery
 
@@ -42,6 +42,10 @@ class Source:
 
     async def wait_change(self, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """None."""
+        return ()
 
     def remark(self) -> str:
         return "a remark"
