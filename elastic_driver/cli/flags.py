@@ -252,6 +252,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         "--write-join-token FILE JOB)",
     )
     setting(
+        "operator_token_file",
+        metavar="FILE",
+        help="with a key of 64 hexadecimal digits: who has it can ask for the status, drain and end the job from other "
+        "machines (default: one is made; elasticrun jobs --write-token FILE JOB)",
+    )
+    setting(
         "agent_timeout_s",
         metavar="S",
         help="a host that has not been heard of for this long is lost, and ends its workers (default {default})",

@@ -6,14 +6,17 @@ Heavy imports come late, so that ``--help`` is quick.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
+
+ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             return _unless_nobody_reads(subcommand, words[1:])
-        given = parse(words)
+        given = parse((*_options_of(os.environ), *words))
         if given.pop("check_build", False):
             from elastic_driver.cli.check_build import report
 
@@ -48,6 +51,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+def _options_of(environ: MutableMapping[str, str]) -> list[str]:
+    """Flags that whoever runs this command (a controller, a cluster) gives before its own, by a variable.
+
+    Raises:
+        SettingsError: it cannot be split into words, or does not begin with a flag.
+    """
+    text = environ.pop(ENV_OPTIONS, "")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"cannot read {ENV_OPTIONS}: {error}") from None
+    if words and not words[0].startswith("-"):
+        raise SettingsError(f"cannot read {ENV_OPTIONS}: it begins with {words[0][:40]!r}, which is no flag")
+    return words
 
 
 def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:

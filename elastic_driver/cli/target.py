@@ -15,14 +15,13 @@ from typing import TypeVar
 
 from elastic_driver.errors import RendezvousError, SettingsError
 from elastic_driver.rendezvous.client import RendezvousClient
-from elastic_driver.rendezvous.credentials import KEY_BYTES, Credential, Identity, Role
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
-from elastic_driver.system.safe_files import read_named
+from elastic_driver.settings.operator_token import read_operator_key
 
 # Its driver lives, and answers unless it is stopped or somebody else has its port.
 _PATIENCE_S = 10.0
-_TOKEN_BYTES = 4096
 
 _Answer = TypeVar("_Answer")
 
@@ -75,7 +74,7 @@ def target_of(arguments: argparse.Namespace, job_id: str | None) -> Target:
         url = DriverUrl.parse(arguments.driver)
     except RendezvousError as error:
         raise SettingsError(f"argument --driver: {error}") from error
-    return Target(f"at {url.url}", url, Credential(Identity(Role.OPERATOR), _read_token(arguments.token_file)))
+    return Target(f"at {url.url}", url, Credential(Identity(Role.OPERATOR), read_operator_key(arguments.token_file)))
 
 
 def target_of_job(job: JobFile) -> Target:
@@ -124,18 +123,3 @@ def ask(target: Target, question: Callable[[RendezvousClient], _Answer]) -> _Ans
             client.close()
     except RendezvousError as error:
         raise SettingsError(f"cannot reach the driver of job {target.name}: {error}") from error
-
-
-def _read_token(path: Path) -> bytes:
-    try:
-        text = read_named(path, _TOKEN_BYTES).decode()
-        key = bytes.fromhex(text.strip())
-    except OSError as error:
-        raise SettingsError(f"cannot read the token's file {path}: {error.strerror}") from error
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise SettingsError(
-            f"cannot use the file {path} as a token: it does not hold a key of {2 * KEY_BYTES} hexadecimal digits"
-        )
-    return key

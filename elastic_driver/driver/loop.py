@@ -86,6 +86,7 @@ from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
+from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
@@ -212,7 +213,8 @@ class ElasticDriver:
             about=self._about,
             remark=self._remark,
         )
-        key = JobKey.new()
+        token_file = settings.operator_token_file
+        key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
         routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}

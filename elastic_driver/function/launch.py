@@ -95,6 +95,7 @@ def run(
     host_timeout: float | None = None,
     accept_agents: bool | None = None,
     join_token_file: str | os.PathLike[str] | None = None,
+    operator_token_file: str | os.PathLike[str] | None = None,
     rsh_agent: str | Sequence[str] | None = None,
     launcher_command: str | None = None,
     launcher_bootstrap: str | None = None,
@@ -135,8 +136,8 @@ def run(
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
         ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
-            rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout, port_range, tls,
-            check_network: as the flags.
+            operator_token_file, rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout,
+            port_range, tls, check_network: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -188,6 +189,7 @@ def run(
         "host_timeout_s": host_timeout,
         "accept_agents": accept_agents,
         "join_token_file": join_token_file,
+        "operator_token_file": operator_token_file,
         "rsh_agent": rsh_agent,
         "launcher_command": launcher_command,
         "launcher_bootstrap": launcher_bootstrap,

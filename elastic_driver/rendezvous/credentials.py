@@ -104,19 +104,27 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The job's key. What is derived from it tells nothing of it, nor of what else was derived."""
+    """The job's key. What is derived from it tells nothing of it, nor of what else was derived.
+
+    Attributes:
+        secret: the key.
+        operator: the operator's, where that is not derived, since somebody knew it before the job began; else "".
+    """
 
     secret: bytes = field(repr=False)
+    operator: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def new(cls) -> Self:
+    def new(cls, operator: bytes = b"") -> Self:
         """One that nobody can guess."""
-        return cls(secrets.token_bytes(KEY_BYTES))
+        return cls(secrets.token_bytes(KEY_BYTES), operator)
 
     def of(self, identity: Identity) -> bytes:
         """With which somebody and the driver prove themselves to each other; a reader's, in hexadecimal digits, is what
         it sends.
         """
+        if identity.role is Role.OPERATOR and self.operator:
+            return self.operator
         return self._derive(str(identity))
 
     def of_worker(self, worker: WorkerId) -> bytes:

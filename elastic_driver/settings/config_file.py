@@ -56,6 +56,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
     "agents": {
         "accept": ("accept_agents", bool),
         "join_token_file": ("join_token_file", str),
+        "operator_token_file": ("operator_token_file", str),
         "timeout_seconds": ("agent_timeout_s", float),
         "host_timeout_seconds": ("host_timeout_s", float),
         "tls": ("tls", bool),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.join_token import who_else_reads
+from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.safe_files import make_folder, who_else_writes
 
@@ -120,4 +121,9 @@ def _suspicions(settings: Settings) -> list[str]:
     others = who_else_reads(token) if token is not None else ""
     if others:
         found.append(f"the file {token} (--join-token-file): {others}; who can read it can join the job: chmod 600 it")
+    token = settings.operator_token_file
+    if token is not None:
+        read_operator_key(token)  # the job ends here if it holds none
+        if others := who_else_reads(token):
+            found.append(f"the file {token} (--operator-token-file): {others}; who can read it can end the job")
     return found

@@ -100,6 +100,7 @@ class Settings:
         host_timeout_s: how long a host, or a peer of a worker, may go unheard until the others go on without it.
         accept_agents: whether hosts may join by themselves.
         join_token_file: file with the secret that they prove themselves with; None to have one made.
+        operator_token_file: file with the key of operators; None to have one made.
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
         launcher_command: template of a command that starts an agent on a host instead of ssh; None for ssh.
         launcher_bootstrap: how that one gets what it needs: "stdin", or "command" where that does not reach it.
@@ -174,6 +175,7 @@ class Settings:
     host_timeout_s: float = field(default=5.0, metadata=_given_by("--host-timeout"))
     accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
+    operator_token_file: Path | None = field(default=None, metadata=_given_by("--operator-token-file"))
     rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
     launcher_command: str | None = field(default=None, metadata=_given_by("--launcher-command"))
     launcher_bootstrap: str = field(default=STDIN, metadata=_given_by("--launcher-bootstrap"))
