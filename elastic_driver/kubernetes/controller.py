@@ -1,0 +1,512 @@
+"""The controller: does for each ElasticJob what :mod:`~elastic_driver.kubernetes.plan` says.
+
+    elastic-driver-controller [--namespace N]        or: python -m elastic_driver.kubernetes
+
+kopf watches the jobs and the pods and Jobs that belong to them; each event only says that a job is to be looked at. One
+task a job looks at all there is of it, has a plan made, and carries it out. It looks again when something happens, when
+the plan says so, and once a minute. Objects are changed only if they are still as they were seen: what somebody else
+has changed is looked at again. Several controllers do no harm beside each other, and no good.
+
+Owns the requests to the API server, and their errors. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import kopf
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+from elastic_driver.kubernetes import objects
+from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
+from elastic_driver.kubernetes.objects import LABEL_JOB, Object
+from elastic_driver.kubernetes.plan import (
+    Action,
+    Create,
+    Delete,
+    DeleteJob,
+    Drain,
+    DriverSays,
+    MakeSshKeys,
+    MakeTokens,
+    Observed,
+    Plan,
+    Tell,
+    Update,
+    plan,
+)
+from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, ElasticJob, SpecError
+
+# Events that come together are looked at together.
+_GATHER_S = 0.05
+# After an error of the API server's, and at most so long when it does not stop.
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
+# What the API server may take for an answer.
+_ANSWER_S = 30.0
+_GONE, _CONFLICT, _REFUSED = 404, 409, (400, 403, 422)
+
+_PATHS = {
+    ("v1", "Pod"): "/api/v1/namespaces/{namespace}/pods",
+    ("v1", "Service"): "/api/v1/namespaces/{namespace}/services",
+    ("v1", "ConfigMap"): "/api/v1/namespaces/{namespace}/configmaps",
+    ("v1", "Secret"): "/api/v1/namespaces/{namespace}/secrets",
+    ("v1", "ServiceAccount"): "/api/v1/namespaces/{namespace}/serviceaccounts",
+    ("v1", "Event"): "/api/v1/namespaces/{namespace}/events",
+    ("batch/v1", "Job"): "/apis/batch/v1/namespaces/{namespace}/jobs",
+    ("rbac.authorization.k8s.io/v1", "Role"): "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"): (
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
+    ),
+    (API_VERSION, KIND): f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
+}
+
+_log = logging.getLogger("elastic_driver.kubernetes")
+
+
+class Api:
+    """Requests to the API server, of JSON objects.
+
+    Args:
+        configuration: where it is, and who we are.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._client = ApiClient(configuration)
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._client.close()
+
+    async def find(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
+        """One object; None where there is none. Raises ApiException."""
+        try:
+            return await self._call("GET", f"{_path(api_version, kind, namespace)}/{name}")
+        except ApiException as error:
+            if error.status == _GONE:
+                return None
+            raise
+
+    async def list(self, api_version: str, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
+        """All objects with these labels, page by page. Raises ApiException."""
+        query = [("labelSelector", ",".join(f"{key}={value}" for key, value in labels.items())), ("limit", "500")]
+        found: list[Object] = []
+        following = ""
+        while True:
+            more = [("continue", following)] if following else []
+            page = await self._call("GET", _path(api_version, kind, namespace), query=[*query, *more])
+            # In a list objects are without these two.
+            found += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
+            following = (page.get("metadata") or {}).get("continue") or ""
+            if not following:
+                return found
+
+    async def create(self, body: Object) -> Object:
+        """Raises ApiException."""
+        return await self._call("POST", _path_of(body, named=False), body)
+
+    async def patch(self, seen: Object, changes: Object, *, part: str = "") -> Object:
+        """A JSON merge patch of an object, unless it has changed since it was seen. Raises ApiException."""
+        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
+        metadata = {**changes.get("metadata", {}), **version}
+        path = _path_of(seen) + (f"/{part}" if part else "")
+        return await self._call("PATCH", path, {**changes, "metadata": metadata}, kind="application/merge-patch+json")
+
+    async def delete(self, seen: Object) -> None:
+        """Deletes an object, if it is still that one. Raises ApiException."""
+        options = {"preconditions": {"uid": seen["metadata"]["uid"]}, "propagationPolicy": "Background"}
+        await self._call("DELETE", _path_of(seen), options)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        kind: str = "application/json",
+    ) -> Object:
+        answer = await self._client.call_api(
+            path,
+            method,
+            query_params=list(query),
+            header_params={"Accept": "application/json", "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+            response_types_map={},
+            _preload_content=False,
+            _request_timeout=_ANSWER_S,
+        )
+        return cast(Object, await answer.json())
+
+
+def _path(api_version: str, kind: str, namespace: str) -> str:
+    return _PATHS[api_version, kind].format(namespace=namespace)
+
+
+def _path_of(body: Object, *, named: bool = True) -> str:
+    metadata = body["metadata"]
+    path = _path(body["apiVersion"], body["kind"], metadata["namespace"])
+    return f"{path}/{metadata['name']}" if named else path
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """One job that is looked after.
+
+    Attributes:
+        woken: set when something has happened.
+        task: looks after it.
+        told: refusals of the API server that were told of.
+    """
+
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    told: set[str] = field(default_factory=set)
+
+
+class Controller:
+    """See above. Used on one event loop.
+
+    Args:
+        api: the API server.
+        ask_status, ask_drain: see :mod:`~elastic_driver.kubernetes.driver_link`.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        ask_status: Callable[[str, bytes], DriverSays | None] = ask_status,
+        ask_drain: Callable[[str, bytes, str, float], str | None] = ask_drain,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._api = api
+        self._ask_status, self._ask_drain = ask_status, ask_drain
+        self._clock = clock
+        self._jobs: dict[tuple[str, str], _Watched] = {}
+
+    def look_at(self, namespace: str, name: str) -> None:
+        """Something has happened to a job, or to what belongs to it."""
+        watched = self._jobs.get((namespace, name))
+        if watched is None:
+            watched = self._jobs[namespace, name] = _Watched()
+            watched.task = asyncio.get_running_loop().create_task(self._look_after(namespace, name, watched))
+        watched.woken.set()
+
+    async def close(self) -> None:
+        """Looks after no job any more."""
+        tasks = [watched.task for watched in self._jobs.values() if watched.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look_after(self, namespace: str, name: str, watched: _Watched) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(_GATHER_S)
+            watched.woken.clear()
+            try:
+                again_s = await self._look_once(namespace, name, watched)
+                pause_s = _FIRST_PAUSE_S
+            except Exception as error:
+                # One job that cannot be looked after, or an API server that is away, is no reason to leave the others.
+                again_s, pause_s = pause_s, min(2 * pause_s, _MOST_PAUSE_S)
+                if not _is_passing(error):
+                    _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(error), again_s)
+            if again_s is None:
+                del self._jobs[namespace, name]
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(again_s):
+                    await watched.woken.wait()
+
+    async def _look_once(self, namespace: str, name: str, watched: _Watched) -> float | None:
+        """Looks at a job, and does what is to be done. Returns when to look again; None when it is gone."""
+        body = await self._api.find(API_VERSION, KIND, namespace, name)
+        if body is None:
+            return None
+        seen, key = await self._observe(body)
+        made = plan(body, seen)
+        try:
+            for action in made.actions:
+                await self._do(action, body, key, watched)
+        finally:
+            # What was refused leaves what was done before true.
+            await self._write_status(body, made)
+        return made.again_s
+
+    async def _observe(self, body: Object) -> tuple[Observed, bytes]:
+        """All there is of a job, and the key that its driver is asked with."""
+        status, now = body.get("status") or {}, self._clock()
+        try:
+            job = ElasticJob.of(body)
+        except SpecError:
+            return Observed(status=status, now=now), b""
+        names = [
+            ("v1", "Service", job.name),
+            ("v1", "ConfigMap", job.config_name),
+            ("v1", "Secret", job.tokens_name),
+            ("v1", "Secret", job.ssh_name),
+            ("v1", "ServiceAccount", job.launcher_name),
+            ("rbac.authorization.k8s.io/v1", "Role", job.launcher_name),
+            ("rbac.authorization.k8s.io/v1", "RoleBinding", job.launcher_name),
+            ("batch/v1", "Job", job.launcher_name),
+        ]
+        pods, *found = await asyncio.gather(
+            self._api.list("v1", "Pod", job.namespace, objects.labels_of(job, objects.WORKER)),
+            *(self._find_own(job, *name) for name in names),
+        )
+        service, config, tokens, ssh, account, role, binding, launcher = cast(list[Object | None], found)
+        key = _operator_key(tokens)
+        driver = None
+        if key and ((launcher or {}).get("status") or {}).get("active"):
+            driver = await asyncio.to_thread(self._ask_status, job.driver_url, key)
+        return Observed(
+            status=status,
+            pods=[pod for pod in cast(list[Object], pods) if _is_owned(pod, job.uid)],
+            launcher=launcher,
+            service=service,
+            config=config,
+            tokens=tokens,
+            ssh=ssh,
+            account=account,
+            role=role,
+            binding=binding,
+            driver=driver,
+            now=now,
+        ), key
+
+    async def _find_own(self, job: ElasticJob, api_version: str, kind: str, name: str) -> Object | None:
+        """An object of the job. One of that name which is another's counts as there is none: making it tells so."""
+        found = await self._api.find(api_version, kind, job.namespace, name)
+        return found if found is not None and _is_owned(found, job.uid) else None
+
+    # --- what is done -----------------------------------------------------------------------------------------------
+
+    async def _do(self, action: Action, body: Object, key: bytes, watched: _Watched) -> None:
+        try:
+            await self._do_one(action, body, key)
+        except ApiException as error:
+            if error.status == _GONE and isinstance(action, Delete | Update):
+                return  # somebody was faster
+            if error.status == _CONFLICT and isinstance(action, Delete):
+                return
+            if error.status in _REFUSED or (error.status == _CONFLICT and isinstance(action, Create)):
+                await self._tell_refusal(action, body, error, watched)
+            raise
+
+    async def _do_one(self, action: Action, body: Object, key: bytes) -> None:
+        match action:
+            case Create(wanted):
+                await self._api.create(wanted)
+                _log.info("made %s %s", wanted["kind"], wanted["metadata"]["name"])
+            case MakeTokens():
+                await self._api.create(
+                    objects.tokens(ElasticJob.of(body), secrets.token_hex(32), secrets.token_hex(32))
+                )
+            case MakeSshKeys():
+                await self._api.create(objects.ssh_keys(ElasticJob.of(body), *await asyncio.to_thread(_new_ssh_keys)))
+            case Update(seen, changes):
+                await self._api.patch(seen, changes)
+            case Delete(seen):
+                await self._api.delete(seen)
+                _log.info("deleted %s %s", seen["kind"], seen["metadata"]["name"])
+            case Drain(host, within_s):
+                said = await asyncio.to_thread(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
+                _log.info("drain of %s: %s", host, said or "no driver answers")
+            case Tell(reason, message, warning):
+                await self._tell(body, reason, message, warning=warning)
+            case DeleteJob():
+                await self._api.delete(body)
+
+    async def _tell_refusal(self, action: Action, body: Object, error: ApiException, watched: _Watched) -> None:
+        """Says at the job what the API server refuses: a quota, a webhook, a name that is another's. Once for each."""
+        what = type(action).__name__
+        if isinstance(action, Create):
+            what = f"making {action.body['kind']} {action.body['metadata']['name']}"
+        text = f"{what}: {_said(error)}"
+        if text not in watched.told:
+            watched.told.add(text)
+            with contextlib.suppress(ApiException):
+                await self._tell(body, "Refused", text, warning=True)
+
+    async def _tell(self, body: Object, reason: str, message: str, *, warning: bool) -> None:
+        metadata = body["metadata"]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = {name: metadata[name] for name in ("name", "namespace", "uid")}
+        await self._api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+                "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **about},
+                "reason": reason,
+                "message": message[:1024],
+                "type": "Warning" if warning else "Normal",
+                "source": {"component": "elastic-driver-controller"},
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            }
+        )
+
+    async def _write_status(self, body: Object, made: Plan) -> None:
+        before = body.get("status") or {}
+        if made.status == before:
+            return
+        # What is no longer there is taken away; its counters are the plan's alone, and hold whatever else has changed.
+        gone = dict.fromkeys(before.keys() - made.status.keys())
+        failures = dict.fromkeys((before.get("failures") or {}).keys() - (made.status.get("failures") or {}).keys())
+        status = {**gone, **made.status, "failures": {**failures, **(made.status.get("failures") or {})}}
+        try:
+            await self._api.patch(body, {"status": status}, part="status")
+        except ApiException as error:
+            if error.status not in (_GONE, _CONFLICT):
+                raise
+
+
+def _is_owned(found: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences") or ())
+
+
+def _operator_key(tokens: Object | None) -> bytes:
+    data = ((tokens or {}).get("data") or {}).get(objects.OPERATOR_TOKEN, "")
+    with contextlib.suppress(ValueError):
+        return bytes.fromhex(base64.b64decode(data).decode("ascii", "replace").strip())
+    return b""
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether the next look mends it: what was seen was older than what is there."""
+    return isinstance(error, ApiException) and error.status == _CONFLICT
+
+
+def _said(error: Exception) -> str:
+    if not isinstance(error, ApiException):
+        return f"{type(error).__name__}: {error}"
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(error.body or b"")["message"])
+    return f"{error.status} {error.reason}"
+
+
+def _new_ssh_keys() -> tuple[str, str]:
+    """A key as mpi-operator makes it: ECDSA over P-521, in PEM, and its line for authorized_keys."""
+    key = ec.generate_private_key(ec.SECP521R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private.decode(), public.decode() + "\n"
+
+
+# --- kopf ----------------------------------------------------------------------------------------------------------
+
+
+def registry_of(controller: Controller) -> kopf.OperatorRegistry:
+    """Handlers that wake the controller."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_changed(name: str, namespace: str | None, **_: Any) -> None:
+        controller.look_at(namespace or "", name)
+
+    async def child_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+        controller.look_at(namespace or "", labels[LABEL_JOB])
+
+    for group, version, plural in (("", "v1", "pods"), ("batch", "v1", "jobs")):
+        kopf.on.event(group, version, plural, labels={LABEL_JOB: kopf.PRESENT}, registry=registry)(child_changed)
+
+    @kopf.on.startup(registry=registry)
+    def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        # Objects are looked at, and never marked. Events are the plan's.
+        settings.posting.enabled = False
+        settings.watching.server_timeout = 300
+        settings.watching.client_timeout = 330
+
+    return registry
+
+
+async def run(
+    *,
+    namespaces: Sequence[str] = (),
+    ready: Callable[[], None] = lambda: None,
+    stop: asyncio.Event | None = None,
+    make: Callable[[Api], Controller] = Controller,
+) -> None:
+    """Runs the controller until it is cancelled, or told to stop.
+
+    Args:
+        namespaces: that are looked after; none for all.
+        ready: called when it watches.
+        stop: ends it.
+        make: makes the controller.
+
+    Raises:
+        kubernetes_asyncio.config.ConfigException: there is neither a cluster around nor a kubeconfig.
+    """
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        await load_kube_config(client_configuration=configuration)
+    api = Api(configuration)
+    controller = make(api)
+    ready_flag = asyncio.Event()
+
+    async def tell_ready() -> None:
+        await ready_flag.wait()
+        ready()
+
+    telling = asyncio.get_running_loop().create_task(tell_ready())
+    try:
+        running: Awaitable[None] = kopf.operator(
+            registry=registry_of(controller),
+            namespaces=list(namespaces),
+            clusterwide=not namespaces,
+            standalone=True,
+            ready_flag=ready_flag,
+            stop_flag=stop,
+        )
+        await running
+    finally:
+        telling.cancel()
+        await controller.close()
+        await api.close()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the controller. Returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="elastic-driver-controller", description="Looks after the ElasticJobs of a Kubernetes cluster."
+    )
+    text = "look after this namespace only; may be repeated (default: all that there are)"
+    parser.add_argument("--namespace", "-n", action="append", default=[], metavar="N", help=text)
+    parser.add_argument("--verbose", action="store_true", help="say each change")
+    arguments = parser.parse_args(words)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    _log.setLevel(logging.INFO if arguments.verbose or os.environ.get("ELASTIC_DRIVER_VERBOSE") else logging.WARNING)
+    try:
+        asyncio.run(run(namespaces=arguments.namespace, ready=lambda: _log.warning("looks after ElasticJobs now")))
+    except ConfigException as error:
+        print(f"elastic-driver-controller: error: no cluster to look after: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,65 @@
+"""A job's driver, asked over HTTP: what it does, and to drain a host. Blocks; for threads.
+
+Owns what of the driver's answers the controller looks at. A driver that is not there (yet, or any more), or that is no
+elasticrun, says nothing: that is no error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from elastic_driver.errors import RendezvousError
+from elastic_driver.kubernetes.plan import DriverSays
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
+from elastic_driver.rendezvous.messages import DrainHostRequest
+
+# It answers within milliseconds. While it is stopped or its pod is on its way, others must not wait for it.
+_PATIENCE_S = 3.0
+
+_log = logging.getLogger("elastic_driver.kubernetes")
+
+
+def ask_status(url: str, key: bytes) -> DriverSays | None:
+    """What the driver at this address says; None where none answers that has this operator's key."""
+    answer = _ask(url, key, lambda client: client.status())
+    try:
+        return None if answer is None else read_status(answer)
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("cannot read the status of the driver at %s: %r", url, error)
+        return None
+
+
+def ask_drain(url: str, key: bytes, host: str, within_s: float) -> str | None:
+    """Has a host drained that goes away in so many seconds. Returns what comes of it; None where no driver answers."""
+    request = DrainHostRequest(host, undo=False, within_s=within_s)
+    reply = _ask(url, key, lambda client: client.drain(request))
+    return None if reply is None else reply.text
+
+
+def read_status(answer: Mapping[str, Any]) -> DriverSays:
+    """Of ``GET /v1/status`` what is looked at here. Raises KeyError, TypeError or ValueError for another answer."""
+    workers = answer["workers"]
+    return DriverSays(
+        explain=str(answer["explain"])[:1024],
+        round_id=int(answer["round_id"]),
+        hosts=frozenset(str(host["name"]) for host in answer["hosts"]),
+        drained=frozenset(map(str, answer["drained"])),
+        busy=frozenset(str(worker["host"]) for worker in workers),
+        members=sum(worker["phase"] == "member" for worker in workers),
+    )
+
+
+def _ask(url: str, key: bytes, question: Any) -> Any:
+    client = None
+    try:
+        client = RendezvousClient(url, Credential(Identity(Role.OPERATOR), key), patience_s=_PATIENCE_S)
+        return question(client)
+    except RendezvousError as error:
+        _log.debug("no answer from the driver at %s: %s", url, error)
+        return None
+    finally:
+        if client is not None:
+            client.close()

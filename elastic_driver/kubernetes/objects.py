@@ -1,0 +1,284 @@
+"""The objects that a job consists of, as the API takes them.
+
+Pure: of a job alone, or of a job and the pods that there are. Owns labels, annotations, mounts and environment. Where
+mpi-operator has such an object, name, keys and environment are its own, so what was made for it works here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, ElasticJob, Transport
+
+Object = dict[str, Any]
+
+LABEL_JOB, LABEL_ROLE, LABEL_INDEX = f"{GROUP}/job-name", f"{GROUP}/job-role", f"{GROUP}/replica-index"
+LAUNCHER, WORKER = "launcher", "worker"
+# On a pod that is to go: since when its host is drained.
+DRAINED_SINCE = f"{GROUP}/drained-since"
+# On a pod: what its template was, so that a change of it is seen.
+TEMPLATE = f"{GROUP}/template"
+
+JOIN_TOKEN, OPERATOR_TOKEN = "join-token", "operator-token"
+_TOKENS_PATH = "/etc/elastic-driver"
+_CONFIG_PATH = "/etc/mpi"
+_DEFAULT_GRACE_S = 30
+_TOKENS, _CONFIG, _SSH = "elastic-driver-tokens", "elastic-driver-config", "elastic-driver-ssh"
+# Other than the group's files, which ssh does not care about: StrictModes is off in mpi-operator's images.
+_READABLE = 0o440
+
+
+def labels_of(job: ElasticJob, role: str = "") -> dict[str, str]:
+    """Of all objects of a job, or of the pods of one role."""
+    return {LABEL_JOB: job.name, **({LABEL_ROLE: role} if role else {})}
+
+
+def _metadata(job: ElasticJob, name: str, role: str = "") -> Object:
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": labels_of(job, role),
+        "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+    }
+
+
+def service(job: ElasticJob) -> Object:
+    """Headless: it gives the pods their names, before they are ready, too, since ranks meet while they start."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name),
+        "spec": {"clusterIP": "None", "selector": labels_of(job), "publishNotReadyAddresses": True},
+    }
+
+
+def tokens(job: ElasticJob, join_token: str, operator_token: str) -> Object:
+    """What hosts join with, and what the controller asks the driver with."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, job.tokens_name),
+        "type": "Opaque",
+        "stringData": {JOIN_TOKEN: join_token, OPERATOR_TOKEN: operator_token},
+    }
+
+
+def ssh_keys(job: ElasticJob, private: str, public: str) -> Object:
+    """As mpi-operator's."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, job.ssh_name),
+        "type": "kubernetes.io/ssh-auth",
+        "stringData": {"ssh-privatekey": private, "ssh-publickey": public},
+    }
+
+
+def config(job: ElasticJob, running: Sequence[str]) -> Object:
+    """``hostfile`` and ``discover_hosts.sh``, as mpi-operator's: the former has all that are wanted, the latter those
+    that run; and ``kubexec.sh``.
+
+    Args:
+        job: the job.
+        running: names of the pods whose hosts may be used, in order.
+    """
+    wanted = [job.host_of(job.worker_name(index)) for index in range(job.replicas)]
+    data = {
+        "hostfile": "".join(f"{host} slots={job.slots}\n" for host in wanted),
+        "discover_hosts.sh": "#!/bin/sh\n" + "".join(f"echo {job.host_of(pod)}:{job.slots}\n" for pod in running),
+    }
+    if job.transport is Transport.EXEC:
+        data["kubexec.sh"] = _KUBEXEC
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, job.config_name), "data": data}
+
+
+# An rsh agent: the host's first label is its pod's name. Standard input is handed on, so that a bootstrap may use it.
+_KUBEXEC = """#!/bin/sh
+pod="${1%%.*}"
+shift
+exec kubectl exec -i "$pod" -- /bin/sh -c "$*"
+"""
+
+
+def service_account(job: ElasticJob) -> Object:
+    """The launcher's."""
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(job, job.launcher_name)}
+
+
+def role(job: ElasticJob, pods: Sequence[str]) -> Object:
+    """What the launcher may: look at pods; with ``exec``, run commands in these, and in no others.
+
+    Args:
+        job: the job.
+        pods: names of the pods that there are.
+    """
+    rules: list[Object] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    if job.transport is Transport.EXEC and pods:  # a rule without names is one for all pods
+        names = {"resourceNames": sorted(pods)}
+        rules.append({"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"], **names})
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": _metadata(job, job.launcher_name),
+        "rules": rules,
+    }
+
+
+def role_binding(job: ElasticJob) -> Object:
+    """Gives the Role to the launcher."""
+    name = job.launcher_name
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(job, name),
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+    }
+
+
+def exec_pods_of(role_object: Mapping[str, Any]) -> frozenset[str]:
+    """The pods in which a Role lets commands be run."""
+    rules = [rule for rule in role_object.get("rules") or () if "pods/exec" in rule.get("resources", ())]
+    return frozenset(name for rule in rules for name in rule.get("resourceNames") or ())
+
+
+def template_digest(template: Mapping[str, Any]) -> str:
+    """What tells one template from another."""
+    return sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def worker_pod(job: ElasticJob, index: int) -> Object:
+    """One worker's pod."""
+    name = job.worker_name(index)
+    metadata, spec = _pod_of(job, job.worker, WORKER)
+    metadata |= {key: value for key, value in _metadata(job, name).items() if key not in ("labels",)}
+    metadata["labels"] |= {LABEL_INDEX: str(index)}
+    metadata["annotations"] |= {TEMPLATE: template_digest(job.worker)}
+    spec |= {"hostname": name, "subdomain": job.name, "restartPolicy": job.worker_restart}
+    container, grace_s = spec["containers"][0], spec.setdefault("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
+    if job.transport is Transport.SSH:
+        _mount(spec, container, _SSH, _ssh_volume(job), job.ssh_path)
+        if "command" not in container and "args" not in container:
+            container["command"] = ["/usr/sbin/sshd", "-De"]
+    if job.transport is Transport.JOIN:
+        _mount(spec, container, _TOKENS, _tokens_volume(job, JOIN_TOKEN), _TOKENS_PATH)
+        if "command" not in container and "args" not in container:
+            container["command"] = _join_command(job, name)
+    if job.transport is Transport.EXEC and "command" not in container and "args" not in container:
+        container["command"] = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
+    # The workers are told and may commit before the kubelet ends the container. An image without it loses nothing.
+    leave = f"elasticrun leave --within {grace_s} --timeout {grace_s}"
+    container.setdefault("lifecycle", {}).setdefault(
+        "preStop", {"exec": {"command": ["/bin/sh", "-c", f"! command -v elasticrun >/dev/null || {leave} || true"]}}
+    )
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _join_command(job: ElasticJob, pod: str) -> list[str]:
+    words = ["elasticrun", "join", "--driver", job.driver_url, "--slots", str(job.slots), "--host", job.host_of(pod)]
+    # The launcher's image may have to be pulled yet.
+    return [*words, "--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}", "--agent-timeout", "600"]
+
+
+def launcher_job(job: ElasticJob) -> Object:
+    """The launcher's Job."""
+    metadata, spec = _pod_of(job, job.launcher, LAUNCHER)
+    spec |= {"hostname": job.launcher_name, "subdomain": job.name, "restartPolicy": job.launcher_restart}
+    spec.setdefault("serviceAccountName", job.launcher_name)
+    container = spec["containers"][0]
+    items = [{"key": "hostfile", "path": "hostfile", "mode": 0o444}]
+    scripts = ["discover_hosts.sh", *(["kubexec.sh"] if job.transport is Transport.EXEC else [])]
+    items += [{"key": name, "path": name, "mode": 0o555} for name in scripts]
+    _mount(spec, container, _CONFIG, {"configMap": {"name": job.config_name, "items": items}}, _CONFIG_PATH)
+    _mount(spec, container, _TOKENS, _tokens_volume(job, JOIN_TOKEN, OPERATOR_TOKEN), _TOKENS_PATH)
+    if job.transport is Transport.SSH:
+        _mount(spec, container, _SSH, _ssh_volume(job), job.ssh_path)
+    _add_env(container, _launcher_env(job))
+    body: Object = {
+        "podReplacementPolicy": "Failed",
+        "suspend": job.suspend,
+        "template": {"metadata": metadata, "spec": spec},
+    }
+    if job.backoff_limit is not None:
+        body["backoffLimit"] = job.backoff_limit
+    if job.active_deadline_s is not None:
+        body["activeDeadlineSeconds"] = job.active_deadline_s
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(job, job.launcher_name, LAUNCHER),
+        "spec": body,
+    }
+
+
+def _launcher_env(job: ElasticJob) -> dict[str, str]:
+    # For elasticrun; other launchers have no use for it.
+    options = ["--rendezvous-port", str(job.port), "--operator-token-file", f"{_TOKENS_PATH}/{OPERATOR_TOKEN}"]
+    if job.min_replicas is not None:
+        options += ["--min-np", str(max(1, job.min_replicas * job.slots))]
+    if job.max_replicas is not None:
+        options += ["--max-np", str(job.max_replicas * job.slots)]
+    env = {
+        "K_MPI_JOB_ROLE": LAUNCHER,
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": f"{_CONFIG_PATH}/hostfile",
+        "OMPI_MCA_orte_set_default_slots": str(job.slots),
+    }
+    match job.transport:
+        case Transport.JOIN:
+            options += ["--accept-agents", "--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}"]
+        case Transport.SSH:
+            env["OMPI_MCA_plm_rsh_args"] = "-o ConnectionAttempts=10"
+        case Transport.EXEC:
+            env["OMPI_MCA_plm_rsh_agent"] = f"{_CONFIG_PATH}/kubexec.sh"
+    return {**env, "ELASTIC_DRIVER_OPTIONS": shlex.join(options)}
+
+
+def _pod_of(job: ElasticJob, template: Mapping[str, Any], role_name: str) -> tuple[Object, Object]:
+    """Metadata and spec of a pod, from its template, which stays as it is."""
+    given = copy.deepcopy(dict(template))
+    own = given.get("metadata") or {}
+    labels = {**(own.get("labels") or {}), **labels_of(job, role_name)}
+    metadata = {"labels": labels, "annotations": dict(own.get("annotations") or {})}
+    spec: Object = given["spec"]
+    security = spec.setdefault("securityContext", {})
+    if security.get("runAsUser"):
+        # Or this user could not read what is mounted for it.
+        security.setdefault("fsGroup", security.get("runAsGroup", security["runAsUser"]))
+    if role_name == WORKER:
+        _add_env(spec["containers"][0], {"K_MPI_JOB_ROLE": WORKER})
+    search = f"{job.name}.{job.namespace}.svc.cluster.local"
+    dns = spec.setdefault("dnsConfig", {})
+    dns["searches"] = [*dict.fromkeys([*dns.get("searches", []), search])]
+    return metadata, spec
+
+
+def _add_env(container: Object, env: Mapping[str, str]) -> None:
+    """What the template has wins."""
+    there = {each.get("name") for each in container.setdefault("env", [])}
+    container["env"] += [{"name": name, "value": value} for name, value in env.items() if name not in there]
+
+
+def _mount(spec: Object, container: Object, name: str, volume: Object, path: str) -> None:
+    spec.setdefault("volumes", []).append({"name": name, **volume})
+    container.setdefault("volumeMounts", []).append({"name": name, "mountPath": path, "readOnly": True})
+
+
+def _tokens_volume(job: ElasticJob, *keys: str) -> Object:
+    items = [{"key": key, "path": key} for key in keys]
+    return {"secret": {"secretName": job.tokens_name, "items": items, "defaultMode": _READABLE}}
+
+
+def _ssh_volume(job: ElasticJob) -> Object:
+    paths = {"ssh-privatekey": "id_rsa", "ssh-publickey": "id_rsa.pub"}
+    items = [{"key": key, "path": path} for key, path in paths.items()]
+    items.append({"key": "ssh-publickey", "path": "authorized_keys"})
+    # ssh refuses a private key that others may read. Kubernetes gives files of root's home this mode in mpi-operator.
+    mode = 0o600 if job.ssh_path == "/root/.ssh" else _READABLE
+    return {"secret": {"secretName": job.ssh_name, "items": items, "defaultMode": mode}}

@@ -1,0 +1,491 @@
+"""What is to be done next for a job, from what is there. Pure: levels, not edges.
+
+Owns every decision of the controller. It is given the resource, the objects that exist, what the driver says and the
+time; it returns what to do and what to write into the resource's status. Nothing is remembered elsewhere, so a
+controller that was killed goes on where it was: what takes time has its beginning written down at the object
+(``drained-since``) or in the status.
+
+The order of actions is their meaning: names and rights come before those who use them; a pod is listed when the
+launcher may use it, and deleted when its host is drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from elastic_driver.kubernetes import objects
+from elastic_driver.kubernetes.objects import DRAINED_SINCE, LABEL_INDEX, Object
+from elastic_driver.kubernetes.spec import CleanPodPolicy, ElasticJob, LauncherCreation, SpecError, Transport
+
+# A pod that has ended may be one of a job that is over: the launcher's Job says so a moment later.
+REMAKE_S = 5.0
+# A pod that fails again and again is made anew after twice the time each time, at most so long.
+MOST_REMAKE_S = 300.0
+# How often a driver that is being drained is asked how far it is, and one that is not.
+ASK_SOON_S, ASK_S = 1.0, 5.0
+# All that is there is looked at again after this, whatever happens.
+RESYNC_S = 60.0
+
+_FINISHED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSays:
+    """What the driver of a job answers.
+
+    Attributes:
+        explain: why the job stands where it stands, in one sentence.
+        round_id: the current or last round.
+        hosts: that it knows.
+        drained: of these, those that are.
+        busy: hosts with workers.
+        members: workers that train.
+    """
+
+    explain: str
+    round_id: int
+    hosts: frozenset[str]
+    drained: frozenset[str]
+    busy: frozenset[str]
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What there is of a job.
+
+    Attributes:
+        status: of its resource, as it was written last.
+        pods: the workers' pods.
+        launcher: the launcher's Job.
+        service, config, tokens, ssh, account, role, binding: its other objects; None for those that are not there.
+        driver: what its driver says; None when it says nothing.
+        now: seconds since the epoch.
+    """
+
+    status: Mapping[str, Any] = field(default_factory=dict)
+    pods: Sequence[Object] = ()
+    launcher: Object | None = None
+    service: Object | None = None
+    config: Object | None = None
+    tokens: Object | None = None
+    ssh: Object | None = None
+    account: Object | None = None
+    role: Object | None = None
+    binding: Object | None = None
+    driver: DriverSays | None = None
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make an object."""
+
+    body: Object
+
+
+@dataclass(frozen=True, slots=True)
+class MakeTokens:
+    """Make the Secret with the tokens: they are random, so not made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSshKeys:
+    """Make the Secret with the ssh keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Change an object, unless it has changed since it was seen.
+
+    Attributes:
+        seen: the object.
+        changes: a JSON merge patch.
+    """
+
+    seen: Object
+    changes: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete an object, if it is still the one that was seen."""
+
+    seen: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Ask the driver to drain a host that goes away."""
+
+    host: str
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """An event at the resource."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the resource: its time is over."""
+
+
+Action = Create | MakeTokens | MakeSshKeys | Update | Delete | Drain | Tell | DeleteJob
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        actions: in this order.
+        status: to be written into the resource; the whole of it.
+        again_s: when to look again, if nothing happens before.
+    """
+
+    actions: tuple[Action, ...]
+    status: Object
+    again_s: float = RESYNC_S
+
+
+def plan(body: Mapping[str, Any], seen: Observed) -> Plan:
+    """What is to be done for a job.
+
+    Args:
+        body: its resource.
+        seen: what there is of it.
+    """
+    if body["metadata"].get("deletionTimestamp"):
+        return Plan((), dict(seen.status))  # what it owns is deleted with it
+    try:
+        job = ElasticJob.of(body)
+    except SpecError as error:
+        return _refuse(body, seen, str(error))
+    return _Planner(job, seen).plan()
+
+
+def _refuse(body: Mapping[str, Any], seen: Observed, why: str) -> Plan:
+    """Of a job that cannot be nothing is made; what there is of it stays."""
+    known = _condition(seen.status, "Failed")
+    conditions = _with_condition(seen.status.get("conditions"), "Failed", "InvalidSpec", why, seen.now)
+    status = {**seen.status, "conditions": conditions, "observedGeneration": body["metadata"].get("generation", 0)}
+    is_news = known is None or known.get("message") != why
+    return Plan((Tell("InvalidSpec", why, warning=True),) if is_news else (), status)
+
+
+class _Planner:
+    """One plan in the making."""
+
+    def __init__(self, job: ElasticJob, seen: Observed) -> None:
+        self._job, self._seen = job, seen
+        self._actions: list[Action] = []
+        self._again_s = RESYNC_S
+        self._failures = dict(seen.status.get("failures") or {})
+        self._pods = sorted((pod for pod in seen.pods if _index(pod) is not None), key=lambda pod: _index(pod) or 0)
+
+    def plan(self) -> Plan:
+        job, seen = self._job, self._seen
+        end = _end_of(seen.launcher)
+        if end is None:
+            self._make_names_and_rights()
+            self._make_pods()
+            self._list_pods()
+            self._make_launcher()
+            self._drain_and_delete()
+        else:
+            self._clean(end)
+        status = self._status(end)
+        if seen.driver is not None or any(map(_runs, self._pods)):
+            self._look_again(ASK_S)
+        if end is not None and job.ttl_s is not None:
+            left_s = (_seconds_of(status.get("completionTime")) or seen.now) + job.ttl_s - seen.now
+            if left_s <= 0:
+                self._actions.append(DeleteJob())
+            self._look_again(max(left_s, 0.0))
+        return Plan(tuple(self._actions), status, self._again_s)
+
+    def _look_again(self, in_s: float) -> None:
+        self._again_s = min(self._again_s, in_s)
+
+    # --- what there is to be ------------------------------------------------------------------------------------------
+
+    def _make_names_and_rights(self) -> None:
+        job, seen = self._job, self._seen
+        self._ensure(seen.service, objects.service(job))
+        if seen.tokens is None:
+            self._actions.append(MakeTokens())
+        if seen.ssh is None and job.transport is Transport.SSH:
+            self._actions.append(MakeSshKeys())
+        self._ensure(seen.account, objects.service_account(job))
+        there = [_name(pod) for pod in self._pods if not _is_ending(pod)]
+        self._ensure(seen.role, objects.role(job, there), "rules")
+        self._ensure(seen.binding, objects.role_binding(job))
+
+    def _make_pods(self) -> None:
+        job, seen = self._job, self._seen
+        there = {_index(pod) for pod in self._pods}
+        for index in range(0 if job.suspend else job.replicas):
+            if index not in there:
+                self._actions.append(Create(objects.worker_pod(job, index)))
+        for pod in self._pods:
+            index = _index(pod) or 0
+            if index >= job.replicas or _is_ending(pod) or _phase(pod) not in _FINISHED:
+                continue
+            count = int(self._failures.get(str(index), 0))
+            left_s = _finished_at(pod, seen.now) + min(REMAKE_S * 2**count, MOST_REMAKE_S) - seen.now
+            if left_s > 0:
+                self._look_again(left_s)
+                continue
+            self._failures[str(index)] = min(count + 1, 16)
+            why = (pod.get("status") or {}).get("reason") or _phase(pod)
+            self._actions += [
+                Tell("WorkerEnded", f"pod {_name(pod)} has ended ({why}) while the job runs: made anew", warning=True),
+                Delete(pod),
+            ]
+        for pod in self._pods:
+            # Whoever runs for a while has not failed at its start.
+            if _runs(pod) and seen.now - _started_at(pod, seen.now) > MOST_REMAKE_S:
+                self._failures.pop(str(_index(pod)), None)
+
+    def _list_pods(self) -> None:
+        """Writes which pods run. With exec none is listed before the launcher's Role names it."""
+        job, seen = self._job, self._seen
+        allowed = None
+        if job.transport is Transport.EXEC:
+            allowed = objects.exec_pods_of(seen.role or {})
+        listed = [
+            _name(pod)
+            for pod in self._pods
+            if _runs(pod) and not self._is_to_go(pod) and (allowed is None or _name(pod) in allowed)
+        ]
+        self._ensure(seen.config, objects.config(job, listed), "data")
+
+    def _make_launcher(self) -> None:
+        job, seen = self._job, self._seen
+        if seen.launcher is not None:
+            if bool((seen.launcher.get("spec") or {}).get("suspend")) != job.suspend:
+                self._actions.append(Update(seen.launcher, {"spec": {"suspend": job.suspend}}))
+            return
+        ready = sum(1 for pod in self._pods if _is_ready(pod) and not self._is_to_go(pod))
+        waits = job.launcher_creation is LauncherCreation.WHEN_READY and ready < job.replicas
+        if not waits and not job.suspend:
+            self._actions.append(Create(objects.launcher_job(job)))
+
+    def _ensure(self, there: Object | None, wanted: Object, part: str = "") -> None:
+        """Makes an object that is not there, and writes one part of it anew that is another."""
+        if there is None:
+            self._actions.append(Create(wanted))
+        elif part and there.get(part) != wanted[part]:
+            # A merge patch takes keys away only where it names them.
+            gone = dict.fromkeys(there.get(part) or ()) if isinstance(wanted[part], dict) else {}
+            self._actions.append(Update(there, {part: {**gone, **wanted[part]} if gone else wanted[part]}))
+
+    # --- pods that are to go ----------------------------------------------------------------------------------------
+
+    def _is_to_go(self, pod: Object) -> bool:
+        return (
+            (_index(pod) or 0) >= self._job.replicas
+            or self._job.suspend
+            or _is_ending(pod)
+            or _drained_since(pod) is not None
+        )
+
+    def _drain_and_delete(self) -> None:
+        """Pods that are too many leave the list first; they are deleted when their workers have left them."""
+        job, seen = self._job, self._seen
+        for pod in self._pods:
+            if not self._is_to_go(pod) or _is_ending(pod):
+                continue
+            host, since = job.host_of(_name(pod)), _drained_since(pod)
+            if not _runs(pod) or seen.launcher is None:
+                self._actions.append(Delete(pod))
+                continue
+            if since is None:
+                # From now on it goes, even if the job grows again meanwhile.
+                since = seen.now
+                self._actions.append(Update(pod, {"metadata": {"annotations": {DRAINED_SINCE: _time(seen.now)}}}))
+                self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
+            left_s = since + job.drain_s - seen.now
+            driver = seen.driver
+            if driver is not None and host not in driver.busy and (host in driver.drained or host not in driver.hosts):
+                self._actions.append(Delete(pod))
+            elif left_s <= 0:
+                text = f"pod {_name(pod)} is deleted: its workers had not left it after {job.drain_s} s"
+                self._actions += [Tell("DrainTimeout", text, warning=True), Delete(pod)]
+            else:
+                if driver is not None and host in driver.hosts and host not in driver.drained:
+                    self._actions.append(Drain(host, left_s))
+                self._look_again(min(ASK_SOON_S, left_s))
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _clean(self, end: tuple[str, str]) -> None:
+        policy = self._job.clean
+        for pod in self._pods:
+            is_due = policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and _phase(pod) not in _FINISHED)
+            if is_due and not _is_ending(pod):
+                self._actions.append(Delete(pod))
+        if _condition(self._seen.status, end[0]) is None:
+            self._actions.append(Tell(end[0], end[1], warning=end[0] == "Failed"))
+
+    # --- the status ---------------------------------------------------------------------------------------------------
+
+    def _status(self, end: tuple[str, str] | None) -> Object:
+        job, seen = self._job, self._seen
+        status: Object = {
+            "observedGeneration": job.generation,
+            "selector": ",".join(f"{key}={value}" for key, value in objects.labels_of(job, objects.WORKER).items()),
+            "startTime": seen.status.get("startTime") or _time(seen.now),
+            "replicaStatuses": {"Launcher": _counts_of(seen.launcher), "Worker": _counts(self._pods)},
+            "failures": {index: count for index, count in self._failures.items() if int(index) < job.replicas},
+        }
+        driver = seen.driver
+        if driver is not None:
+            status |= {"explain": driver.explain, "round": driver.round_id, "workers": driver.members}
+        elif seen.status.get("explain") and end is None and not job.suspend:
+            # The driver may be busy, or its pod be on its way to another node.
+            status |= {key: seen.status[key] for key in ("explain", "round", "workers") if key in seen.status}
+        kind, reason, text = self._condition(end)
+        status["conditions"] = _with_condition(seen.status.get("conditions"), kind, reason, text, seen.now)
+        if end is not None:
+            status["completionTime"] = seen.status.get("completionTime") or _time(seen.now)
+            status["explain"] = end[1]
+        return status
+
+    def _condition(self, end: tuple[str, str] | None) -> tuple[str, str, str]:
+        job, seen = self._job, self._seen
+        if end is not None:
+            return end[0], f"Launcher{end[0]}", end[1]
+        if job.suspend:
+            return "Suspended", "Suspended", "runPolicy.suspend: the job has no pods for now"
+        if seen.driver is not None and seen.driver.members:
+            return "Running", "Training", "workers train"
+        return "Created", "Starting", "the job's objects are made; no worker trains yet"
+
+
+# --- what objects say ------------------------------------------------------------------------------------------------
+
+
+def _name(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _index(pod: Object) -> int | None:
+    text = (pod["metadata"].get("labels") or {}).get(LABEL_INDEX, "")
+    return int(text) if text.isdecimal() and len(text) < 6 else None
+
+
+def _phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase", ""))
+
+
+def _is_ending(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _runs(pod: Object) -> bool:
+    return _phase(pod) == "Running"
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return _runs(pod) and any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def _drained_since(pod: Object) -> float | None:
+    return _seconds_of((pod["metadata"].get("annotations") or {}).get(DRAINED_SINCE))
+
+
+def _started_at(pod: Object, default: float) -> float:
+    return _seconds_of((pod.get("status") or {}).get("startTime")) or default
+
+
+def _finished_at(pod: Object, default: float) -> float:
+    """When its last container ended; one that never had any (it was evicted before) counts from its making."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    ends = [((each.get("state") or {}).get("terminated") or {}).get("finishedAt") for each in statuses]
+    found = [seconds for seconds in map(_seconds_of, ends) if seconds is not None]
+    made = _seconds_of(pod["metadata"].get("creationTimestamp"))
+    return max(found) if found else default if made is None else made
+
+
+def _end_of(launcher: Object | None) -> tuple[str, str] | None:
+    """How the launcher's Job has ended: the condition that the resource gets, and a sentence."""
+    for one in ((launcher or {}).get("status") or {}).get("conditions") or ():
+        if one.get("status") == "True" and one.get("type") in ("Complete", "Failed"):
+            if one["type"] == "Complete":
+                return "Succeeded", "the launcher has ended with exit code 0"
+            why = one.get("message") or one.get("reason") or "it has failed"
+            return "Failed", f"the launcher has failed: {why}"
+    return None
+
+
+def _counts_of(launcher: Object | None) -> Object:
+    status = (launcher or {}).get("status") or {}
+    return {name: int(status.get(name) or 0) for name in ("active", "succeeded", "failed")}
+
+
+def _counts(pods: Iterable[Object]) -> Object:
+    phases = [_phase(pod) for pod in pods if not _is_ending(pod)]
+    return {
+        "active": sum(phase not in _FINISHED for phase in phases),
+        "succeeded": phases.count("Succeeded"),
+        "failed": phases.count("Failed"),
+    }
+
+
+# --- conditions and times --------------------------------------------------------------------------------------------
+
+_EXCLUSIVE = ("Created", "Running", "Suspended", "Succeeded", "Failed")
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    for one in status.get("conditions") or ():
+        if one.get("type") == kind and one.get("status") == "True":
+            return one  # type: ignore[no-any-return]
+    return None
+
+
+def _with_condition(before: Any, kind: str, reason: str, message: str, now: float) -> list[Object]:
+    """The conditions, of which this one holds; each keeps the time of its last change."""
+    known = {one.get("type"): one for one in before or () if isinstance(one, Mapping)}
+    conditions: list[Object] = []
+    for each in _EXCLUSIVE:
+        old = known.get(each)
+        if each != kind and old is None:
+            continue
+        if each != kind:
+            # That it was made, it was.
+            holds = "True" if each == "Created" else "False"
+            reason_now, text = str(old.get("reason", "")), str(old.get("message", ""))  # type: ignore[union-attr]
+        else:
+            holds, reason_now, text = "True", reason, message
+        changed = old is None or old.get("status") != holds
+        since = _time(now) if changed or old is None else str(old.get("lastTransitionTime") or _time(now))
+        conditions.append(
+            {"type": each, "status": holds, "reason": reason_now, "message": text, "lastTransitionTime": since}
+        )
+    return conditions
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds_of(text: Any) -> float | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,244 @@
+"""What an ElasticJob says: its fields read into a value, and refused where they cannot be meant.
+
+Owns the names of the resource and of its fields, and the names of the objects that a job consists of. Where MPIJob
+(kubeflow.org/v2beta1) has a field, this one has its name and meaning. The CRD's schema refuses wrong types before; what
+a schema cannot say is checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+from elastic_driver.errors import ElasticError
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST
+
+GROUP, VERSION, KIND, PLURAL = "elastic-driver.dev", "v1alpha1", "ElasticJob", "elasticjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+# torchrun's rendezvous (c10d) has this one, too.
+DEFAULT_PORT = 29400
+# A commit is seconds away; a plain Horovod launcher hears of a change only when the kubelet has swapped the ConfigMap's
+# files, which takes up to a minute or so.
+DEFAULT_DRAIN_S = 120
+_MOST_WORKERS = 4096
+# Kubernetes's names of services and pods' hostnames.
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_MOST_NAME = 63 - len("-worker-") - len(str(_MOST_WORKERS))
+
+_T = TypeVar("_T", bound=StrEnum)
+
+
+class SpecError(ElasticError, ValueError):
+    """An ElasticJob that cannot be: one sentence for its user."""
+
+
+class Transport(StrEnum):
+    """How the launcher's driver comes to have agents in the workers' pods."""
+
+    JOIN = "join"  # the workers' command is elasticrun join
+    SSH = "ssh"  # the workers run sshd; plain Horovod's launcher can use them, too
+    EXEC = "exec"  # kubectl exec: the launcher's Role allows it for the pods that there are
+
+
+class CleanPodPolicy(StrEnum):
+    """Which worker pods are deleted when the job is over."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+class LauncherCreation(StrEnum):
+    """When the launcher is made."""
+
+    AT_STARTUP = "AtStartup"
+    WHEN_READY = "WaitForWorkersReady"
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """One job, as its resource says.
+
+    Attributes:
+        name, namespace, uid, generation: of the resource.
+        deleted: whether it is being deleted.
+        transport: see there.
+        slots: workers that each pod has room for.
+        replicas: how many worker pods there are to be now, within the bounds.
+        min_replicas, max_replicas: the bounds; None where the job does not say.
+        launcher, worker: pod templates.
+        launcher_restart, worker_restart: their pods' restartPolicy.
+        launcher_creation: see there.
+        clean: see CleanPodPolicy.
+        ttl_s: how long the resource stays when the job is over; None for ever.
+        active_deadline_s, backoff_limit: of the launcher's Job.
+        suspend: whether the job is to have no pods for now.
+        port: where the driver listens.
+        ssh_path: where the ssh keys are mounted.
+        drain_s: how long a pod that is to go may take to reach a commit.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    deleted: bool
+    transport: Transport
+    slots: int
+    replicas: int
+    min_replicas: int | None
+    max_replicas: int | None
+    launcher: Mapping[str, Any]
+    worker: Mapping[str, Any]
+    launcher_restart: str
+    worker_restart: str
+    launcher_creation: LauncherCreation
+    clean: CleanPodPolicy
+    ttl_s: int | None
+    active_deadline_s: int | None
+    backoff_limit: int | None
+    suspend: bool
+    port: int
+    ssh_path: str
+    drain_s: int
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Reads a resource.
+
+        Raises:
+            SpecError: something in it cannot be meant.
+        """
+        metadata, spec = body["metadata"], _Reader(body.get("spec") or {}, "spec")
+        name = str(metadata["name"])
+        if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
+            raise SpecError(
+                f"metadata.name {name!r} cannot be: pods and a Service are named after it, so it has lower-case "
+                f"letters, digits and dashes, begins with a letter, and has {_MOST_NAME} characters at most"
+            )
+        if spec.get("runLauncherAsWorker"):
+            raise SpecError("spec.runLauncherAsWorker is not supported: give the job one worker more")
+        if spec.get("mpiImplementation", "OpenMPI") != "OpenMPI":
+            raise SpecError("spec.mpiImplementation means nothing here: leave it away")
+        roles = spec.reader("mpiReplicaSpecs")
+        launcher, worker = (roles.reader(role) for role in ("Launcher", "Worker"))
+        policy, elastic = spec.reader("runPolicy"), spec.reader("elasticPolicy")
+        if launcher.number("replicas", 1, 1, 1) != 1:
+            raise SpecError(f"{launcher.at}.replicas: there is one launcher")
+        least = elastic.number("minReplicas", None, 0, _MOST_WORKERS)
+        most = elastic.number("maxReplicas", None, 1, _MOST_WORKERS)
+        if least is not None and most is not None and least > most:
+            raise SpecError(f"spec.elasticPolicy.minReplicas {least} is above maxReplicas {most}")
+        asked = worker.number("replicas", 1, 0, _MOST_WORKERS)
+        transport = spec.one_of("transport", Transport, Transport.JOIN)
+        return cls(
+            name=name,
+            namespace=str(metadata["namespace"]),
+            uid=str(metadata["uid"]),
+            generation=int(metadata.get("generation", 0)),
+            deleted=bool(metadata.get("deletionTimestamp")),
+            transport=transport,
+            slots=spec.number("slotsPerWorker", 1, 1, MAX_SLOTS_PER_HOST) or 1,
+            replicas=max(least or 0, min(asked or 0, most if most is not None else _MOST_WORKERS)),
+            min_replicas=least,
+            max_replicas=most,
+            launcher=launcher.template(),
+            worker=worker.template(),
+            launcher_restart=launcher.text("restartPolicy", "OnFailure"),
+            # An agent that has lost its driver ends, and begins anew.
+            worker_restart=worker.text("restartPolicy", "OnFailure" if transport is Transport.JOIN else "Never"),
+            launcher_creation=spec.one_of("launcherCreationPolicy", LauncherCreation, LauncherCreation.AT_STARTUP),
+            clean=policy.one_of("cleanPodPolicy", CleanPodPolicy, CleanPodPolicy.NONE),
+            ttl_s=policy.number("ttlSecondsAfterFinished", None, 0, None),
+            active_deadline_s=policy.number("activeDeadlineSeconds", None, 1, None),
+            backoff_limit=policy.number("backoffLimit", None, 0, None),
+            suspend=bool(policy.get("suspend", False)),
+            port=spec.number("rendezvousPort", DEFAULT_PORT, 1, 65535) or DEFAULT_PORT,
+            ssh_path=spec.text("sshAuthMountPath", "/root/.ssh"),
+            drain_s=spec.number("drainTimeoutSeconds", DEFAULT_DRAIN_S, 0, None) or 0,
+        )
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    @property
+    def launcher_name(self) -> str:
+        """Of the launcher's Job, its pod's hostname, its ServiceAccount and Role."""
+        return f"{self.name}-launcher"
+
+    @property
+    def config_name(self) -> str:
+        """Of the ConfigMap."""
+        return f"{self.name}-config"
+
+    @property
+    def ssh_name(self) -> str:
+        """Of the Secret with the ssh keys."""
+        return f"{self.name}-ssh"
+
+    @property
+    def tokens_name(self) -> str:
+        """Of the Secret with the tokens of joiners and operators."""
+        return f"{self.name}-tokens"
+
+    def worker_name(self, index: int) -> str:
+        """Of a worker's pod."""
+        return f"{self.name}-worker-{index}"
+
+    def host_of(self, pod: str) -> str:
+        """A pod's name in the cluster's DNS, which is its host's name in the job."""
+        return f"{pod}.{self.name}.{self.namespace}.svc"
+
+    @property
+    def driver_url(self) -> str:
+        """Where the driver is asked for its status."""
+        return f"http://{self.host_of(self.launcher_name)}:{self.port}"
+
+
+class _Reader:
+    """Fields of one object, with the place of each for messages."""
+
+    def __init__(self, fields: Any, at: str) -> None:
+        if not isinstance(fields, Mapping):
+            raise SpecError(f"{at} is no object")
+        self._fields = fields
+        self.at = at
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._fields.get(name)
+        return default if value is None else value
+
+    def reader(self, name: str) -> _Reader:
+        return _Reader(self.get(name, {}), f"{self.at}.{name}")
+
+    def number(self, name: str, default: int | None, least: int, most: int | None) -> int | None:
+        value = self.get(name, default)
+        if value is None:
+            return None
+        if type(value) is not int or value < least or (most is not None and value > most):
+            bounds = f"within {least} to {most}" if most is not None else f"of {least} or more"
+            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is no whole number {bounds}")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str) or not value:
+            raise SpecError(f"{self.at}.{name} is no text")
+        return value
+
+    def one_of(self, name: str, kind: type[_T], default: _T) -> _T:
+        value = self.get(name, default)
+        try:
+            return kind(value)
+        except ValueError:
+            raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is none of {', '.join(kind)}") from None
+
+    def template(self) -> Mapping[str, Any]:
+        template = self.reader("template")
+        containers = template.reader("spec").get("containers")
+        if not isinstance(containers, list) or not containers or not all(isinstance(c, Mapping) for c in containers):
+            raise SpecError(f"{template.at}.spec.containers: a pod needs one")
+        return template._fields
