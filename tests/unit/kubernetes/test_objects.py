@@ -1,0 +1,148 @@
+"""The objects of a job, and the manifests, against Kubernetes's published schemas."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from elastic_jobs import Cluster, resource
+
+from elastic_driver.kubernetes import objects
+from elastic_driver.kubernetes.objects import Object
+from elastic_driver.kubernetes.spec import ElasticJob, Transport
+
+MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
+TRANSPORTS = list(Transport)
+
+
+def check(body: Object) -> None:
+    """Raises for what an API server would refuse, and for fields that it does not know."""
+    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
+
+
+def job_of(transport: str = "join", **more: Any) -> ElasticJob:
+    return ElasticJob.of(resource(transport=transport, **more))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_all_objects_are_as_the_schemas_have_them(transport: str) -> None:
+    cluster = Cluster(resource(transport=transport, runPolicy={"backoffLimit": 2, "activeDeadlineSeconds": 60}))
+    cluster.settle()
+    cluster.settle()
+    for body in (*cluster.others.values(), *(objects.worker_pod(cluster.job, index) for index in range(2))):
+        check(body)
+        assert body["metadata"]["ownerReferences"][0]["uid"] == cluster.job.uid
+
+
+def test_manifests_are_as_the_schemas_have_them() -> None:
+    kinds = []
+    for path in sorted(MANIFESTS.glob("*.yaml")):
+        for body in yaml.safe_load_all(path.read_text()):
+            if path.name not in ("kustomization.yaml", "example.yaml"):
+                check(body)
+                kinds.append(body["kind"])
+    assert {"CustomResourceDefinition", "ClusterRole", "Deployment"} <= set(kinds)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl (Debian: kubernetes-client) is not installed")
+def test_kustomize_takes_the_base() -> None:
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(MANIFESTS)], capture_output=True, text=True, timeout=60, check=True
+    )
+    kinds = [body["kind"] for body in yaml.safe_load_all(built.stdout)]
+    assert sorted(kinds) == [
+        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Namespace", "ServiceAccount",
+    ]  # fmt: skip
+
+
+def test_the_example_is_a_job() -> None:
+    body = yaml.safe_load((MANIFESTS / "example.yaml").read_text())
+    body["metadata"] |= {"namespace": "default", "uid": "1"}
+    job = ElasticJob.of(body)
+    check(objects.worker_pod(job, 0))
+    check(objects.launcher_job(job))
+    options = env_of(objects.launcher_job(job)["spec"]["template"]["spec"])["ELASTIC_DRIVER_OPTIONS"]
+    assert "--min-np 2 --max-np 8 --accept-agents" in options
+
+
+def env_of(spec: Object) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
+
+
+def test_the_schema_knows_the_fields_that_are_read() -> None:
+    crd = yaml.safe_load((MANIFESTS / "crd.yaml").read_text())
+    [version] = crd["spec"]["versions"]
+    fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert set(fields) == {
+        "transport", "slotsPerWorker", "elasticPolicy", "drainTimeoutSeconds", "rendezvousPort", "sshAuthMountPath",
+        "launcherCreationPolicy", "mpiImplementation", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
+    }  # fmt: skip
+    # With its defaults a job is as without them.
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    assert ElasticJob.of(resource(**{**defaults, "transport": "join"})) == ElasticJob.of(resource())
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    cluster = Cluster(resource())
+    cluster.settle()
+    cluster.says()
+    cluster.look()
+    assert set(cluster.status) <= set(status)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_workers_get_no_more_than_they_need(transport: str) -> None:
+    """Who is in a worker's pod could end the job with the operators' key."""
+    pod = objects.worker_pod(job_of(transport), 0)
+    mounted = [volume["secret"] for volume in pod["spec"].get("volumes", ()) if "secret" in volume]
+    keys = [item["key"] for secret in mounted for item in secret["items"]]
+    assert objects.OPERATOR_TOKEN not in keys
+    assert "serviceAccountName" not in pod["spec"]
+    assert not any("TOKEN" in name for name in env_of(pod["spec"]))
+
+
+def test_the_template_stays_as_it_was_and_wins() -> None:
+    body = resource()
+    template = body["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    container = template["spec"]["containers"][0]
+    container |= {"command": ["mine"], "env": [{"name": "K_MPI_JOB_ROLE", "value": "mine"}]}
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["true"]}}}
+    template["metadata"] = {"labels": {"team": "vision"}, "annotations": {"a": "b"}}
+    before = yaml.safe_dump(body)
+    pod = objects.worker_pod(ElasticJob.of(body), 3)
+    assert yaml.safe_dump(body) == before
+    made = pod["spec"]["containers"][0]
+    assert (made["command"], env_of(pod["spec"])["K_MPI_JOB_ROLE"]) == (["mine"], "mine")
+    assert made["lifecycle"] == container["lifecycle"]
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert pod["metadata"]["annotations"]["a"] == "b"
+
+
+def test_users_that_are_not_root_can_read_what_is_mounted() -> None:
+    body = resource()
+    body["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["securityContext"] = {"runAsUser": 1000}
+    assert objects.worker_pod(ElasticJob.of(body), 0)["spec"]["securityContext"]["fsGroup"] == 1000
+
+
+def test_kubexec_hands_on_words_as_a_shell_would(tmp_path: Path) -> None:
+    kubectl, agent = tmp_path / "kubectl", tmp_path / "kubexec.sh"
+    kubectl.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
+    agent.write_text(objects.config(job_of("exec"), [])["data"]["kubexec.sh"])
+    for file in (kubectl, agent):
+        file.chmod(0o755)
+    words = [str(agent), "digits-worker-1.digits.training.svc", "echo", "'a b'", "c"]
+    said = subprocess.run(
+        words, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=10, check=True
+    )
+    assert said.stdout.splitlines() == ["exec", "-i", "digits-worker-1", "--", "/bin/sh", "-c", "echo 'a b' c"]
+
+
+def test_the_discovery_script_runs(tmp_path: Path) -> None:
+    script = tmp_path / "discover_hosts.sh"
+    script.write_text(objects.config(job_of(slotsPerWorker=4), ["digits-worker-0"])["data"]["discover_hosts.sh"])
+    script.chmod(0o755)
+    said = subprocess.run([str(script)], capture_output=True, text=True, timeout=10, check=True).stdout
+    assert said == "digits-worker-0.digits.training.svc:4\n"

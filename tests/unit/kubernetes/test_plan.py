@@ -1,0 +1,262 @@
+"""What the controller decides, on a cluster of dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from elastic_jobs import Cluster, resource
+
+from elastic_driver.kubernetes.objects import exec_pods_of
+from elastic_driver.kubernetes.plan import Create, Update, plan
+
+
+def started(**more: Any) -> Cluster:
+    """A job whose pods run."""
+    cluster = Cluster(resource(**more))
+    cluster.settle()
+    return cluster
+
+
+def condition(cluster: Cluster) -> str:
+    return next(c["type"] for c in reversed(cluster.status["conditions"]) if c["status"] == "True")
+
+
+def test_a_job_gets_its_objects() -> None:
+    cluster = started(replicas=3)
+    assert sorted(cluster.pods) == ["digits-worker-0", "digits-worker-1", "digits-worker-2"]
+    assert set(cluster.others) == {
+        "Service", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Job", "tokens",
+    }  # fmt: skip
+    assert cluster.listed() == [f"digits-worker-{index}.digits.training.svc:1" for index in range(3)]
+    assert condition(cluster) == "Created"
+    cluster.says()
+    cluster.look()
+    assert condition(cluster) == "Running"
+    assert cluster.status["replicaStatuses"]["Worker"] == {"active": 3, "succeeded": 0, "failed": 0}
+    assert (cluster.status["explain"], cluster.status["workers"]) == ("round 1 runs", 3)
+
+
+def test_names_and_rights_are_made_before_who_uses_them() -> None:
+    cluster = Cluster(resource())
+    kinds = [action.body["kind"] for action in cluster.look().actions if isinstance(action, Create)]
+    assert kinds.index("Service") < kinds.index("Pod") < kinds.index("Job")
+    assert kinds.index("RoleBinding") < kinds.index("Job")
+
+
+def test_hosts_are_in_the_order_of_their_numbers() -> None:
+    assert started(replicas=12).listed()[9:] == [
+        f"digits-worker-{index}.digits.training.svc:1" for index in (9, 10, 11)
+    ]
+
+
+def test_shrinking_drains_first_and_takes_the_last_pods() -> None:
+    cluster = started(replicas=4)
+    cluster.says()
+    cluster.body["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 2
+    cluster.look()
+    going = [cluster.job.host_of(f"digits-worker-{index}") for index in (2, 3)]
+    assert not cluster.deleted
+    assert [drain.host for drain in cluster.drains] == going
+    assert [drain.within_s for drain in cluster.drains] == [120, 120]
+    assert len(cluster.listed()) == 2, "they have left the list"
+    # One has left, the other works on.
+    assert cluster.driver is not None
+    cluster.says(drained=frozenset(going), busy=cluster.driver.busy - {going[0]})
+    assert cluster.look().again_s <= 1.0
+    assert cluster.deleted == ["digits-worker-2"]
+    cluster.now += 121
+    cluster.look()
+    assert cluster.deleted == ["digits-worker-2", "digits-worker-3"]
+    assert cluster.told[-1].reason == "DrainTimeout"
+
+
+def test_growing_again_while_pods_leave_makes_them_anew() -> None:
+    cluster = started(replicas=2)
+    cluster.says()
+    workers = cluster.body["spec"]["mpiReplicaSpecs"]["Worker"]
+    workers["replicas"] = 1
+    cluster.look()
+    uid = cluster.pods["digits-worker-1"]["metadata"]["uid"]
+    workers["replicas"] = 2
+    cluster.look()
+    assert len(cluster.listed()) == 1, "its host is drained, and would get no workers"
+    host = cluster.job.host_of("digits-worker-1")
+    cluster.says(drained=frozenset({host}), busy=frozenset())
+    cluster.settle()
+    cluster.settle()
+    assert cluster.pods["digits-worker-1"]["metadata"]["uid"] != uid
+    assert len(cluster.listed()) == 2
+
+
+def test_without_a_driver_that_answers_pods_go_after_their_time() -> None:
+    """A plain Horovod launcher hears of it by the discovery script only."""
+    cluster = started(replicas=2, transport="ssh", drainTimeoutSeconds=30)
+    cluster.body["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 1
+    cluster.look()
+    assert len(cluster.listed()) == 1
+    cluster.now += 29
+    cluster.look()
+    assert not cluster.deleted
+    cluster.now += 2
+    cluster.look()
+    assert cluster.deleted == ["digits-worker-1"]
+
+
+def test_a_pod_that_does_not_run_needs_no_drain() -> None:
+    cluster = Cluster(resource(replicas=2))
+    cluster.look()
+    cluster.body["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 1
+    cluster.look()
+    assert cluster.deleted == ["digits-worker-1"]
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_ends_is_made_anew_with_growing_pauses(phase: str) -> None:
+    cluster = started()
+    pauses = []
+    for _ in range(8):
+        cluster.finish("digits-worker-0", phase)
+        began = cluster.now
+        while "digits-worker-0" not in cluster.deleted:
+            cluster.now += max(cluster.look().again_s, 0.5)
+        pauses.append(cluster.now - began)
+        cluster.deleted.clear()
+        cluster.settle()
+    assert 5 <= pauses[0] < 12
+    assert pauses[3] > 3 * pauses[0]
+    assert 300 <= pauses[-1] < 320
+    # One that runs for a while begins anew.
+    cluster.now += 301
+    cluster.look()
+    assert "0" not in cluster.status["failures"]
+
+
+def test_the_end_of_the_launcher_is_the_jobs() -> None:
+    cluster = started(runPolicy={"cleanPodPolicy": "Running", "ttlSecondsAfterFinished": 60})
+    cluster.finish("digits-worker-0", "Succeeded")
+    cluster.launcher_ends("Complete")
+    cluster.look()
+    assert condition(cluster) == "Succeeded"
+    assert cluster.deleted == ["digits-worker-1"], "the other has ended by itself"
+    cluster.settle()
+    assert [tell.reason for tell in cluster.told].count("Succeeded") == 1
+    assert not cluster.is_gone
+    cluster.now += 61
+    cluster.look()
+    assert cluster.is_gone
+
+
+def test_a_failed_launcher_says_why() -> None:
+    cluster = started(runPolicy={"cleanPodPolicy": "All"})
+    cluster.launcher_ends("Failed", "Job has reached the specified backoff limit")
+    cluster.settle()
+    assert condition(cluster) == "Failed"
+    assert cluster.status["explain"] == "the launcher has failed: Job has reached the specified backoff limit"
+    assert not cluster.pods
+
+
+def test_exec_is_allowed_before_a_pod_is_listed_and_only_for_pods_that_there_are() -> None:
+    cluster = Cluster(resource(replicas=2, transport="exec"))
+    cluster.look()
+    assert exec_pods_of(cluster.others["Role"]) == frozenset()
+    assert all(
+        rule.get("resourceNames") for rule in cluster.others["Role"]["rules"] if "pods/exec" in rule["resources"]
+    )
+    for name in cluster.pods:
+        cluster.run(name)
+    cluster.look()
+    assert exec_pods_of(cluster.others["Role"]) == set(cluster.pods)
+    assert cluster.listed() == [], "the Role that was seen named none of them"
+    cluster.look()
+    assert len(cluster.listed()) == 2
+
+
+def test_a_suspended_job_has_no_pods_and_comes_back() -> None:
+    cluster = started()
+    cluster.says()
+    cluster.body["spec"]["runPolicy"] = {"suspend": True}
+    cluster.look()
+    assert cluster.others["Job"]["spec"]["suspend"] is True
+    assert cluster.listed() == []
+    cluster.driver = None
+    cluster.now += 121
+    cluster.settle()
+    assert not cluster.pods
+    assert condition(cluster) == "Suspended"
+    cluster.body["spec"]["runPolicy"] = {}
+    cluster.settle()
+    assert cluster.others["Job"]["spec"]["suspend"] is False
+    assert len(cluster.pods) == 2
+
+
+def test_the_launcher_may_wait_for_the_workers() -> None:
+    cluster = Cluster(resource(launcherCreationPolicy="WaitForWorkersReady"))
+    cluster.look()
+    assert "Job" not in cluster.others
+    cluster.settle()
+    assert "Job" in cluster.others
+
+
+def test_replicas_stay_within_their_bounds() -> None:
+    bounds = {"minReplicas": 2, "maxReplicas": 3}
+    for asked, there in ((0, 2), (2, 2), (9, 3)):
+        assert len(started(replicas=asked, elasticPolicy=bounds).pods) == there
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"transport": "carrier pigeon"}, "spec.transport 'carrier pigeon' is none of join, ssh, exec"),
+        ({"slotsPerWorker": 0}, "spec.slotsPerWorker '0' is no whole number within 1 to 4096"),
+        ({"slotsPerWorker": True}, "spec.slotsPerWorker 'True' is no whole number"),
+        ({"elasticPolicy": {"minReplicas": 3, "maxReplicas": 2}}, "minReplicas 3 is above maxReplicas 2"),
+        ({"mpiReplicaSpecs": {}}, "spec.mpiReplicaSpecs.Launcher.template.spec.containers: a pod needs one"),
+        ({"mpiReplicaSpecs": []}, "spec.mpiReplicaSpecs is no object"),
+        ({"runLauncherAsWorker": True}, "spec.runLauncherAsWorker is not supported"),
+        (
+            {"runPolicy": {"cleanPodPolicy": "Some"}},
+            "cleanPodPolicy 'Some' is none of None, Running, All",
+        ),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_once(changes: dict[str, Any], said: str) -> None:
+    cluster = Cluster(resource(**changes))
+    cluster.look()
+    cluster.look()
+    assert not cluster.pods
+    assert not cluster.others
+    assert condition(cluster) == "Failed"
+    [told] = cluster.told
+    assert told.warning
+    assert said in told.message
+    # Mended, it begins.
+    cluster.body = resource()
+    cluster.settle()
+    assert len(cluster.pods) == 2
+    assert condition(cluster) == "Created"
+
+
+@pytest.mark.parametrize("name", ["UPPER", "1st", "a.b", "x" * 60, "-a"])
+def test_names_that_no_service_can_have(name: str) -> None:
+    cluster = Cluster(resource(name=name))
+    cluster.look()
+    assert "cannot be: pods and a Service are named after it" in cluster.told[0].message
+
+
+def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
+    cluster = started()
+    cluster.body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster.pods.clear()
+    assert plan(cluster.body, cluster.observed()).actions == ()
+
+
+def test_what_somebody_has_changed_is_put_right() -> None:
+    cluster = started()
+    cluster.others["ConfigMap"]["data"] = {"discover_hosts.sh": "rm -rf /", "more": "x"}
+    cluster.others["Role"]["rules"] = []
+    del cluster.others["Service"]
+    [*actions] = cluster.look().actions
+    assert [type(action) for action in actions] == [Create, Update, Update]
+    assert len(cluster.listed()) == 2
+    assert set(cluster.others["ConfigMap"]["data"]) == {"discover_hosts.sh", "hostfile"}
