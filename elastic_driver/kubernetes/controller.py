@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.client.rest import RESTResponse
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
 from elastic_driver.kubernetes import objects
@@ -152,7 +154,11 @@ class Api:
             _preload_content=False,
             _request_timeout=_ANSWER_S,
         )
-        return cast(Object, await answer.json())
+        # Unread and unchecked, as it comes where it is not to become an object of the library's.
+        data = await answer.read()
+        if not 200 <= answer.status < 300:
+            raise ApiException(http_resp=RESTResponse(answer, data))  # type: ignore[arg-type]
+        return cast(Object, json.loads(data))
 
 
 def _path(api_version: str, kind: str, namespace: str) -> str:
@@ -201,17 +207,21 @@ class Controller:
         self._ask_status, self._ask_drain = ask_status, ask_drain
         self._clock = clock
         self._jobs: dict[tuple[str, str], _Watched] = {}
+        self._closed = False
 
     def look_at(self, namespace: str, name: str) -> None:
         """Something has happened to a job, or to what belongs to it."""
         watched = self._jobs.get((namespace, name))
+        if watched is None and self._closed:
+            return
         if watched is None:
             watched = self._jobs[namespace, name] = _Watched()
             watched.task = asyncio.get_running_loop().create_task(self._look_after(namespace, name, watched))
         watched.woken.set()
 
     async def close(self) -> None:
-        """Looks after no job any more."""
+        """Looks after no job any more. Harmless when repeated."""
+        self._closed = True
         tasks = [watched.task for watched in self._jobs.values() if watched.task is not None]
         for task in tasks:
             task.cancel()
@@ -433,12 +443,22 @@ def registry_of(controller: Controller) -> kopf.OperatorRegistry:
     for group, version, plural in (("", "v1", "pods"), ("batch", "v1", "jobs")):
         kopf.on.event(group, version, plural, labels={LABEL_JOB: kopf.PRESENT}, registry=registry)(child_changed)
 
+    @kopf.on.login(registry=registry)
+    def login(**more: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**more) or kopf.login_with_kubeconfig(**more)
+
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         # Objects are looked at, and never marked. Events are the plan's.
         settings.posting.enabled = False
+        # A handler only wakes a task: nobody need be waited for.
+        settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.2
         settings.watching.server_timeout = 300
         settings.watching.client_timeout = 330
+
+    @kopf.on.cleanup(registry=registry)
+    async def close(**_: Any) -> None:
+        await controller.close()  # kopf waits seconds for tasks that it does not know
 
     return registry
 
@@ -465,7 +485,8 @@ async def run(
     try:
         load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except ConfigException:
-        await load_kube_config(client_configuration=configuration)
+        # Its own default is that of the variable when it was imported.
+        await load_kube_config(config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration)
     api = Api(configuration)
     controller = make(api)
     ready_flag = asyncio.Event()
@@ -505,7 +526,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run(namespaces=arguments.namespace, ready=lambda: _log.warning("looks after ElasticJobs now")))
     except ConfigException as error:
-        print(f"elastic-driver-controller: error: no cluster to look after: {error}")
+        print(f"elastic-driver-controller: error: no cluster to look after: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -309,6 +309,7 @@ class _Planner:
             if not _runs(pod) or seen.launcher is None:
                 self._actions.append(Delete(pod))
                 continue
+            is_fresh = since is None
             if since is None:
                 # From now on it goes, even if the job grows again meanwhile.
                 since = seen.now
@@ -316,9 +317,15 @@ class _Planner:
                 self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
             left_s = since + job.drain_s - seen.now
             driver = seen.driver
-            if driver is not None and host not in driver.busy and (host in driver.drained or host not in driver.hosts):
+            has_left = driver is not None and host not in driver.busy
+            if (
+                driver is not None
+                and has_left
+                and not is_fresh
+                and (host in driver.drained or host not in driver.hosts)
+            ):
                 self._actions.append(Delete(pod))
-            elif left_s <= 0:
+            elif left_s <= 0 and not is_fresh:
                 text = f"pod {_name(pod)} is deleted: its workers had not left it after {job.drain_s} s"
                 self._actions += [Tell("DrainTimeout", text, warning=True), Delete(pod)]
             else:

@@ -6,6 +6,7 @@ against the schema of their definition.
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import json
@@ -310,7 +311,20 @@ def _job(job: Object) -> Object:
     return job
 
 
-_DEFAULTS: dict[tuple[str, str], Callable[[Object], Object]] = {("", "pods"): _pod, ("batch", "jobs"): _job}
+def _secret(secret: Object) -> Object:
+    texts = secret.pop("stringData", None) or {}
+    if texts:
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+        secret["data"] = {**secret.get("data", {}), **encoded}
+    secret.setdefault("type", "Opaque")
+    return secret
+
+
+_DEFAULTS: dict[tuple[str, str], Callable[[Object], Object]] = {
+    ("", "pods"): _pod,
+    ("", "secrets"): _secret,
+    ("batch", "jobs"): _job,
+}
 
 _EVENT_FIELDS = (
     "involvedObject.kind",

@@ -1,0 +1,330 @@
+"""The controller against a strict API server, with the rights that its manifest gives it, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from elastic_jobs import NAME, NAMESPACE, resource
+from kubernetes_fake import FakeKubernetes
+
+from elastic_driver.kubernetes import objects
+from elastic_driver.kubernetes.controller import Api, Controller, run
+from elastic_driver.kubernetes.plan import DriverSays
+from elastic_driver.kubernetes.spec import PLURAL
+
+pytestmark = pytest.mark.integration
+
+MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
+WHO = "system:serviceaccount:elastic-driver:elastic-driver-controller"
+
+
+class Driver:
+    """What stands for the jobs' drivers."""
+
+    def __init__(self) -> None:
+        self.says: DriverSays | None = None
+        self.drained: list[str] = []
+        self.keys: set[bytes] = set()
+
+    def ask_status(self, url: str, key: bytes) -> DriverSays | None:
+        assert url == f"http://{NAME}-launcher.{NAME}.{NAMESPACE}.svc:29400"
+        self.keys.add(key)
+        return self.says
+
+    def ask_drain(self, url: str, key: bytes, host: str, within_s: float) -> str | None:
+        self.drained.append(host)
+        if self.says is not None:  # they leave at once
+            self.says = replace(self.says, drained=self.says.drained | {host}, busy=self.says.busy - {host})
+        return "drained"
+
+
+class World:
+    """A cluster, and a controller in it that may be ended and started again."""
+
+    def __init__(self, cluster: FakeKubernetes, kubeconfig: Path) -> None:
+        self.cluster, self.kubeconfig = cluster, kubeconfig
+        self.driver = Driver()
+
+    @contextmanager
+    def controller(self) -> Iterator[None]:
+        """Runs one."""
+        ready, failed = threading.Event(), []
+        loop = asyncio.new_event_loop()
+        stop = asyncio.Event()
+
+        def make(api: Api) -> Controller:
+            return Controller(api, ask_status=self.driver.ask_status, ask_drain=self.driver.ask_drain)
+
+        def serve() -> None:
+            try:
+                loop.run_until_complete(run(stop=stop, ready=ready.set, make=make))
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                ready.set()
+
+        thread = threading.Thread(target=serve, name="controller")
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(60)
+            assert not thread.is_alive()
+            loop.close()
+        assert not failed, failed
+
+    def names(self, plural: str) -> list[str]:
+        return sorted(each["metadata"]["name"] for each in self.cluster.list(plural, NAMESPACE))
+
+    def pods(self) -> list[str]:
+        return [name for name in self.names("pods") if "-worker-" in name]
+
+    def run_pods(self, count: int) -> None:
+        """Waits until there are so many, and has them run."""
+        self.wait(lambda: len(self.pods()) == count, f"{count} pods")
+        for pod in self.cluster.list("pods", NAMESPACE):
+            if (pod.get("status") or {}).get("phase") != "Running":
+                self.cluster.run_pod(pod["metadata"]["name"], NAMESPACE)
+
+    def wait(self, holds: Any, what: str) -> Any:
+        try:
+            return self.cluster.wait_for(holds, 30)
+        except TimeoutError:
+            said = [event["message"] for event in self.cluster.list("events", NAMESPACE)]
+            raise AssertionError(f"no {what}; events: {said}; {self.status()}") from None
+
+    def status(self) -> dict[str, Any]:
+        found = self.cluster.get(PLURAL, NAME, NAMESPACE)
+        return {} if found is None else found.get("status") or {}
+
+    def listed(self) -> list[str]:
+        config = self.cluster.get("configmaps", f"{NAME}-config", NAMESPACE)
+        return [] if config is None else config["data"]["discover_hosts.sh"].split("echo ")[1:]
+
+    def launcher_runs(self) -> None:
+        """Its Job has a pod that runs, as far as its status says."""
+        self.wait(lambda: self.names("jobs"), "launcher")
+        self.cluster.patch("jobs", f"{NAME}-launcher", {"status": {"active": 1}}, NAMESPACE, subresource="status")
+
+    def trains(self) -> None:
+        """The driver answers: it trains on all pods that run."""
+        hosts = frozenset(f"{name}.{NAME}.{NAMESPACE}.svc" for name in self.pods())
+        self.driver.says = DriverSays("round 1 runs", 1, hosts, frozenset(), hosts, len(hosts))
+        self.launcher_runs()
+
+    def scale(self, replicas: int) -> None:
+        changes = {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}}}
+        self.cluster.patch(PLURAL, NAME, changes, NAMESPACE)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with FakeKubernetes(namespaces=(NAMESPACE, "elastic-driver")) as cluster:
+        for name in ("crd.yaml", "rbac.yaml"):
+            cluster.create_all((MANIFESTS / name).read_text())
+        kubeconfig = cluster.kubeconfig(tmp_path / "config", token=cluster.user(WHO))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield World(cluster, kubeconfig)
+        refused = [request for request in cluster.requests if request.code == 403]
+        assert not refused, "its manifest gives it too few rights"
+
+
+def job(**more: Any) -> dict[str, Any]:
+    body = resource(**more)
+    body["metadata"] = {"name": NAME, "namespace": NAMESPACE}
+    return body
+
+
+def test_a_job_lives(world: World) -> None:
+    with world.controller():
+        world.cluster.create(job(slotsPerWorker=2, runPolicy={"cleanPodPolicy": "Running"}))
+        world.run_pods(2)
+        world.wait(lambda: len(world.listed()) == 2, "list of two")
+        assert world.names("secrets") == [f"{NAME}-tokens"]
+        world.trains()
+        world.wait(lambda: world.status().get("workers") == 2, "status")
+        assert world.status()["explain"] == "round 1 runs"
+        tokens = world.cluster.get("secrets", f"{NAME}-tokens", NAMESPACE)
+        assert tokens is not None
+        assert world.driver.keys == {bytes.fromhex(base64.b64decode(tokens["data"]["operator-token"]).decode())}
+
+        world.scale(3)
+        world.run_pods(3)
+        world.wait(lambda: len(world.listed()) == 3, "list of three")
+        world.trains()
+        world.scale(1)
+        world.wait(lambda: len(world.listed()) == 1, "list of one")
+        world.wait(lambda: len(world.driver.drained) == 2, "drain of two")
+        ending = [f"{NAME}-worker-1", f"{NAME}-worker-2"]
+        for name in ending:
+            world.wait(lambda name=name: pod_is_ending(world, name), "deletion")
+            world.cluster.finish_pod(name, NAMESPACE)
+
+        done = {"conditions": [{"type": "Complete", "status": "True"}], "active": 0, "succeeded": 1}
+        world.cluster.patch("jobs", f"{NAME}-launcher", {"status": done}, NAMESPACE, subresource="status")
+        world.wait(lambda: "completionTime" in world.status(), "end")
+        held = [one["type"] for one in world.status()["conditions"] if one["status"] == "True"]
+        assert held == ["Created", "Succeeded"]
+        world.wait(lambda: pod_is_ending(world, f"{NAME}-worker-0"), "cleaning")
+    reasons = [event["reason"] for event in world.cluster.list("events", NAMESPACE)]
+    assert reasons.count("Draining") == 2
+    assert reasons.count("Succeeded") == 1
+
+
+def pod_is_ending(world: World, name: str) -> bool:
+    pod = world.cluster.get("pods", name, NAMESPACE)
+    return pod is None or "deletionTimestamp" in pod["metadata"]
+
+
+def test_a_controller_that_was_away_goes_on_where_it_was(world: World) -> None:
+    with world.controller():
+        world.cluster.create(job(replicas=3))
+        world.run_pods(3)
+        world.trains()
+        world.wait(lambda: world.status().get("workers") == 3, "status")
+        world.driver.says = None  # it does not answer, so the drain takes its time
+        world.scale(2)
+        drained = objects.DRAINED_SINCE
+        world.wait(lambda: drained in str(world.cluster.get("pods", f"{NAME}-worker-2", NAMESPACE)), "drain")
+    before = world.cluster.get("pods", f"{NAME}-worker-2", NAMESPACE)
+    world.cluster.fail_pod(f"{NAME}-worker-0", NAMESPACE)
+    world.cluster.delete("configmaps", f"{NAME}-config", NAMESPACE)
+    with world.controller():
+        world.wait(lambda: len(world.listed()) == 1, "list of those that run")
+        after = world.cluster.get("pods", f"{NAME}-worker-2", NAMESPACE)
+        assert before is not None
+        assert after is not None
+        assert after["metadata"]["annotations"] == before["metadata"]["annotations"], "its drain began once"
+        # The failed one is made anew.
+        world.wait(lambda: pod_is_ending(world, f"{NAME}-worker-0"), "deletion of the failed pod")
+        world.run_pods(3)
+        world.wait(lambda: len(world.listed()) == 2, "list")
+
+
+def test_two_controllers_do_no_harm(world: World) -> None:
+    with world.controller(), world.controller():
+        world.cluster.create(job(replicas=4))
+        world.run_pods(4)
+        world.wait(lambda: len(world.listed()) == 4, "list")
+        assert len(world.pods()) == 4
+
+
+def test_what_is_anothers_is_left_alone_and_told(world: World) -> None:
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "b"}}
+    world.cluster.create({**theirs, "metadata": {"name": f"{NAME}-config", "namespace": NAMESPACE}})
+    with world.controller():
+        world.cluster.create(job())
+        events = lambda: [e for e in world.cluster.list("events", NAMESPACE) if e["reason"] == "Refused"]  # noqa: E731
+        world.wait(events, "event")
+        [event, *_] = events()
+        assert f"making ConfigMap {NAME}-config" in event["message"]
+    found = world.cluster.get("configmaps", f"{NAME}-config", NAMESPACE)
+    assert found is not None
+    assert found["data"] == {"a": "b"}
+
+
+def test_watches_that_break_and_an_api_server_that_is_away(world: World) -> None:
+    with world.controller():
+        world.cluster.create(job())
+        world.run_pods(2)
+        world.wait(lambda: len(world.listed()) == 2, "list")
+        world.cluster.cut_watches()
+        world.cluster.compact()
+        world.cluster.refuse(503, times=2)
+        world.scale(3)
+        world.run_pods(3)
+        world.wait(lambda: len(world.listed()) == 3, "list of three")
+
+
+def test_a_deleted_job_takes_all_of_its_objects_along(world: World) -> None:
+    """The owner references do it: no controller need be there."""
+    with world.controller():
+        world.cluster.create(job(transport="ssh"))
+        world.run_pods(2)
+        world.wait(lambda: world.names("jobs"), "launcher")
+        assert world.names("secrets") == [f"{NAME}-ssh", f"{NAME}-tokens"]
+    world.cluster.delete(PLURAL, NAME, NAMESPACE)
+    for name in world.pods():
+        world.wait(lambda name=name: pod_is_ending(world, name), "deletion")
+        world.cluster.finish_pod(name, NAMESPACE)
+    for plural in ("configmaps", "secrets", "services", "jobs", "roles", "rolebindings", "serviceaccounts"):
+        assert world.names(plural) == [], plural
+
+
+def test_ssh_keys_are_such_as_ssh_takes(world: World, tmp_path: Path) -> None:
+    with world.controller():
+        world.cluster.create(job(transport="ssh"))
+        secret = world.wait(lambda: world.cluster.get("secrets", f"{NAME}-ssh", NAMESPACE), "keys")
+    private, public = (base64.b64decode(secret["data"][f"ssh-{kind}key"]) for kind in ("private", "public"))
+    key = tmp_path / "id_rsa"
+    key.touch(0o600)
+    key.write_bytes(private)
+    derived = subprocess.run(["ssh-keygen", "-y", "-f", str(key)], capture_output=True, timeout=30, check=True).stdout
+    assert derived.split()[:2] == public.split()[:2]
+
+
+def test_jobs_that_cannot_be_are_told_so(world: World) -> None:
+    with world.controller():
+        body = job()
+        body["spec"]["mpiReplicaSpecs"]["Worker"]["template"] = {
+            "spec": {"containers": [{"name": "main", "ports": "none"}]}
+        }
+        world.cluster.create(body)
+        world.wait(lambda: "Refused" in str(world.cluster.list("events", NAMESPACE)), "event")
+        body = job(runLauncherAsWorker=True)
+        body["metadata"]["name"] = "other"
+        world.cluster.create(body)
+        world.wait(lambda: "runLauncherAsWorker" in str(world.cluster.get(PLURAL, "other", NAMESPACE)), "status")
+
+
+def test_the_manifests_rights_are_for_what_it_does() -> None:
+    """No verb on everything, and no wildcard."""
+    for body in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
+        assert "*" not in str(body.get("rules", ""))
+
+
+def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
+    command = [sys.executable, "-m", "elastic_driver.kubernetes", "--verbose", "--namespace", NAMESPACE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "looks after ElasticJobs now" in process.stderr.readline()
+        world.cluster.create(job())
+        world.wait(lambda: len(world.pods()) == 2, "pods")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+    env = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+    command = [sys.executable, "-m", "elastic_driver.kubernetes"]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    # Before it the library names the file that is not there.
+    assert ran.stderr.splitlines()[-1].startswith("elastic-driver-controller: error: no cluster to look after")
+    assert "Traceback" not in ran.stderr
+
+
+def test_without_its_libraries_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['kopf'] = None; from elastic_driver.kubernetes.__main__ import main; sys.exit(main())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    expected = "elastic-driver-controller: error: kopf is missing: pip install 'elastic-driver[kubernetes]'\n"
+    assert ran.stderr == expected
