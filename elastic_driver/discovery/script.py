@@ -13,15 +13,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 import psutil
 
 from elastic_driver.errors import DiscoveryError, SettingsError
-from elastic_driver.hosts import Departure, Host, parse_hosts
+from elastic_driver.hosts import Departure, Host, in_natural_order, parse_hosts
 from elastic_driver.launch.processes.death import set_once, watch_child
 from elastic_driver.rendezvous.environment import ENV_MARK
+from elastic_driver.settings.settings import script_words
 from elastic_driver.system.job_clock import CallLater, time_limit
+from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 
 # A list of 4,096 hosts with long names is under 300 KB.
 _MAX_OUTPUT_BYTES = 1 << 20
@@ -33,6 +36,8 @@ _MAX_SAID = 1000
 _REAP_S = 5.0
 # A script that runs for longer is reported while a job waits for it.
 _SLOW_S = 2.0
+# A script in a volume that Kubernetes fills may be missing for a moment; the kubelet takes far less to swap its files.
+_SWAP_S, _SWAP_PAUSE_S = 5.0, 0.1
 # Tells the processes of one run of the script from all others, also those that left its session.
 _ENV_RUN = "ELASTIC_DRIVER_DISCOVERY_RUN"
 
@@ -46,6 +51,7 @@ class ScriptDiscovery:
         timeout_s: how long one run may take; then its whole process tree is killed.
         job_id: marks its processes, so that they end with a driver that is killed.
         call_later: measures the run. The loop's, when not given; but that lets none go on over a stop of this process.
+        orders_hosts: whether its hosts are put in the order of their names, numbers as numbers.
     """
 
     def __init__(
@@ -56,8 +62,12 @@ class ScriptDiscovery:
         *,
         job_id: str = "",
         call_later: CallLater | None = None,
+        orders_hosts: bool = False,
     ) -> None:
         self._script = script
+        self._file = _file_of(script)
+        self._orders_hosts = orders_hosts
+        self._has_answered = False
         self._job_id = job_id
         self._default_slots = default_slots
         self._timeout_s = timeout_s
@@ -99,14 +109,27 @@ class ScriptDiscovery:
         """
         self._began = time.monotonic()
         try:
-            hosts = await self._find_hosts()
+            hosts = await (self._find_hosts() if self._has_answered else self._find_first_hosts())
         finally:
             self._began = None
+        self._has_answered = True
         self._lists_none = None if hosts else self._error_output()
-        return hosts
+        return in_natural_order(hosts) if self._orders_hosts else hosts
+
+    async def _find_first_hosts(self) -> tuple[Host, ...]:
+        """A job whose script fails at first ends. It need not where the script's file is being swapped."""
+        end = time.monotonic() + _SWAP_S
+        while True:
+            try:
+                return await self._find_hosts()
+            except DiscoveryError:
+                if self._file is None or not is_in_mounted_volume(self._file) or time.monotonic() >= end:
+                    raise
+            await asyncio.sleep(_SWAP_PAUSE_S)
 
     async def _find_hosts(self) -> tuple[Host, ...]:
         self._run = None
+        self._check_not_empty()  # and again when it has listed none
         try:
             self._run = run = _Run(self._script, self._job_id)
         except OSError as error:
@@ -143,7 +166,15 @@ class ScriptDiscovery:
             raise DiscoveryError(f"{self._subject} printed bytes that are not UTF-8: {near!r}") from None
         except SettingsError as error:
             raise DiscoveryError(f"{self._subject} printed no list of hosts: {_cut(str(error))}") from error
+        if not hosts:
+            self._check_not_empty()
         return hosts
+
+    def _check_not_empty(self) -> None:
+        """Raises DiscoveryError when the script's file is empty: whoever writes it has not come to its first line."""
+        with contextlib.suppress(OSError):
+            if self._file is not None and self._file.stat().st_size == 0:
+                raise DiscoveryError(f"{self._subject} is an empty file")
 
     @property
     def _subject(self) -> str:
@@ -153,6 +184,14 @@ class ScriptDiscovery:
         """The last lines of the last run's standard error, as one."""
         errors = b"" if self._run is None else self._run.errors
         return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
+
+
+def _file_of(script: str) -> Path | None:
+    """The file that a script's command line runs; None where only the shell can tell, or looks for it."""
+    with contextlib.suppress(SettingsError):
+        program = script_words(script)[0]
+        return Path(program) if "/" in program else None
+    return None
 
 
 class _TooMuchError(Exception):

@@ -389,6 +389,7 @@ def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDisco
             settings.discovery_timeout_s,
             job_id=job_id,
             call_later=clock.call_later,
+            orders_hosts=settings.orders_hosts,
         )
     if settings.discovery_socket is not None:
         return CallerDiscovery(

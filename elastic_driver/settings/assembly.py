@@ -20,6 +20,7 @@ from elastic_driver.hosts import Host
 from elastic_driver.settings.exported import TUNING, exported
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
 from elastic_driver.settings.machines import read_passed, read_port_range
+from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
 
@@ -78,10 +79,12 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
         chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
     flags = chosen.pop("torchrun", None)
+    flags_of_nodes = False
     if flags is not None:
         asked = torchrun_values(flags, environ, others=chosen)
+        flags_of_nodes = "num_proc" in asked
         chosen |= asked
-        if "num_proc" in asked and not chosen.get("accept_agents"):
+        if flags_of_nodes and not chosen.get("accept_agents"):
             # One node has nobody to prove anything to, but its script may be for any number of them.
             chosen.pop("join_token_file", None)
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
@@ -103,6 +106,9 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         raise SettingsError(
             "--launcher-bootstrap is for --launcher-command: an rsh agent's command has a ticket always"
         )
+    if not flags_of_nodes and (mounted := _mounted_hostfile(values, environ)) is not None:
+        values["hostfile"], remark = mounted
+        values["remarks"] = (*(values.get("remarks") or ()), remark)
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
     elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint(
@@ -112,6 +118,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
+    values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
 
 
@@ -147,8 +154,11 @@ def _typed(name: str, value: Any) -> Any:
 
 def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    slots = given_slots(environ)
     for name, variable in VARIABLES.items():
         text = environ.get(variable)
+        if not text and name == "slots_per_host" and slots is not None:
+            text, variable = slots
         if not text or name in but or (name == "rsh_agent" and but.keys() & _OTHER_THAN_RSH):
             continue
         if variable == ENV_SHIM:
@@ -165,6 +175,23 @@ def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> di
             except ValueError as error:
                 raise SettingsError(f"cannot read the variable {variable}: {error}") from None
     return values
+
+
+def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The hostfile of a launcher pod and what is said of it, where nothing else names hosts.
+
+    What runs on this machine alone there runs in a pod that has none of the job's resources.
+    """
+    named = ("hosts", "hostfile", "discovery_script", "discovery_socket", "accept_agents")
+    mounted = given_hostfile(environ)
+    if mounted is None or any(values.get(name) is not None for name in named):
+        return None
+    path, variable = mounted
+    script = Path(path).with_name("discover_hosts.sh")
+    return path, (
+        f"the hosts are those of {path} ({variable}), since no flag names any; with --host-discovery-script {script} "
+        "the job follows the replicas"
+    )
 
 
 def _rsh_agent(text: str) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.settings.join_token import who_else_reads
 from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import Settings, script_words
+from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import make_folder, who_else_writes
 
 # A word that the shell takes as it stands. Any other (a variable, a tilde, a bracket) it reads in its own way first.
@@ -65,6 +66,8 @@ def _check_script(script: str) -> None:
     if not _PLAIN_WORD.fullmatch(program):
         return
     if "/" in program:
+        if not Path(program).exists() and is_in_mounted_volume(Path(program)):
+            return  # it may come this moment: the first run tells
         _check_program(program, "the host discovery script", hint="chmod +x it")
     elif shutil.which(program) is None and Path(program).is_file():
         # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.

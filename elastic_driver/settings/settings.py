@@ -121,6 +121,8 @@ class Settings:
         more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
         blames_hosts: whether a worker's failure puts its host out.
         remarks: what the user should know of what he has given.
+        orders_hosts: whether the script's hosts are put in the order of their names, numbers as numbers: whoever lists
+            them has sorted them as texts.
 
     Raises:
         SettingsError: a value cannot be, or two contradict each other; one line that names flag, value and limit.
@@ -195,6 +197,7 @@ class Settings:
     more_signals: tuple[str, ...] = ()
     blames_hosts: bool = True
     remarks: tuple[str, ...] = ()
+    orders_hosts: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()

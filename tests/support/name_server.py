@@ -1,6 +1,9 @@
 """A name server for a few names. Stopped (SIGSTOP), it says nothing any more.
 
     python name_server.py NAME=ADDRESS...
+    python name_server.py @FILE
+
+A file has a NAME=ADDRESS on each line, and is read again for each question.
 
 Answers on 127.0.0.1, port 53, for addresses of IPv4; of other kinds the names have none, and other names do not exist.
 Prints a line when it listens.
@@ -11,6 +14,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from pathlib import Path
 
 _HEADER = struct.Struct(">HHHHHH")
 _TYPE_A, _CLASS_IN = 1, 1
@@ -37,14 +41,21 @@ def answer(query: bytes, addresses: dict[str, str]) -> bytes:
     return _HEADER.pack(number, _ANSWERS, 1, 1, 0, 0) + question + record
 
 
-def main(addresses: dict[str, str]) -> None:
+def main(words: list[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 53))
         print("listens", flush=True)
         while True:
             query, sender = server.recvfrom(4096)
-            server.sendto(answer(query, addresses), sender)
+            server.sendto(answer(query, known(words)), sender)
+
+
+def known(words: list[str]) -> dict[str, str]:
+    """Addresses by name."""
+    if words and words[0].startswith("@"):
+        words = Path(words[0][1:]).read_text().split()
+    return dict(word.split("=") for word in words)
 
 
 if __name__ == "__main__":
-    main(dict(word.split("=") for word in sys.argv[1:]))
+    main(sys.argv[1:])

@@ -168,7 +168,8 @@ class Fleet:
         self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
-        self._leaving: set[str] = set()  # names whose agent wants to leave, until they are no longer listed
+        # Names whose agent wants to leave, until they are no longer listed, or their machine is gone: when that is.
+        self._leaving: dict[str, float] = {}
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
@@ -195,7 +196,13 @@ class Fleet:
         if self._closing:
             return
         self._wanted = tuple(names)
-        self._leaving &= {self._call_of(name) for name in (*names, *self._joined)}
+        listed = {self._call_of(name) for name in (*names, *self._joined)}
+        # After that it is another machine that has the name, or this one has been spared.
+        self._leaving = {
+            name: gone_at
+            for name, gone_at in self._leaving.items()
+            if name in listed and (name in self._hosts or loop.time() < gone_at)
+        }
         for name in self._silent - {*names, *(link.facts.host for link in self._agents.values())}:
             self._silent.discard(name)
             self._listener.host_heard(name)  # there is nothing to be heard of any more
@@ -593,7 +600,8 @@ class Fleet:
         name = self._call_of(link.facts.host)
         if name in self._leaving and within_s is None:
             return
-        self._leaving.add(name)
+        gone_at = math.inf if within_s is None else asyncio.get_running_loop().time() + within_s
+        self._leaving[name] = min(gone_at, self._leaving.get(name, math.inf))
         for each in self._names_of(link):
             self._listener.host_leaves(each, why, within_s)
         if not self._staff.has_workers(link):
@@ -635,7 +643,7 @@ class Fleet:
                     del self._calls[name]
                     self._end_call(call)
                 else:
-                    self._leaving.discard(name)
+                    del self._leaving[name]
             elif call is not None and not self._closing:
                 call.gone()
             newcomer = self._waiting.pop(link.facts.host, None)

@@ -6,10 +6,13 @@ import contextlib
 import ipaddress
 import socket
 import threading
+from typing import Any
 
 import psutil
 
 _RESOLVE_S = 3.0
+# What the resolver gives for each address: the full name is the fourth, the address in the fifth.
+_Found = tuple[int, int, int, str, tuple[Any, ...]]
 
 # Names that have been found to mean this machine.
 _known_local = {"localhost"}
@@ -18,8 +21,9 @@ _known_local = {"localhost"}
 def is_local_host(name: str) -> bool:
     """Whether a name or address means this machine.
 
-    Loopback names and addresses, this machine's host name and addresses, and names that resolve (forwards; never
-    backwards, which can hang for seconds) to nothing but these. A positive answer is remembered. Blocks for up to 3 s.
+    Loopback names and addresses, this machine's host name and addresses, its full name with some or all of its domains,
+    and names that resolve (forwards; never backwards, which can hang for seconds) to nothing but these. A positive
+    answer is remembered. Blocks for up to 6 s.
     """
     if name in _known_local:
         return True
@@ -39,7 +43,11 @@ def is_local_host(name: str) -> bool:
     except ValueError:
         pass  # no address, so a name
     hostname = socket.gethostname().lower()
-    local = name.lower() in (hostname, hostname.split(".")[0])
+    short = hostname.split(".")[0]
+    local = name.lower() in (hostname, short)
+    if not local and name.lower().startswith(f"{short}."):
+        # The machine knows its full name by its hosts file, also while no name server has it yet: a pod that starts.
+        local = f"{_full_name_of(hostname)}.".startswith(f"{name.lower().rstrip('.')}.")
     if not local:
         resolved = addresses_of(name)
         local = bool(resolved) and all(is_ours(address) for address in resolved)
@@ -50,16 +58,25 @@ def is_local_host(name: str) -> bool:
 
 def addresses_of(name: str) -> list[str]:
     """The addresses that a name resolves to, forwards; none when there is no answer in time. Blocks for up to 3 s."""
-    addresses: list[str] = []
+    return list(dict.fromkeys(str(info[4][0]) for info in _look_up(name)))
+
+
+def _full_name_of(hostname: str) -> str:
+    """A name with its domains, as the system's resolver has it; "" when there is no answer in time."""
+    return next((info[3].lower() for info in _look_up(hostname, socket.AI_CANONNAME) if info[3]), "")
+
+
+def _look_up(name: str, flags: int = 0) -> list[_Found]:
+    found: list[_Found] = []
 
     def look_up() -> None:
         # UnicodeError: a label that is too long for the name to be one.
         with contextlib.suppress(OSError, UnicodeError):
-            addresses.extend(str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+            found.extend(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags))
 
     # The system's resolver cannot be interrupted and takes 30 s and more when no name server answers. A daemon, so that
     # nobody waits for it at the end either; the resolver ends it.
     thread = threading.Thread(target=look_up, name=f"elasticrun-resolve-{name}", daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return [] if thread.is_alive() else list(dict.fromkeys(addresses))
+    return [] if thread.is_alive() else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -11,15 +12,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from config_volume import ConfigVolume
 from jobs import Job
 
+from elastic_driver.discovery import script as script_module
 from elastic_driver.discovery.script import ScriptDiscovery, _Pipe
 from elastic_driver.discovery.source import FixedHosts
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.hosts import Host
+from elastic_driver.launch.local import locality
 from elastic_driver.launch.local.locality import is_local_host
 from elastic_driver.system.job_clock import JobClock
 
@@ -291,6 +296,84 @@ def test_names_of_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", ["192.0.2.1", "2001:db8::1", "host.invalid", "x" * 300, "a..b", "0.0.0.1"])
 def test_names_of_others(name: str) -> None:
     assert not is_local_host(name)
+
+
+def test_a_full_name_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher pod that trains, too: its own name is listed, and no name server has it yet."""
+
+    def look_up(name: str, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+        if name == "pi-launcher" and flags & socket.AI_CANONNAME:
+            full = "pi-launcher.pi.default.svc.cluster.local"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, full, ("192.0.2.7", 0))]
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(locality, "_known_local", {"localhost"})
+    monkeypatch.setattr(socket, "gethostname", lambda: "pi-launcher")
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for name in ("pi-launcher.pi.default.svc", "PI-launcher.pi.default.svc.cluster.local.", "pi-launcher"):
+        assert is_local_host(name), name
+    for name in ("pi-launcher.pi.default.sv", "pi-launcher.po.default.svc", "pi-worker-0.pi.default.svc", "pi-launch"):
+        assert not is_local_host(name), name
+
+
+# --- in a volume that Kubernetes swaps ----------------------------------------------------------------------------
+
+
+def test_a_script_that_is_missing_at_first_is_waited_for_where_the_kubelet_puts_it(tmp_path: Path) -> None:
+    volume = ConfigVolume(tmp_path / "mpi")
+    late = str(tmp_path / "mpi" / "discover_hosts.sh")
+
+    async def first() -> tuple[Host, ...]:
+        discovery = ScriptDiscovery(late, 2, 20.0)
+        finding = asyncio.create_task(discovery.find_hosts())
+        assert not (await asyncio.wait((finding,), timeout=0.3))[0], "it waits"
+        volume.write({"discover_hosts.sh": ""})
+        assert not (await asyncio.wait((finding,), timeout=0.3))[0], "an empty file says nothing"
+        volume.write({"discover_hosts.sh": "#!/bin/sh\necho a\n"})
+        hosts = await finding
+        # Later it may fail: the hosts known so far stay.
+        volume.write({"discover_hosts.sh": ""})
+        with pytest.raises(DiscoveryError, match="is an empty file"):
+            await discovery.find_hosts()
+        volume.write({"discover_hosts.sh": "#!/bin/sh\n"})
+        assert await discovery.find_hosts() == (), "no pod runs"
+        return hosts
+
+    assert asyncio.run(first()) == (Host("a", 2),)
+
+
+def test_a_script_that_stays_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_module, "_SWAP_S", 0.3)
+    ConfigVolume(tmp_path / "mpi")
+    assert "not found" in fails(str(tmp_path / "mpi" / "discover_hosts.sh"))
+
+
+def test_swaps_are_not_seen(tmp_path: Path) -> None:
+    volume = ConfigVolume(tmp_path / "mpi")
+    scripts = [f"#!/bin/sh\necho a\necho {name}\n" for name in "bc"]
+    volume.write({"discover_hosts.sh": scripts[0]})
+    seen = set()
+
+    async def watch() -> None:
+        discovery = ScriptDiscovery(str(tmp_path / "mpi" / "discover_hosts.sh"), 1, 20.0)
+        for number in range(60):
+            finding = asyncio.create_task(discovery.find_hosts())
+            while not finding.done():
+                volume.write({"discover_hosts.sh": scripts[number % 2]})
+                await asyncio.sleep(0)
+            with contextlib.suppress(DiscoveryError):  # for who looks at the wrong moment
+                seen.add(await finding)
+
+    asyncio.run(watch())
+    assert seen == {(Host("a", 1), Host("b", 1)), (Host("a", 1), Host("c", 1))}
+
+
+def test_hosts_that_were_sorted_as_texts(tmp_path: Path) -> None:
+    names = [f"pi-worker-{number}.pi.default.svc" for number in range(12)]
+    command = script(tmp_path, "\n".join(f"echo {name}" for name in ["pi-launcher.pi.default.svc", *sorted(names)]))
+    hosts = asyncio.run(ScriptDiscovery(command, 1, 20.0, orders_hosts=True).find_hosts())
+    assert [host.name for host in hosts] == ["pi-launcher.pi.default.svc", *names]
+    assert [host.name for host in find(command, slots=1)][1:] == sorted(names)
 
 
 # --- in a job ---------------------------------------------------------------------------------------------------------

@@ -41,6 +41,14 @@ def test_what_cannot_be_used(values: dict[str, Any], complaint: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_script_that_the_kubelet_has_not_put_there_yet_is_left_to_its_first_run(tmp_path: Path) -> None:
+    script = str(tmp_path / "discover_hosts.sh")
+    with pytest.raises(SettingsError, match="there is no such file"):
+        preflight(make(hosts=None, discovery_script=script))
+    (tmp_path / "..data").symlink_to("..2026")
+    assert preflight(make(hosts=None, discovery_script=script)) == []
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -272,6 +272,50 @@ def test_a_listed_host_that_has_left_is_dialled_again_once_it_was_not_listed() -
     on_fleet(main)
 
 
+def test_a_listed_host_whose_machine_is_gone_is_dialled_again_under_its_name() -> None:
+    """A pod is replaced before anybody has read a list without it."""
+
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.say(Leaves("first nobody knows when"))
+        agent.say(Leaves("a test", 30.0))
+        agent.say(Leaves("that is no sooner", 60.0))
+        await agent.leaves()
+        for _ in range(29):
+            await asyncio.sleep(1.0)
+            await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a"]
+        await asyncio.sleep(1.0)
+        await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a", "a"]
+        fleet.arrives("a")
+        assert fleet.fleet.is_up("a")
+
+    on_fleet(main)
+
+
+def test_a_machine_that_is_not_gone_when_it_had_said_so_stays_until_its_workers_have_ended() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        start = await _starts(fleet, A)
+        agent.say(Started(A.key, 5))
+        await start
+        agent.say(Leaves("a test", 3.0))
+        for _ in range(6):
+            await asyncio.sleep(1.0)
+            await fleet.fleet.want(["a"])
+        assert fleet.remote.hosts() == ["a"]
+        agent.say(Exited(A.key, 0, []), Finished(A.key))
+        await agent.leaves()
+        await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a", "a"]
+
+    on_fleet(main)
+
+
 def test_this_machine_that_has_left_stays_away_while_another_of_its_names_is_listed() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("one")
