@@ -95,10 +95,11 @@ class OperatorAuth(AuthBase):
         request.headers["Authorization"] = f"{HELLO} {self._name} {nonce}"
 
         def go_on(hello: requests.Response, **options: Any) -> requests.Response:
-            request.deregister_hook("response", go_on)
+            hooks.remove(go_on)
             return self._go_on(hello, nonce, signed, body.encode() if isinstance(body, str) else body, options)
 
-        request.register_hook("response", go_on)
+        hooks: list[Any] = request.hooks["response"]
+        hooks.append(go_on)
         return request
 
     def _go_on(
