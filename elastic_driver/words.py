@@ -48,6 +48,14 @@ class NoticeKind(StrEnum):
     JOB_OVER = "job_over"  # the job ends; the process is about to be stopped
 
 
+class Cloud(StrEnum):
+    """Whose metadata endpoint says that a machine goes away (--spot-notices)."""
+
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+
+
 class ExitCode(IntEnum):
     """What ``elasticrun`` exits with. Interruptions add 128 + signal number to these."""
 

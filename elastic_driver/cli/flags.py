@@ -18,6 +18,7 @@ from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
+from elastic_driver.words import Cloud
 
 _DESCRIPTION = """\
 Runs a distributed training job that keeps going while hosts come and go.
@@ -285,6 +286,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help="use a host only when it and those in use reach each other where workers listen, and name slow links",
+    )
+    setting(
+        "spot_notices",
+        choices=tuple(Cloud),
+        metavar="CLOUD",
+        help="have each host watch for what its cloud (aws, gcp or azure) says of the machine's end, and leave before",
     )
     group = parser.add_argument_group("accepted for compatibility")
     add = group.add_argument

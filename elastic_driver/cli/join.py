@@ -15,6 +15,7 @@ from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import integer, number
+from elastic_driver.settings.grace import ENV_GRACE, grace_s
 from elastic_driver.settings.join_token import (
     ENV_JOIN_TOKEN,
     MOST_BYTES,
@@ -22,7 +23,8 @@ from elastic_driver.settings.join_token import (
     read_join_token,
     who_else_reads,
 )
-from elastic_driver.settings.settings import check_agent_timeout
+from elastic_driver.settings.settings import check_agent_timeout, check_seconds
+from elastic_driver.words import Cloud
 
 _STDIN = "-"
 
@@ -72,7 +74,18 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         help="seconds without an acknowledgement of the driver's machine until joining is given up (default "
         "%(default)g); once it has joined, the job's own --agent-timeout holds",
     )
+    text = "watch for what this machine's cloud says of its end, whatever the job does: " + ", ".join(Cloud)
+    add("--spot-notices", metavar="CLOUD", choices=tuple(Cloud), default="", help=text)
+    add(
+        "--grace",
+        metavar="S",
+        type=read_by(number),
+        help="this machine, or pod, is gone S seconds after a SIGTERM: what has not left a second before is killed "
+        f"(default: ${ENV_GRACE}, or as long as the job's --drain-timeout)",
+    )
     arguments = parser.parse_args(words)
+    if arguments.grace is not None:
+        check_seconds("--grace", arguments.grace)
     urls, fingerprint = _drivers(arguments.driver)
     if not 1 <= arguments.slots <= MAX_SLOTS_PER_HOST:
         raise SettingsError(f"--slots {arguments.slots} is not within 1 to {MAX_SLOTS_PER_HOST}")
@@ -91,6 +104,8 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         labels=labels,
         agent_timeout_s=arguments.agent_timeout,
         fingerprint=fingerprint,
+        spot_notices=arguments.spot_notices,
+        grace_s=grace_s(environ) if arguments.grace is None else arguments.grace,
     )
 
 

@@ -166,9 +166,11 @@ def _kill_late_workers(t: Transition) -> None:
                 t.put(record)  # without it there is nobody to go on, and its machine may live longer than was said
             elif trains and is_drained(t.state, record.worker.hostname, record.worker.slot):
                 how, fault = f"did not leave within {policy.drain_timeout_s:g} s (--drain-timeout)", Fault.OWN
+                reason = how
                 if goes:
                     how, fault = "had not left when its host was about to go", Fault.OUTSIDE
-                t.kill(record, KillWorker(record.worker, how), Kill(how, fault))
+                    reason = f"{how}: what it has done since the last commit is lost"
+                t.kill(record, KillWorker(record.worker, reason), Kill(how, fault))
             else:
                 t.put(record)
 

@@ -330,6 +330,7 @@ def _agents_of(
         prefix_timestamp=settings.prefix_timestamp,
         agent_timeout_s=settings.agent_timeout_s,
         alike=None if gathering is None else gathering.alike,
+        spot_notices=settings.spot_notices or "",
     )
     return AgentSide(
         door,

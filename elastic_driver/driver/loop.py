@@ -176,6 +176,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
+        self._told_own_end = False
         self._clock = clock or JobClock()
         self._on_round = on_round
         self._stepper = Stepper(
@@ -607,6 +608,19 @@ class ElasticDriver:
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
         """A host is to be drained: its agent says so."""
         self._stepper.post(DrainRequested(host, None, why, within_s=within_s))
+
+    def own_machine_leaves(self, why: str, within_s: float) -> None:
+        """The machine that this process runs on goes away."""
+        if not self._told_own_end:
+            self._told_own_end = True
+            folder = self._settings.durable_dir
+            after = "nothing keeps its progress (--durable-dir)"
+            if folder is not None:
+                after = f"started again it goes on from the last commit in {folder}"
+            elif self._stepper.state.policy.on_change is not OnChange.IN_PLACE:
+                after = "started again it goes on from its script's checkpoint"
+            text = f"the driver's own machine goes away in {within_s:.3g} s ({why}): the job ends with it, on all hosts"
+            self._chronicle.warning(f"{text}; {after}")
 
     def no_host_can_be_used(self, reasons: str) -> None:
         """Nobody need wait for hosts that come up by themselves."""

@@ -34,6 +34,7 @@ from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.console import Console
 from elastic_driver.report.printable import one_line
+from elastic_driver.settings.grace import grace_s
 from elastic_driver.settings.join_token import (
     ENV_JOIN_TOKEN,
     ENV_JOIN_TOKEN_FILE,
@@ -165,6 +166,7 @@ class _Node:
         self._name = name if is_host_name(name) else "localhost"
         self._has_warned = False
         self._address = _own_address(nodes.local_addr)
+        self._grace_s = grace_s(os.environ)
         self._alike = {
             "--rdzv-id": nodes.run_id,
             "--nnodes": _nnodes(nodes),
@@ -270,6 +272,8 @@ class _Node:
             address=self._address or (self._place.own_address if here else ""),
             node_rank=-1 if nodes.node_rank is None else nodes.node_rank,
             alike=json.dumps(self._alike),
+            spot_notices=settings.spot_notices or "",
+            grace_s=self._grace_s,
         )
         with Console(log_level=settings.log_level) as console:
             console.training_began()  # what workers write is shown as it comes

@@ -47,6 +47,8 @@ class Bootstrap:
         address: of its host's own, under which the others reach it; "" to find it.
         node_rank: its host's place among the nodes of a job of nodes; -1 where that is found by itself.
         alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
+        spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
+        grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
     """
 
     urls: tuple[str, ...]
@@ -63,6 +65,8 @@ class Bootstrap:
     address: str = ""
     node_rank: int = -1
     alike: str = ""
+    spot_notices: str = ""
+    grace_s: float = 0.0
 
     def to_json(self) -> bytes:
         """One line of ASCII."""
@@ -280,6 +284,7 @@ class Welcome(Said, name="welcome"):
         warm_first: whether the first workers are forked, too.
         prefix_timestamp: whether forwarded lines begin with the time.
         agent_timeout_s: from now on, whatever Bootstrap said: both ends have to go by one.
+        spot_notices: the cloud whose notices are watched for; "" for none.
     """
 
     seen: int
@@ -294,6 +299,7 @@ class Welcome(Said, name="welcome"):
     prefix_timestamp: bool
     agent_timeout_s: float
     warm_first: bool = False
+    spot_notices: str = ""
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,15 @@ class Channel:
         """Whether there is a connection."""
         return self._connection is not None
 
+    @property
+    def last(self) -> int:
+        """Number of the last message that was sent, or is to be."""
+        return self._last
+
+    def is_seen(self, number: int) -> bool:
+        """Whether the other end has taken the message of that number."""
+        return not self._unseen or self._unseen[0][0] > number
+
     def send(self, message: Message) -> None:
         """Sends, now or on the next connection. Never blocks."""
         packed = message.pack()

@@ -27,7 +27,7 @@ from elastic_driver.settings.machines import (
     check_port_range,
 )
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.words import OnChange
+from elastic_driver.words import Cloud, OnChange
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -111,6 +111,8 @@ class Settings:
             for any.
         network_interfaces: names, addresses or networks: on each host workers listen on what fits.
         check_network: whether hosts must reach each other before they are used for the first time.
+        spot_notices: "aws", "gcp" or "azure": agents watch for what that cloud says of their machines' end; None for
+            none.
         tls: whether connections to the driver are encrypted.
         passed_env: variables for the workers on all hosts (-x).
         nodes: what torchrun's options say of this node; None where none was given.
@@ -188,6 +190,7 @@ class Settings:
     port_range: tuple[int, int] | None = field(default=None, metadata=_given_by("--port-range"))
     network_interfaces: tuple[str, ...] = field(default=(), metadata=_given_by("--network-interfaces"))
     check_network: bool = field(default=False, metadata=_given_by("--check-network"))
+    spot_notices: str | None = field(default=None, metadata=_given_by("--spot-notices"))
     tls: bool = field(default=False, metadata=_given_by("--tls"))
     passed_env: Mapping[str, str] = field(default_factory=dict, metadata=_given_by("-x"))
     nodes: Nodes | None = None
@@ -247,6 +250,8 @@ class Settings:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
+        if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
+            raise SettingsError(f"--spot-notices {self.spot_notices} is none of {', '.join(Cloud)}")
         if self.on_change not in ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])

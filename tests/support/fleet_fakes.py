@@ -232,6 +232,7 @@ class Listener:
         self.heard: list[str] = []
         self.unready: list[tuple[str, DialFailure]] = []
         self.leaves: list[tuple[str, str]] = []
+        self.own_ends: list[tuple[str, float]] = []
         self.checks: list[Checked] = []
         self.left_out: set[str] = set()
         self.useless: list[str] = []
@@ -260,6 +261,9 @@ class Listener:
 
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
         self.leaves.append((host, why))
+
+    def own_machine_leaves(self, why: str, within_s: float) -> None:
+        self.own_ends.append((why, within_s))
 
     def no_host_can_be_used(self, reasons: str) -> None:
         self.useless.append(reasons)

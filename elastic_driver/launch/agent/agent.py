@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -46,11 +46,18 @@ from elastic_driver.rendezvous.credentials import Identity
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.process_name import look_up, place_of_processes
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import Cloud
+
+if TYPE_CHECKING:
+    from elastic_driver.launch.agent.clouds import Endpoint, Notice
+    from elastic_driver.launch.agent.spot import SpotWatch, Told
 
 # What ending all workers may take, which are killed: a few seconds for those that the kernel holds.
 _END_S = 20.0
 # How long the driver has to take the last words.
 _BYE_S = 5.0
+# Between two times that the driver is told how long this machine has left.
+_SAY_AGAIN_S = 1.0
 # What workers there is room for, beyond two for each processor.
 _WORKERS = 64
 
@@ -181,6 +188,7 @@ class Agent:
         self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
+        self._spot: SpotWatch | None = None  # from the welcome on, where one is asked for
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
         self._taken = asyncio.Event()  # set when the driver has taken something
 
@@ -205,6 +213,7 @@ class Agent:
             way_out.callback(self._ports.close)
             await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
+            way_out.callback(self._end_spot_watch)
             keeping = self._tasks.start(self._keep())
             end = await self._ended
             keeping.cancel()
@@ -244,6 +253,8 @@ class Agent:
             )
         except (OSError, MemoryError, RuntimeError) as error:
             self._failed(error)
+        if cloud := self._bootstrap.spot_notices or welcome.spot_notices:
+            self._tasks.start(self._watch_spot(Cloud(cloud)))
 
     def _environ(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """On the driver's own machine the driver gives all; elsewhere it gives what stands above the host's own."""
@@ -354,14 +365,52 @@ class Agent:
             return
         self._signal = number  # elasticrun leave is no signal
         _say(f"{name}: leaving the job (again to end at once)")
-        self._leave(f"its agent was sent {name}")
+        grace_s = self._bootstrap.grace_s if number == signal.SIGTERM else 0.0
+        self._leave(f"its agent was sent {name}", grace_s or None)
 
     def _leave(self, why: str, within_s: float | None = None) -> None:
         gone_at = math.inf if within_s is None else self._loop.time() + within_s
         if not self._leaving or gone_at < self._gone_at:
             self._leaving = True
+            is_first = math.isinf(self._gone_at) and within_s is not None
             self._gone_at = min(gone_at, self._gone_at)
             self._link.send(Leaves(why, within_s))
+            if is_first:
+                self._tasks.start(self._count_down(why))
+
+    async def _count_down(self, why: str) -> None:
+        """Says again what is left: a driver that stood still, or was cut off, takes what it hears late for more."""
+        while not self._closing:
+            said = self._link.channel.last
+            await asyncio.sleep(_SAY_AGAIN_S)
+            left_s = max(0.0, self._gone_at - self._loop.time())
+            if self._link.connected and self._link.channel.is_seen(said):
+                self._link.send(Leaves(why, left_s))
+            if not left_s:
+                return
+
+    async def _watch_spot(self, cloud: Cloud) -> None:
+        def load() -> tuple[type[SpotWatch], type[Told], Callable[[], Endpoint]]:
+            # What speaks HTTP takes a while to load, and most agents never need it.
+            from elastic_driver.launch.agent.clouds import endpoint_of
+            from elastic_driver.launch.agent.spot import SpotWatch, Told
+
+            return SpotWatch, Told, lambda: endpoint_of(cloud)
+
+        watch, told, endpoint = await self._loop.run_in_executor(None, load)
+        if not self._ended.done():
+            self._spot = watch(cloud, endpoint, told(self._noticed, lambda text: self._send(Warning(text))))
+
+    def _noticed(self, notice: Notice) -> None:
+        if not self._closing:
+            left = "" if notice.within_s is None else f", in {notice.within_s:.0f} s"
+            if self._bootstrap.slots:
+                _say(f"{notice.why}{left}: leaving the job")
+            self._leave(notice.why, notice.within_s)
+
+    def _end_spot_watch(self) -> None:
+        if self._spot is not None:
+            self._spot.close()
 
     async def _ordered(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carries out an order that came over the local socket."""

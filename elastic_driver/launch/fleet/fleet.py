@@ -62,6 +62,9 @@ class FleetListener(Protocol):
     def host_leaves(self, host: str, why: str, within_s: float | None) -> None:
         """A host is to be drained: its agent says so, and, if it knows, when its machine is gone."""
 
+    def own_machine_leaves(self, why: str, within_s: float) -> None:
+        """The driver's own machine goes away, and the driver with it."""
+
     def no_host_can_be_used(self, reasons: str) -> None:
         """No host has an agent, and on none of those wanted another try can help."""
 
@@ -604,6 +607,8 @@ class Fleet:
         self._leaving[name] = min(gone_at, self._leaving.get(name, math.inf))
         for each in self._names_of(link):
             self._listener.host_leaves(each, why, within_s)
+        if link.facts.local and within_s is not None:
+            self._listener.own_machine_leaves(why, within_s)
         if not self._staff.has_workers(link):
             self._end(link)
         self._change()

@@ -41,7 +41,8 @@ class Terms:
     """What every agent of the job is told.
 
     Attributes:
-        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first: see Welcome.
+        job_id, poll_s, cwd, umask, warm, preload, prefix_timestamp, agent_timeout_s, warm_first, spot_notices: see
+            Welcome.
         alike: what all nodes have to be started with alike, by how it is given; None where the job is none of nodes.
     """
 
@@ -55,6 +56,7 @@ class Terms:
     agent_timeout_s: float
     alike: Mapping[str, str] | None = None
     warm_first: bool = False
+    spot_notices: str = ""
 
 
 class Host(Protocol):
@@ -189,6 +191,7 @@ class Greeting:
                 preload=None if terms.preload is None else list(terms.preload),
                 prefix_timestamp=terms.prefix_timestamp,
                 agent_timeout_s=terms.agent_timeout_s,
+                spot_notices=terms.spot_notices,
             )
         )
         connection = self.connection

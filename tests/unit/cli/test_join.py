@@ -48,6 +48,17 @@ def test_what_the_agent_is_given(token: str) -> None:
     )
 
 
+def test_how_long_a_machine_lives_on(token: str) -> None:
+    words = [*WORDS, "--join-token-file", token]
+    assert read(words, {}).grace_s == 0.0
+    assert read(words, {"ELASTIC_DRIVER_GRACE": " 45 "}).grace_s == 45.0
+    assert read([*words, "--grace", "30", "--spot-notices", "gcp"], {"ELASTIC_DRIVER_GRACE": "45"}).grace_s == 30.0
+    assert read([*words, "--spot-notices", "gcp"], {}).spot_notices == "gcp"
+    for text in ("soon", "nan", "-1", "0", "1e12"):
+        with pytest.raises(SettingsError, match="ELASTIC_DRIVER_GRACE"):
+            read(words, {"ELASTIC_DRIVER_GRACE": text})
+
+
 def test_the_secret_comes_from_a_file_standard_input_or_a_variable(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"ELASTIC_DRIVER_JOIN_TOKEN": f" {TOKEN}-of-the-variable ", "OTHER": "x"}
     assert read([*WORDS, "--join-token-file", token], environ.copy()).key == KEY
@@ -91,6 +102,8 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ),
         ("--driver http://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
         ("--driver http://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
+        ("--driver http://a:1 --slots 2 --grace 0", "--grace 0 is not a number of seconds above 0"),
+        ("--driver http://a:1 --slots 2 --spot-notices ibm", "argument --spot-notices: invalid choice: 'ibm'"),
         ("--driver http://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
         ("--driver http://a:1 --slots 2 --join-token-file /no/such", "cannot read the join token's file /no/such"),
         ("--driver http://a:1 --slots 2 --join-token-file /dev/null", "it has 0 characters, and 16 are the least"),

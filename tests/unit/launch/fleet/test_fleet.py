@@ -256,6 +256,20 @@ def test_a_host_that_leaves_is_told_to_close_when_its_last_worker_has_ended() ->
     on_fleet(main)
 
 
+def test_the_end_of_the_drivers_own_machine_is_told() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("here")
+        other = fleet.arrives("a", ticket=False)
+        other.say(Leaves("the other's", 30.0))
+        agent.say(Leaves("by hand"))
+        assert fleet.listener.own_ends == []
+        agent.say(Leaves("its cloud", 20.0))
+        assert fleet.listener.own_ends == [("its cloud", 20.0)]
+        assert fleet.listener.leaves == [("a", "the other's"), ("here", "by hand"), ("here", "its cloud")]
+
+    on_fleet(main)
+
+
 def test_a_listed_host_that_has_left_is_dialled_again_once_it_was_not_listed() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")

@@ -1,0 +1,30 @@
+"""How long a machine, or a pod, lives on after a SIGTERM, as whoever has started a process here was told.
+
+Owns the variable and how it is read. A pod cannot ask for its own terminationGracePeriodSeconds: its manifest says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.settings.settings import check_seconds
+
+ENV_GRACE = "ELASTIC_DRIVER_GRACE"
+
+
+def grace_s(environ: Mapping[str, str]) -> float:
+    """The variable's seconds; 0 where it is not set.
+
+    Raises:
+        SettingsError: it holds something else.
+    """
+    text = environ.get(ENV_GRACE, "").strip()
+    if not text:
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise SettingsError(f"the variable {ENV_GRACE} is {text[:40]!r}, not a number of seconds") from None
+    check_seconds(f"the variable {ENV_GRACE}:", seconds)
+    return seconds

@@ -1,0 +1,149 @@
+"""An agent that is told that its machine goes away: by the cloud's endpoint, by a signal. What it tells its driver."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from agents import act, scene
+from fake_clouds import Asked, Says, fake_cloud
+
+from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP
+from elastic_driver.rendezvous.agent_messages import Close, Leaves, Warning
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+class Spot:
+    """AWS, that has a notice from some time on."""
+
+    def __init__(self) -> None:
+        self.left_s: float | None = None
+        self.rebalance = False
+
+    def __call__(self, asked: Asked) -> Says:
+        if asked.method == "PUT":
+            return Says(body="token")
+        if asked.path.endswith("rebalance"):
+            return Says(body='{"noticeTime": "2020-10-27T08:22:00Z"}') if self.rebalance else Says(404)
+        if self.left_s is None:
+            return Says(404)
+        at = datetime.now(UTC) + timedelta(seconds=self.left_s)
+        return Says(body=f'{{"action": "terminate", "time": "{at:%Y-%m-%dT%H:%M:%SZ}"}}')
+
+
+def test_a_notice_of_the_cloud_and_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spot = Spot()
+    spot.rebalance = True
+
+    async def main() -> None:
+        async with scene(tmp_path, spot_notices="aws") as one:
+            agent = await one.ready(one.driver.joiner())
+            advice = await one.driver.hears(Warning)
+            assert "AWS recommends to replace this spot instance" in advice.text
+            assert not one.driver.of(Leaves), "advice is no notice"
+            spot.left_s = 100.0
+            first = await one.driver.hears(Leaves)
+            assert first.why == "AWS takes this spot instance back: it is terminated"
+            assert first.within_s is not None
+            assert 90 <= first.within_s <= 100
+            # What is left is told again, and is less each time; the advice is not.
+            third = await one.driver.hears(Leaves, nth=3)
+            assert third.within_s is not None
+            assert third.within_s <= first.within_s - 1.9
+            assert len(one.driver.of(Warning)) == 1
+            one.driver.tell(Close())
+            code, said = await agent.ends()
+            assert code == 0
+            assert "AWS takes this spot instance back: it is terminated, in " in said
+
+    with fake_cloud(spot) as fake:
+        monkeypatch.setenv(ENV_AWS, fake.url)
+        act(main)
+
+
+def test_what_was_heard_late_is_said_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that stood still when the notice came must not take the machine for longer-lived than it is."""
+    spot = Spot()
+
+    async def main() -> None:
+        async with scene(tmp_path, spot_notices="aws") as one:
+            await one.ready(one.driver.joiner())
+            driver = one.driver
+            driver.pause(driver.link)
+            asked = len(fake.asked)
+            spot.left_s = 60.0
+            began = time.monotonic()
+            await driver.until(lambda: len(fake.asked) >= asked + 4, "two looks")
+            stood_s = time.monotonic() - began
+            driver.resume(driver.link)
+            late = await driver.hears(Leaves)
+            again = await driver.hears(Leaves, nth=2)
+            assert late.within_s is not None
+            assert again.within_s is not None
+            assert again.within_s <= late.within_s - 1.0
+            assert stood_s < 60
+            assert len(driver.of(Leaves)) < 4, "they do not pile up"
+
+    with fake_cloud(spot) as fake:
+        monkeypatch.setenv(ENV_AWS, fake.url)
+        act(main)
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_cloud_that_is_not_there_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: str) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner(spot_notices=cloud))
+            told = await one.driver.hears(Warning)
+            assert told.text.startswith(f"no notices of {cloud} (--spot-notices): http://")
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0, "its end waits for no endpoint"
+            assert len(one.driver.of(Warning)) == 1
+            assert not one.driver.of(Leaves)
+
+    with fake_cloud(lambda _: Says(404)) as fake:
+        for name, value in {ENV_AWS: fake.url, ENV_GCP: fake.place, ENV_AZURE: fake.url}.items():
+            monkeypatch.setenv(name, value)
+        act(main)
+
+
+def test_a_cloud_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner(spot_notices="azure"))
+            await one.driver.until(lambda: fake.asked, "that it is asked")
+            one.driver.python("print('works', flush=True)")
+            await one.driver.writes("works")
+            began = time.monotonic()
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+            assert time.monotonic() - began < 20
+
+    with fake_cloud(lambda _: None) as fake:
+        monkeypatch.setenv(ENV_AZURE, fake.url)
+        act(main)
+
+
+def test_a_signal_means_that_long(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner(grace_s=30.0))
+            agent.popen.send_signal(signal.SIGTERM)
+            said = await one.driver.hears(Leaves)
+            assert (said.why, said.within_s) == ("its agent was sent SIGTERM", 30.0)
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+
+        async with scene(tmp_path) as one:
+            agent = await one.ready(one.driver.joiner())
+            agent.popen.send_signal(signal.SIGTERM)
+            said = await one.driver.hears(Leaves)
+            assert (said.why, said.within_s) == ("its agent was sent SIGTERM", None)
+            one.driver.tell(Close())
+            assert (await agent.ends())[0] == 0
+
+    act(main)
