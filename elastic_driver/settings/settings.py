@@ -27,7 +27,7 @@ from elastic_driver.settings.machines import (
     check_port_range,
 )
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.words import OnChange
+from elastic_driver.words import OnChange, Sizing
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -119,6 +119,7 @@ class Settings:
             None for none.
         more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
         blames_hosts: whether a worker's failure puts its host out.
+        sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
 
     Raises:
@@ -192,6 +193,7 @@ class Settings:
     numa_binding: str | None = None
     more_signals: tuple[str, ...] = ()
     blames_hosts: bool = True
+    sizing: Sizing = Sizing.NP
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
