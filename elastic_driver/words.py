@@ -22,6 +22,14 @@ class OnChange(StrEnum):
     NO_ROUNDS = "no-rounds"  # nothing: each runs for itself, and no ranks are agreed
 
 
+class Sizing(StrEnum):
+    """By which flags the number of workers was given. Messages name these."""
+
+    NP = "np"
+    NPROC = "nproc-per-node"
+    NNODES = "nnodes"
+
+
 class Ending(StrEnum):
     """How a worker that is no longer wanted is ended."""
 

@@ -72,7 +72,10 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     """
     command = shlex.join(map(str, answer["command"]))
     title = f"job {name}, {answer['phase']}, {length(answer['age_s'])} old: {command}"
-    facts = f"round {answer['round_id']}, from commit {answer['commits']}, {_count(answer['resets'], 'reset')}"
+    restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
+    # Those that are restarted have no commits, and may tell of steps.
+    began = "" if restarts else f"from commit {answer['commits']}, "
+    facts = f"round {answer['round_id']}, {began}{_count(answer['resets'], 'reset')}"
     parts = [
         "\n".join(
             textwrap.fill(one_line(line), min(width, _SENTENCE) or _SENTENCE, break_on_hyphens=False)
@@ -83,13 +86,9 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     if hosts:
         parts.append(table(("HOST", "SLOTS", "WORKERS", ""), hosts, right={"SLOTS", "WORKERS"}, width=width))
     if answer["workers"]:
-        heads = ("RANK", "WORKER", "PHASE", "FOR", "FROM COMMIT", "PID")
-        restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
-        rows = [
-            _worker(each, word_for_member="running" if restarts else "joining")
-            for each in sorted(answer["workers"], key=_order)
-        ]
-        parts.append(table(heads, rows, right={"RANK", "FOR", "FROM COMMIT", "PID"}, width=width))
+        heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "FROM COMMIT", "PID")
+        rows = [_worker(each, restarts=restarts) for each in sorted(answer["workers"], key=_order)]
+        parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "FROM COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)
 
 
@@ -119,16 +118,16 @@ def _has_rank(worker: dict[str, Any]) -> bool:
     return worker["phase"] == "member" and worker["rank"] is not None
 
 
-def _worker(worker: dict[str, Any], *, word_for_member: str) -> tuple[str, ...]:
+def _worker(worker: dict[str, Any], *, restarts: bool) -> tuple[str, ...]:
     phase = worker["phase"]
     if phase == "member":
-        phase = "training" if worker["running"] else word_for_member
+        phase = "training" if worker["running"] else "running" if restarts else "joining"
     return (
         str(worker["rank"]) if _has_rank(worker) else "-",
         f"{worker['host']}[{worker['slot']}]",
         phase,
         length(worker["since_s"]),
-        str(worker["commits"]),
+        "-" if restarts and not worker["commits"] else str(worker["commits"]),
         "-" if worker["pid"] is None else str(worker["pid"]),
     )
 

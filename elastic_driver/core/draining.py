@@ -55,5 +55,5 @@ def what_is_short(state: State) -> str:
         return ""
     return (
         f"; that leaves {slots} slot{'' if slots == 1 else 's'} of the {policy.min_num_proc} that the job needs "
-        f"(--min-np): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
+        f"({policy.least_flag}): it waits for others, and ends after {policy.elastic_timeout_s:g} s (--elastic-timeout)"
     )

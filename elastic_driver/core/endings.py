@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from elastic_driver.core.explain import explain
 from elastic_driver.core.placement import keeps_its_places
-from elastic_driver.core.setbacks import Failure
-from elastic_driver.core.state import WorkerPhase, WorkerRecord, causes, in_phase
+from elastic_driver.core.setbacks import described
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase
 from elastic_driver.core.transition import Transition
-from elastic_driver.words import ExitCode
+from elastic_driver.words import ExitCode, OnChange
 
 
 def judge(t: Transition) -> bool:
@@ -37,26 +37,31 @@ def end_if_given_up(t: Transition) -> bool:
     """Ends a job of too many setbacks in a row, or of too many resets, when its round is over."""
     state = t.state
     if state.setbacks.count >= state.policy.setbacks_limit:
-        t.end(ExitCode.USER_CODE_FAILED, state.setbacks.told)
+        t.end(ExitCode.USER_CODE_FAILED, what_failed(state))
     elif t.in_reset().unplanned and _limit_is_used_up(t):
         first, told = state.first_failure, "; ".join(causes(state))
         if first is not None and first.where:
             told += f"; first: {described(first)}"
         t.end(
             ExitCode.RESET_LIMIT,
-            f"the limit of {state.policy.reset_limit} unplanned resets (--reset-limit) is used up; the last cause: "
-            + told,
+            f"the limit of {state.policy.reset_limit} unplanned resets ({state.policy.limit_flag}) is used up; the "
+            f"last cause: {told}",
         )
     else:
         return False
     return True
 
 
+def what_failed(state: State) -> str:
+    """What its setbacks say, in the words for its kind of workers."""
+    return state.setbacks.told(restarted=state.policy.on_change is not OnChange.IN_PLACE)
+
+
 def report_pause(t: Transition, until: float | None) -> None:
     """Tells of a setback after which the job pauses until then; None: it does not."""
     if until is not None:
         then = f"pausing for {until - t.now:g} s; {t.state.policy.setbacks_limit} times in a row end the job"
-        t.report(f"{t.state.setbacks.told}; {then}", warning=True)
+        t.report(f"{what_failed(t.state)}; {then}", warning=True)
 
 
 def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, begun: bool) -> bool:
@@ -79,7 +84,7 @@ def end_if_no_host_can_start(t: Transition, ready: tuple[WorkerRecord, ...], *, 
     t.end(
         ExitCode.USER_CODE_FAILED,
         f"cannot {what}: {described(state.first_failure)}, which leaves no host to start workers on (blacklisted: "
-        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed (--min-np)",
+        f"{hosts}); {len(ready)} ready of {state.policy.min_num_proc} needed ({state.policy.least_flag})",
     )
     return True
 
@@ -120,10 +125,3 @@ def _limit_is_used_up(t: Transition) -> bool:
     policy = t.state.policy
     limit, window_s = policy.reset_limit, policy.reset_window_s
     return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit
-
-
-def described(failure: Failure | None) -> str:
-    if failure is None:
-        return "no failure was recorded"
-    # Without a line of code, its last words may have nothing to do with its end.
-    return failure.full if failure.where else str(failure)

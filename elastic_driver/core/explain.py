@@ -54,7 +54,7 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
                 slots = _count(usable_slots(state), "slot")
                 return f"{slots} there, giving others a moment{_left(state.last_call, now)}"
             left = _discovery(state, now) + slots_left
-            return f"waiting for {_count(policy.num_proc, 'slot')} (-np), {_slots(state, now)}{left}"
+            return f"waiting for {_count(policy.num_proc, 'slot')} ({policy.start_flag}), {_slots(state, now)}{left}"
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
@@ -80,7 +80,7 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
                 left = _left(joiners_wait_until(state), now)
                 return f"{_count(len(ready), 'worker')} ready, giving others a moment{_booting(state)}{left}"
             some, flags = _ready(state, len(ready))
-            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} (--min-np), ready: {some}"
+            lacks = f"waiting for {_count(policy.min_num_proc, 'worker')} ({policy.least_flag}), ready: {some}"
             # Which multiple it is has been said then.
             why = (
                 f"{_slots(state, now, unused=not flags)}{_unheard(state, now)}{_booting(state)}{_discovery(state, now)}"
@@ -134,7 +134,11 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     until = state.setbacks.present.until
     if until is not None:
         text += f"; {_pausing(state, 'worker')}; the next starts after a pause{_left(until, now)}"
-    short = "" if state.slots_deadline is None else f"; {state.policy.min_num_proc} needed (--min-np){slots_left}"
+    short = (
+        ""
+        if state.slots_deadline is None
+        else f"; {state.policy.min_num_proc} needed ({state.policy.least_flag}){slots_left}"
+    )
     out = _unheard(state, now) + _kept_out(state, now, before="; ")
     return f"{text}{_booting(state)}{short}{out}{_discovery(state, now)}"
 
@@ -144,7 +148,7 @@ def _pausing(state: State, what: str) -> str:
 
 
 def _waiting_for_slots(state: State, now: float) -> str:
-    least = f"waiting for {_count(state.policy.min_num_proc, 'slot')} (--min-np), {_slots(state, now)}"
+    least = f"waiting for {_count(state.policy.min_num_proc, 'slot')} ({state.policy.least_flag}), {_slots(state, now)}"
     return f"{least}{_booting(state)}{_discovery(state, now)}"
 
 
@@ -203,7 +207,7 @@ def room_for_standbys(state: State, now: float) -> str:
     ranked = policy.max_num_proc or len(state.members)
     return (
         f"there is room for {len(standby_places(state))} of {_count(policy.num_standby, 'standby')} (--standby) beside "
-        f"{_count(ranked, 'worker')} (--max-np), {_slots(state, now)}"
+        f"{_count(ranked, 'worker')} ({policy.most_flag}), {_slots(state, now)}"
     )
 
 
@@ -253,7 +257,8 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"host {hostname} is left out"
     if flag := why_left_over(state, hostname):
         return f"slot {slot} of host {hostname} is not used: {flag}"
-    return f"the job has its {_count(state.policy.max_num_proc or len(state.members), 'worker')} (--max-np)"
+    most = _count(state.policy.max_num_proc or len(state.members), "worker")
+    return f"the job has its {most} ({state.policy.most_flag})"
 
 
 def _booting(state: State) -> str:

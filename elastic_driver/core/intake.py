@@ -48,13 +48,12 @@ from elastic_driver.core.events import (
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
 from elastic_driver.core.placement import all_offered, in_target, standby_places, usable_slots, wanted_places
 from elastic_driver.core.registry import WorkerState
-from elastic_driver.core.setbacks import Failure, fault_of
+from elastic_driver.core.setbacks import START_S, Failure, described, fault_of
 from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     HEALING_S,
     LAST_MOMENT_S,
-    START_S,
     Departing,
     JobPhase,
     Kill,
@@ -375,6 +374,8 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
         failure = _failure(record, end.how, event.error, event.where)
         stays = _stays(t, record, end.fault)
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
+        if not stays and wanted:
+            _end_at_start(t, record, failure, end.fault)
 
 
 def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
@@ -392,7 +393,10 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=_stays(t, record, end.fault))
+    stays = _stays(t, record, end.fault)
+    take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=stays)
+    if not stays and wanted:
+        _end_at_start(t, record, failure, end.fault)
 
 
 def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
@@ -405,12 +409,27 @@ def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
     state, policy, name = t.state, t.state.policy, record.worker.hostname
     if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
         return False
-    began = state.setbacks.present.began
-    is_start = began is None or t.now - began < START_S
-    if is_start and fault is Fault.OWN and not policy.retries_starts:
+    if state.setbacks.is_start(t.now) and fault is Fault.OWN and (policy.ends_at_start or not policy.retries_starts):
         return False
-    others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != name))
-    return usable_slots(replace(state, discovery=others)) < policy.min_num_proc
+    return _is_needed(state, name)
+
+
+def _is_needed(state: State, hostname: str) -> bool:
+    """Whether the job has too few slots without a host."""
+    others = replace(state.discovery, hosts=tuple(host for host in state.hosts if host.name != hostname))
+    return usable_slots(replace(state, discovery=others)) < state.policy.min_num_proc
+
+
+def _end_at_start(t: Transition, record: WorkerRecord, failure: Failure, fault: Fault) -> None:
+    """Ends the job where a restarted worker has failed by itself and nothing was trained yet: it mostly would again."""
+    state, policy = t.state, t.state.policy
+    if policy.on_change is not OnChange.RESTART or not policy.ends_at_start:
+        return
+    if fault is not Fault.OWN or not state.setbacks.is_start(t.now):
+        return
+    if not policy.blames_hosts or _is_needed(state, record.worker.hostname):
+        when = f"within the first {START_S:g} s of the training"
+        t.end(ExitCode.USER_CODE_FAILED, f"{described(failure)}, {when}; {policy.limit_flag} N would try again")
 
 
 def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:

@@ -21,7 +21,6 @@ from elastic_driver.core import restarting, roundless
 from elastic_driver.core.deadlines import held_until, joiners_wait_until, next_deadline, pause_until
 from elastic_driver.core.endings import (
     check_deadlines,
-    described,
     end_half_finished,
     end_if_given_up,
     end_if_no_host_can_start,
@@ -57,7 +56,7 @@ from elastic_driver.core.placement import (
     why_left_over,
 )
 from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
-from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.setbacks import Failure, described
 from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places, stop_late_starts, stop_misplaced
 from elastic_driver.core.state import (

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_driver.core.endings import end_half_finished, end_if_no_host_can_start, report_pause, wait_for_slots
+from elastic_driver.core.endings import (
+    end_half_finished,
+    end_if_no_host_can_start,
+    report_pause,
+    wait_for_slots,
+    what_failed,
+)
 from elastic_driver.core.placement import target_places, usable_slots
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.staffing import fill_places, stop_misplaced
@@ -25,7 +31,7 @@ def judge_losses(t: Transition) -> None:
         setbacks = before.judged(t.now, t.state.policy.pause_range_s)
         t.state = replace(t.state, setbacks=setbacks)
         if setbacks.count >= t.state.policy.setbacks_limit:
-            t.end(ExitCode.USER_CODE_FAILED, setbacks.told)
+            t.end(ExitCode.USER_CODE_FAILED, what_failed(t.state))
             return
         until = setbacks.present.until
         if until is not None and until > t.now:

@@ -40,6 +40,8 @@ _OUTSIDE_CODES = frozenset(
 # A round of restarted workers that ran for so long is taken to have saved something. A script that fails ten times in a
 # row within less is broken, whatever it does.
 LONG_ROUND_S = 600.0
+# How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
+START_S = 60.0
 # A line of a traceback.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # Before each line of a traceback, where torch.distributed is initialized.
@@ -140,6 +142,7 @@ class Setbacks:
         count: setbacks in a row.
         last: the failure that ended the last of them.
         one_error, one_rank: whether that was the same error each time, and the same rank.
+        trained: whether a round of restarted workers has ever run for a while.
         present: the round that is not over, or not judged.
     """
 
@@ -149,6 +152,7 @@ class Setbacks:
     last: Failure | None = None
     one_error: bool = True
     one_rank: bool = True
+    trained: bool = False
     present: RoundSoFar = field(default_factory=RoundSoFar)
 
     def came_to(self, commits: int, steps: int) -> Setbacks:
@@ -167,9 +171,15 @@ class Setbacks:
         They may tell of nothing, and count anew each time what they tell of.
         """
         began = self.present.began
+        after = self if self.is_start(now) else replace(self, trained=True)
         if began is None or now - began < LONG_ROUND_S:
-            return self
-        return replace(self, present=replace(self.present, moved=True))
+            return after
+        return replace(after, present=replace(self.present, moved=True))
+
+    def is_start(self, now: float) -> bool:
+        """Whether no round of restarted workers has run for a while yet, nor does the present one."""
+        began = self.present.began
+        return not self.trained and (began is None or now - began < START_S)
 
     def another_training(self, commits: int) -> Setbacks:
         """A member of the present round has ended a training and begins another, whose commits are counted anew."""
@@ -198,7 +208,7 @@ class Setbacks:
         present = self.present
         cause = None if present.excused else present.failure or present.complaint
         if present.moved:
-            return Setbacks(self.commits, self.steps, present=replace(present, until=now))
+            return Setbacks(self.commits, self.steps, trained=self.trained, present=replace(present, until=now))
         if cause is None:
             return replace(self, present=replace(present, until=now))
         before = self.last
@@ -215,9 +225,12 @@ class Setbacks:
         """A round begins."""
         return replace(self, present=RoundSoFar())
 
-    @property
-    def told(self) -> str:
-        """All of them in words: how often, how far, who, how, and whether it was the same each time."""
+    def told(self, *, restarted: bool) -> str:
+        """All of them in words: how often, how far, who, how, and whether it was the same each time.
+
+        Args:
+            restarted: whether the workers have no commits, and may tell of steps.
+        """
         if self.one_error:
             alike = "the same error each time" + ("" if self.one_rank else ", but not on the same rank; the last")
         else:
@@ -229,10 +242,10 @@ class Setbacks:
             alike = f"different errors{same}; the last"
         beyond = f" and {self.steps} operation{'' if self.steps == 1 else 's'}" if self.steps else ""
         cause = self.last.full if self.last is not None else "no failure was recorded"
-        return (
-            f"the training failed {self.count} times in a row and came no further than commit {self.commits}{beyond}; "
-            f"{alike}: {cause}"
-        )
+        far = f" and came no further than {'step' if restarted else 'commit'} {self.commits}{beyond}"
+        if restarted and not self.commits:
+            far = ""
+        return f"the training failed {self.count} times in a row{far}; {alike}: {cause}"
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, str]:
@@ -241,6 +254,14 @@ def last_words(lines: Sequence[str]) -> tuple[str, str]:
     named = [match for line in said if (match := _FRAME.match(line))]
     where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
     return (said[-1] if said else ""), where
+
+
+def described(failure: Failure | None) -> str:
+    """A failure as the reason for the end of a job."""
+    if failure is None:
+        return "no failure was recorded"
+    # Without a line of code, its last words may have nothing to do with its end.
+    return failure.full if failure.where else str(failure)
 
 
 def _pause_s(count: int, range_s: tuple[float, float]) -> float:

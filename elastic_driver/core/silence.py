@@ -68,7 +68,7 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
         number = len(living) if in_place and policy.multiple > 1 else left
         some = f"{'is' if number == 1 else 'are'} {number} worker{'' if number == 1 else 's'}"
         some += f", of whom {left} make up a round" if number > left else ""
-        return f"without {which} there {some}, and --min-np is {policy.min_num_proc}"
+        return f"without {which} there {some}, and {policy.least_flag} is {policy.min_num_proc}"
     if in_place and state.round is not None and not policy.durable and not any(map(_holds_state, elsewhere)):
         return "nobody else has the training's state"
     return ""

@@ -21,7 +21,7 @@ from elastic_driver.core.registry import WorkerState, WorkerStateRegistry
 from elastic_driver.core.roster import Roster
 from elastic_driver.core.setbacks import Failure, Setbacks
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, Ending, NoticeKind, OnChange
+from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, Sizing
 
 # How long a dismissed worker may take to run its exit handlers before it is stopped (torchrun's grace for the same).
 DISMISSED_GRACE_S = 30.0
@@ -44,10 +44,6 @@ HEALING_S = 2.0
 # How long the first new slots for restarted workers wait for others, so that hosts which come together cost one restart
 # and not one each. They may have an image to pull, or ssh to answer; a restart costs about as much.
 LAST_CALL_S = 1.0
-
-# How long a round of restarted workers has to run until it is one that trained: what fails before may never do.
-START_S = 60.0
-
 
 # How many setbacks in a row end the job, and the shortest and longest pause between two of them. With the pauses the
 # ten take at least four minutes (2 + 4 + 8 + 16 + 32 + 60 + 60 + 60 s): a fault that is not the script's, such as a
@@ -90,6 +86,9 @@ class Policy:
             the job cannot do without their hosts.
         must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
         last_call_s: how long a start or a growth of restarted workers waits for more slots; not at max-np.
+        ends_at_start: whether a restarted worker's own failure, before the job has trained for a while, ends the job,
+            where its host cannot be done without, or is not blamed.
+        sizing: by which flags these numbers were given.
     """
 
     num_proc: int
@@ -114,11 +113,37 @@ class Policy:
     must_init: bool = True
     retries_starts: bool = False
     last_call_s: float = LAST_CALL_S
+    ends_at_start: bool = False
+    sizing: Sizing = Sizing.NP
+
+    @property
+    def start_flag(self) -> str:
+        """What says ``num_proc``."""
+        return _flag(self.sizing, "-np")
+
+    @property
+    def least_flag(self) -> str:
+        """What says ``min_num_proc``. It may have been given beside torchrun's flags."""
+        return "--min-np" if self.min_num_proc != self.num_proc else _flag(self.sizing, "--min-np")
+
+    @property
+    def most_flag(self) -> str:
+        """What says ``max_num_proc``."""
+        return _flag(self.sizing, "--max-np")
+
+    @property
+    def limit_flag(self) -> str:
+        """What says ``reset_limit``."""
+        return "--reset-limit" if self.sizing is Sizing.NP else "--max-restarts"
 
     @property
     def multiple(self) -> int:
         """What the number of a round's members is a multiple of, of which each host has a multiple too."""
         return lcm(self.num_proc_multiple, self.ranks_per_host_multiple)
+
+
+def _flag(sizing: Sizing, usual: str) -> str:
+    return {Sizing.NPROC: "--nproc-per-node", Sizing.NNODES: "--nnodes times --nproc-per-node"}.get(sizing, usual)
 
 
 class JobPhase(StrEnum):

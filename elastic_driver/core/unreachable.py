@@ -95,7 +95,8 @@ def _try_again(t: Transition, going: Sequence[str], pairs: Sequence[Accusation])
     policy, cuts = t.state.policy, t.state.cuts
     said = _told(going[0], pairs)
     without = f"host {going[0]}" if len(going) == 1 else f"{len(going)} hosts"
-    few = f"{said}; without {without} the job has too few workers (--min-np {policy.min_num_proc}), or not its state"
+    least = f"{policy.least_flag} {policy.min_num_proc}"
+    few = f"{said}; without {without} the job has too few workers ({least}), or not its state"
     if cuts.since is not None and t.now >= cuts.since + policy.elastic_timeout_s:
         t.end(ExitCode.TOO_FEW_SLOTS, f"{few}; gave up after {policy.elastic_timeout_s:g} s (--elastic-timeout)")
         return

@@ -91,7 +91,7 @@ from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import ExitCode, NoticeKind, OnChange
+from elastic_driver.words import ExitCode, NoticeKind, OnChange, Sizing
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
@@ -116,6 +116,10 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
     is_open = settings.on_change == AUTO_ON_CHANGE
     # Where hosts join by themselves, a job that has put one out would wait for another.
     retries = settings.reset_limit is not None or settings.accept_agents
+    # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that; or hosts
+    # would be waited for that cannot come.
+    is_fixed = settings.discovery_script is None and settings.discovery_socket is None and not settings.accept_agents
+    asks_for_tries = settings.reset_limit is not None or settings.cooldown_range_s is not None
     said = None if settings.nodes is None else settings.nodes.conf.get("last_call_timeout")
     return Policy(
         num_proc=settings.num_proc,
@@ -136,9 +140,10 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         becomes_in_place=is_open and on_change is OnChange.RESTART,
         must_init=not is_open,
         retries_starts=retries,
-        # A command that fails at once would otherwise be tried for minutes, though nobody has asked for that.
         blames_hosts=settings.blames_hosts or not retries,
         last_call_s=LAST_CALL_S if said is None else float(said),
+        ends_at_start=not asks_for_tries and (is_fixed or settings.sizing is not Sizing.NP),
+        sizing=settings.sizing,
     )
 
 

@@ -75,12 +75,12 @@ class _Folder:
 
 @dataclass(slots=True)
 class _Round:
-    """A round as the summary has it; took_s is None until all its members have resumed."""
+    """A round as the summary has it; took_s is None until all its members have resumed, commits where it has none."""
 
     round_id: int
     size: int
     cause: str
-    commits: int
+    commits: int | None
     took_s: float | None = None
 
 
@@ -226,7 +226,7 @@ class Chronicle:
         formed = _Round(command.round_id, len(members), command.cause, command.commits)
         if command.backend is None:
             # Its members need not tell of anything: it is there when their processes are.
-            formed.took_s = since_s
+            formed.took_s, formed.commits = since_s, None
         self._keep(formed)
         self._tell(
             RoundFormed(

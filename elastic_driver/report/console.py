@@ -39,8 +39,8 @@ _ERASE_LINE = b"\r\x1b[2K"
 _LEVELS = {"TRACE": 0, "DEBUG": 0, "INFO": 1, "WARNING": 2, "ERROR": 3, "FATAL": 3}
 
 
-def _cells(line: RoundSummary) -> tuple[str, ...]:
-    lost = "-" if line.commit is None else "unknown" if line.took_s is None else f"{line.took_s:.2f} s"
+def _cells(line: RoundSummary, *, is_first: bool) -> tuple[str, ...]:
+    lost = "-" if is_first else "unknown" if line.took_s is None else f"{line.took_s:.2f} s"
     return str(line.round_id), str(line.size), lost, "-" if line.commit is None else str(line.commit), line.cause
 
 
@@ -200,11 +200,17 @@ class Console:
 
     def _say_table(self, summary: Summary) -> None:
         header = ("round", "workers", "time lost", "from commit", "cause")
-        first, last = ([_cells(line) for line in rounds] for rounds in (summary.first, summary.last))
+        first, last = (
+            [_cells(line, is_first=line is summary.first[0]) for line in rounds]
+            for rounds in (summary.first, summary.last)
+        )
         widths = [max(len(row[column]) for row in (header, *first, *last)) for column in range(4)]
+        has_commits = any(line.commit is not None for line in (*summary.first, *summary.last))
 
         def say(row: tuple[str, ...]) -> None:
             cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+            if not has_commits:  # nor steps that all could go on from
+                cells.pop()
             self._say(f"  {'  '.join(cells)}  {row[4]}", "")
 
         for row in (header, *first):

@@ -268,7 +268,7 @@ class RoundSummary:
         size: its workers.
         cause: what made it.
         took_s: time lost, seconds; None when not all members had resumed.
-        commit: what it went on from; None for the first round.
+        commit: what it went on from; None for the first round, and for workers that have none.
     """
 
     round_id: int

@@ -129,7 +129,7 @@ class Narrator:
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
         same = self._console.worker_ended(ended.label)
-        how = f"{ended.how}, with the same traceback as rank {same}" if same else ended.how
+        how = f"{ended.how}, with the same error as rank {same}" if same else ended.how
         is_news = not ended.expected and ended.returncode and not ended.foretold
         tell = self._console.warning if is_news else self._console.detail
         tell(f"worker {ended.worker} (pid {ended.pid}) {how}")

@@ -27,7 +27,7 @@ from elastic_driver.settings.machines import (
     check_port_range,
 )
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.words import Cloud, OnChange
+from elastic_driver.words import Cloud, OnChange, Sizing
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -122,6 +122,7 @@ class Settings:
             None for none.
         more_signals: names of signals that end the job beside SIGHUP, SIGINT and SIGTERM.
         blames_hosts: whether a worker's failure puts its host out.
+        sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
         orders_hosts: whether the script's hosts are put in the order of their names, numbers as numbers: whoever lists
             them has sorted them as texts.
@@ -199,6 +200,7 @@ class Settings:
     numa_binding: str | None = None
     more_signals: tuple[str, ...] = ()
     blames_hosts: bool = True
+    sizing: Sizing = Sizing.NP
     remarks: tuple[str, ...] = ()
     orders_hosts: bool = False
 

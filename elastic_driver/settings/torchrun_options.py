@@ -19,6 +19,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.settings.logs import Logs, Streams, read_filters, read_ranks, read_streams
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.processors import count_processes
+from elastic_driver.words import Sizing
 
 _Value = TypeVar("_Value")
 
@@ -343,6 +344,7 @@ class _Asks:
             workers |= {"min_num_proc": least * each, "accept_agents": True}
         return {
             "nodes": nodes,
+            "sizing": Sizing.NNODES if most > 1 else Sizing.NPROC,
             **workers,
             "elastic_timeout_s": waits_s,
             "remarks": tuple(_conf_remark(key) for key in conf if key in _CONF_OTHERWISE) or None,

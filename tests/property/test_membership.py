@@ -76,6 +76,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "reset_limit": draw(st.one_of(st.none(), st.integers(0, 2))),
         "cooldown_range_s": draw(st.sampled_from((None, (1.0, 8.0)))),
         "blames_hosts": draw(st.sampled_from((True, True, False))),
+        "ends_at_start": draw(st.sampled_from((False, False, True))),
         "num_standby": draw(st.integers(0, 2)),
         "durable": draw(st.booleans()),
         "setbacks_limit": draw(st.integers(1, 4)),

@@ -5,7 +5,8 @@ A line that is not indented is input:
     # a comment
     job -np 2 --min-np 1            limits of the job, as elasticrun's flags; the first input line. --on-change restart,
                                     auto (restarted until one asks for a round), auto-in-place (the script was seen to
-                                    call init()) or no-rounds for workers of these kinds; --last-call S (0)
+                                    call init()) or no-rounds for workers of these kinds; --last-call S (0);
+                                    --nnodes MIN:MAX for nodes of one worker each
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
@@ -84,7 +85,7 @@ from elastic_driver.core.events import (  # noqa: E402
 from elastic_driver.core.membership import explain  # noqa: E402
 from elastic_driver.core.state import WorkerPhase  # noqa: E402
 from elastic_driver.hosts import Departure  # noqa: E402
-from elastic_driver.words import Backend, Ending, OnChange, ReadyCause  # noqa: E402
+from elastic_driver.words import Backend, Ending, OnChange, ReadyCause, Sizing  # noqa: E402
 
 pytestmark = pytest.mark.scenarios
 
@@ -126,6 +127,9 @@ def make_job(flags: list[str]) -> Job:
             limits["protect"] = tuple(rest.pop(0).split(","))
         elif flag == "--max-restarts":  # one of torchrun's flags, with which no host is blamed for its workers
             limits |= {"reset_limit": int(rest.pop(0)), "blames_hosts": False}
+        elif flag == "--nnodes":  # of one worker each, as torchrun's flags have it
+            least, most = map(int, rest.pop(0).split(":"))
+            limits |= {"num_proc": least, "max_num_proc": most, "blames_hosts": False, "sizing": Sizing.NNODES}
         elif flag == "--on-change":
             limits |= KINDS[rest.pop(0)]
         elif flag == "--blacklist-cooldown-range":
@@ -136,6 +140,7 @@ def make_job(flags: list[str]) -> Job:
     limits.setdefault("min_num_proc", limits["num_proc"])
     limits.setdefault("last_call_s", 0.0)
     limits["retries_starts"] = "reset_limit" in limits
+    limits["ends_at_start"] = "sizing" in limits and "reset_limit" not in limits
     return Job(**limits)
 
 

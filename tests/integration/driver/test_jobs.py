@@ -233,7 +233,7 @@ def test_a_mistake_at_the_scripts_top_is_shown_once(tmp_path: Path) -> None:
         assert (
             job.said().rstrip().endswith("exited with code 1: ImportError: no data set (at train.py:1) (exit code 1)")
         )
-        assert job.said().count(" exited with code 1, with the same traceback as rank ") == 2
+        assert job.said().count(" exited with code 1, with the same error as rank ") == 2
         assert "last output of" not in job.said(), "it can still be seen"
 
 

@@ -56,6 +56,17 @@ def test_a_page() -> None:
     )
 
 
+def test_workers_that_are_restarted_have_steps() -> None:
+    workers = [worker("a", 1, 1, running=False, commits=0), worker("a", 0, 0, commits=40)]
+    shown = page("3f2a", {**ANSWER, "on_change": "restart", "workers": workers})
+    assert "\nround 2, 1 reset\n" in shown
+    assert shown.splitlines()[-3:] == [
+        "RANK  WORKER  PHASE      FOR  STEP   PID",
+        "   0  a[0]    training  61 s    40  4000",
+        "   1  a[1]    running   61 s     -  4001",
+    ]
+
+
 def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
     workers = [worker("a", 0, 0, phase="ready"), worker("b", 0, 0), worker("c", 0, 0, phase="leaving")]
     rows = page("3f2a", {**ANSWER, "workers": workers}).splitlines()[-3:]

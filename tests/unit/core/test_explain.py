@@ -7,7 +7,7 @@ from membership_job import Job, worker_id
 
 from elastic_driver.core.events import DiscoveryFailed, DismissWorker, DrainRequested, HostSilent, WorkerDying
 from elastic_driver.core.explain import explain, names, why_no_place
-from elastic_driver.words import ReadyCause
+from elastic_driver.words import ReadyCause, Sizing
 
 pytestmark = pytest.mark.unit
 
@@ -25,6 +25,25 @@ def test_too_few_slots_to_start() -> None:
     job.hosts("a:2", "b:1", at=40.0)
     assert said(job) == "waiting for 4 slots (-np), slots: 3 (a:2, b:1); 60 s left"
     assert said(job, at=500.0).endswith("; 0 s left"), "no time is below nothing"
+
+
+@pytest.mark.parametrize(
+    ("sizing", "start", "least"),
+    [
+        (Sizing.NP, "-np", "--min-np"),
+        (Sizing.NPROC, "--nproc-per-node", "--nproc-per-node"),
+        (Sizing.NNODES, "--nnodes times --nproc-per-node", "--nnodes times --nproc-per-node"),
+    ],
+)
+def test_the_flags_are_those_that_were_given(sizing: Sizing, start: str, least: str) -> None:
+    job = Job(num_proc=2, min_num_proc=2, sizing=sizing)
+    job.hosts("a:1")
+    assert said(job).startswith(f"waiting for 2 slots ({start}), slots: 1")
+    job.train("a:1", "b:1")
+    job.exit("b[0]", -9)
+    job.ready("a[0]")
+    assert said(job).startswith(f"waiting for 2 workers ({least}), ready: 1")
+    assert Job(num_proc=2, min_num_proc=1, sizing=sizing).policy.least_flag == "--min-np", "it was given beside them"
 
 
 def test_who_has_not_called_init() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 from membership_job import Job, worker_id
@@ -78,16 +79,43 @@ def test_the_sentence_says_whether_it_was_the_same_each_time() -> None:
     same = Failure(WorkerId("a", 0, 1), 1, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     elsewhere = Failure(WorkerId("c", 0, 1), 2, "exited with code 1", "ValueError: 9 rows at 0x55aa", "train.py:12")
     other = Failure(WorkerId("a", 0, 1), 1, "killed by SIGSEGV")
-    assert after(A, same, setbacks=Setbacks(3, 1)).told == (
+    assert after(A, same, setbacks=Setbacks(3, 1)).told(restarted=False) == (
         "the training failed 2 times in a row and came no further than commit 3 and 1 operation; "
         "the same error each time: worker a[0]#1 (rank 1) exited with code 1: ValueError: 9 rows at 0x55aa "
         "(at train.py:12)"
     )
-    assert "; the same error each time, but not on the same rank; the last: worker c[0]#1" in after(A, elsewhere).told
-    assert after(A, other).told.endswith(
-        "; different errors, all on the same rank; the last: worker a[0]#1 (rank 1) killed by SIGSEGV"
+    assert "; the same error each time, but not on the same rank; the last: worker c[0]#1" in after(A, elsewhere).told(
+        restarted=False
     )
-    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told
+    assert (
+        after(A, other)
+        .told(restarted=False)
+        .endswith("; different errors, all on the same rank; the last: worker a[0]#1 (rank 1) killed by SIGSEGV")
+    )
+    assert "; different errors; the last: worker c[0]#1" in after(A, other, elsewhere).told(restarted=False)
+
+
+def test_restarted_workers_have_no_commits_and_may_tell_of_steps() -> None:
+    failure = Failure(WorkerId("a", 0, 0), 0, "exited with code 1")
+    cause = "the same error each time: worker a[0] (rank 0) exited with code 1"
+    assert replace(Setbacks(), count=2, last=failure).told(restarted=True) == (
+        f"the training failed 2 times in a row; {cause}"
+    )
+    assert replace(Setbacks(commits=40), count=2, last=failure).told(restarted=True) == (
+        f"the training failed 2 times in a row and came no further than step 40; {cause}"
+    )
+
+
+def test_a_start_is_over_when_a_round_has_run_for_a_while() -> None:
+    fresh = Setbacks()
+    assert fresh.is_start(1000.0)
+    begun = fresh.begin(1000.0)
+    assert begun.is_start(1059.0)
+    assert not begun.is_start(1060.0)
+    assert begun.over(1059.0).judged(1059.0, (2.0, 60.0)).next_round().is_start(5000.0)
+    trained = begun.over(1060.0)
+    for after_it in (trained, trained.came_to(3, 0)):
+        assert not after_it.judged(1060.0, (2.0, 60.0)).next_round().begin(1070.0).is_start(1071.0)
 
 
 def test_what_a_traceback_says() -> None:

@@ -139,7 +139,7 @@ def test_a_mistake_in_all_scripts_is_shown_once_with_who_had_it(story: Story) ->
         *(f"[2]<stderr>:{line}" for line in lines),
         "elasticrun: warning: worker a[2] (pid 7) exited with code 1",
         *(
-            f"elasticrun: warning: worker a[{rank}] (pid 7) exited with code 1, with the same traceback as rank 2"
+            f"elasticrun: warning: worker a[{rank}] (pid 7) exited with code 1, with the same error as rank 2"
             for rank in (0, 1, 3)
         ),
     ]

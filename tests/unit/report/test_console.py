@@ -169,6 +169,19 @@ def test_the_summary() -> None:
     )
 
 
+def test_the_summary_of_workers_without_commits() -> None:
+    screen = Screen()
+    rounds = [RoundSummary(1, 2, "start", 3.0, None), RoundSummary(2, 2, "worker a[0] killed", 0.5, None)]
+    screen.console.summary(Summary(rounds, lost_s=0.5), exit_code=0, message="done")
+    assert screen.end()[1] == (
+        "elasticrun:   round  workers  time lost  cause\n"
+        "elasticrun:       1        2          -  start\n"
+        "elasticrun:       2        2     0.50 s  worker a[0] killed\n"
+        "elasticrun: 1 change, 0.50 s lost in all\n"
+        "elasticrun: job succeeded: done (exit code 0)\n"
+    )
+
+
 def test_a_summary_without_changes_has_no_table() -> None:
     screen = Screen()
     screen.console.summary(Summary([RoundSummary(1, 2, "start", 1.0, None)]), exit_code=0, message="done")
