@@ -11,6 +11,7 @@ launcher may use it, and deleted when its host is drained.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ REMAKE_S = 5.0
 MOST_REMAKE_S = 300.0
 # How often a driver that is being drained is asked how far it is, and one that is not.
 ASK_SOON_S, ASK_S = 1.0, 5.0
+# What the driver says becomes an event when it is another sentence, numbers aside, and at most so often.
+TELL_S = 10.0
 # All that is there is looked at again after this, whatever happens.
 RESYNC_S = 60.0
 
@@ -204,6 +207,7 @@ class _Planner:
         else:
             self._clean(end)
         status = self._status(end)
+        self._tell_explain(status)
         if seen.driver is not None or any(map(_runs, self._pods)):
             self._look_again(ASK_S)
         if end is not None and job.ttl_s is not None:
@@ -367,6 +371,18 @@ class _Planner:
             status["completionTime"] = seen.status.get("completionTime") or _time(seen.now)
             status["explain"] = end[1]
         return status
+
+    def _tell_explain(self, status: Object) -> None:
+        """What the driver says, as an event: countdowns and sizes are in the status, and would be one each second."""
+        driver, told = self._seen.driver, dict(self._seen.status.get("told") or {})
+        if driver is not None:
+            sentence = re.sub(r"[0-9.]+", "N", driver.explain)
+            since_s = self._seen.now - (_seconds_of(told.get("at")) or 0.0)
+            if sentence != told.get("sentence") and since_s >= TELL_S:
+                self._actions.append(Tell("Explain", driver.explain))
+                told = {"sentence": sentence, "at": _time(self._seen.now)}
+        if told:
+            status["told"] = told
 
     def _condition(self, end: tuple[str, str] | None) -> tuple[str, str, str]:
         job, seen = self._job, self._seen

@@ -37,6 +37,22 @@ def test_a_job_gets_its_objects() -> None:
     assert (cluster.status["explain"], cluster.status["workers"]) == ("round 1 runs", 3)
 
 
+def test_what_the_driver_says_becomes_an_event_when_it_is_another() -> None:
+    cluster = started()
+    for text in ("waiting for 2 slots; 600 s left", "waiting for 2 slots; 595 s left", "round 1 runs with 2 workers"):
+        cluster.says(explain=text)
+        cluster.look()
+        cluster.look()
+        cluster.now += 11
+    assert [tell.message for tell in cluster.told] == ["waiting for 2 slots; 600 s left", "round 1 runs with 2 workers"]
+    cluster.says(explain="round 1 is over")
+    cluster.look()
+    cluster.says(explain="round 2 runs with 2 workers")
+    cluster.look()
+    assert cluster.told[-1].message == "round 1 is over", "not each second"
+    assert cluster.status["explain"] == "round 2 runs with 2 workers"
+
+
 def test_names_and_rights_are_made_before_who_uses_them() -> None:
     cluster = Cluster(resource())
     kinds = [action.body["kind"] for action in cluster.look().actions if isinstance(action, Create)]
