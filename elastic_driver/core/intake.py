@@ -196,7 +196,11 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     if machine is not None:
         limit = max(t.now, min(limit, machine))
     # Asking again gives nobody more time.
-    t.put_all(replace(r, leave_by=limit) for r in staying if r.leave_by is None or (machine and limit < r.leave_by))
+    t.put_all(
+        replace(r, leave_by=limit)
+        for r in staying
+        if r.leave_by is None or (machine is not None and limit < r.leave_by)
+    )
 
 
 def _note_departure(t: Transition, event: DrainRequested, *, listed: bool) -> bool:
