@@ -78,7 +78,7 @@ def test_hosts_come_and_go_and_a_worker_fails(tmp_path: Path) -> None:
         assert not job.error.exists(), "the job has not failed"
 
 
-# Makes process groups and lets them die with a wrapper. Unmended, torch hangs in one of five.
+# Makes process groups and lets them die with a wrapper. Unmended, torch hangs within some dozens.
 WRAPPERS = """\
 import sys
 
@@ -96,7 +96,7 @@ def use():
 
 
 assert "torch._dynamo" in sys.modules, "it was not forked"
-for number in range(60):
+for number in range(300):
     use()
 print("used", number + 1)
 """
@@ -129,7 +129,7 @@ def plain(folder: Path, text: str, *flags: str) -> Job:
 def test_process_groups_that_die_with_their_wrapper_hang_no_worker(tmp_path: Path) -> None:
     with plain(tmp_path, WRAPPERS, "--nproc-per-node=1") as job:
         assert job.wait() == 0, job.said()
-        assert "used 60" in job.stdout.read_text()
+        assert "used 300" in job.stdout.read_text()
 
 
 def test_workers_that_are_restarted_in_a_job_of_fixed_size_are_forked(tmp_path: Path) -> None:
