@@ -42,4 +42,5 @@ def test_a_script_for_torchrun_over_two_machines(tmp_path: Path) -> None:
         job.wait_for_steps(1, after=at)
         last = job.steps()[-1]
         assert (last["TORCHELASTIC_RESTART_COUNT"], last["MASTER_ADDR"]) == ("1", "127.0.0.1")
-        # It is ended by SIGTERM: at its own end torch's gloo now and then waits for a thread of its own for ever.
+        files["STOP"].touch()
+        assert job.wait() == 0, job.said()

@@ -78,6 +78,69 @@ def test_hosts_come_and_go_and_a_worker_fails(tmp_path: Path) -> None:
         assert not job.error.exists(), "the job has not failed"
 
 
+# Makes process groups and lets them die with a wrapper. Unmended, torch hangs within some dozens.
+WRAPPERS = """\
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def use():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    parts = [torch.zeros(1)]
+    for _ in range(3):
+        dist.all_gather(parts, torch.zeros(1))
+    dist.destroy_process_group()
+
+
+assert "torch._dynamo" in sys.modules, "it was not forked"
+for number in range(300):
+    use()
+print("used", number + 1)
+"""
+# The second of two fails at its first start.
+FAILS_ONCE = """\
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+generation, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
+print("generation", generation, "rank", rank, "warm", "torch._dynamo" in sys.modules, flush=True)
+dist.init_process_group("gloo")
+if generation == 0 and rank == "1":
+    sys.exit(7)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+
+
+def plain(folder: Path, text: str, *flags: str) -> Job:
+    """elasticrun on this script, as it is called in torchrun's place: no hosts, no --min-np."""
+    path = folder / "train.py"
+    path.write_text(text)
+    command = [*flags, "--max-restarts=1", str(path)]
+    return Job(folder, None, command=command, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+
+
+def test_process_groups_that_die_with_their_wrapper_hang_no_worker(tmp_path: Path) -> None:
+    with plain(tmp_path, WRAPPERS, "--nproc-per-node=1") as job:
+        assert job.wait() == 0, job.said()
+        assert "used 300" in job.stdout.read_text()
+
+
+def test_workers_that_are_restarted_in_a_job_of_fixed_size_are_forked(tmp_path: Path) -> None:
+    with plain(tmp_path, FAILS_ONCE, "--nproc-per-node=2") as job:
+        assert job.wait() == 0, job.said()
+        said = job.stdout.read_text()
+        for generation in (0, 1):
+            for rank in (0, 1):
+                assert f"generation {generation} rank {rank} warm True" in said, said
+
+
 def test_a_job_that_fails_leaves_an_error_file_of_its_own(tmp_path: Path) -> None:
     with Script(tmp_path, "localhost:2\n", "-np", "2", "--min-np", "2", OMP_NUM_THREADS="") as job:
         job.fail.touch()

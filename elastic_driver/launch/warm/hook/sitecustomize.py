@@ -143,6 +143,21 @@ def _preload(names: Sequence[str], *, must: bool) -> None:
                 raise _Refused(f"cannot import {name}: " + str(error).partition("\n")[0]) from error
 
 
+def _mend_torch() -> None:
+    """Keeps workers from hanging where a DistributedDataParallel dies (decision 0034)."""
+    wrapper = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    if wrapper is None or hasattr(wrapper, "__del__"):
+        return
+
+    def __del__(self: Any) -> None:
+        # Where the reducer is the last to hold its process group, torch joins the group's threads with the interpreter
+        # locked, and they may be waiting for that lock. Python's own hold goes after this; there torch unlocks it.
+        self.__dict__.pop("logger", None)
+        self.__dict__.pop("reducer", None)
+
+    wrapper.__del__ = __del__
+
+
 def _check_alone() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -255,6 +270,7 @@ def _hold() -> Exception | None:
         cloner = _Cloner()
         error = _own_sitecustomize()
         _preload(config["preload"], must=config["must"])
+        _mend_torch()
         sys.stdout.flush()
         sys.stderr.flush()
         early_output = [_read_all(out_fd), _read_all(err_fd)]
