@@ -13,12 +13,12 @@ from elastic_driver.hosts import MAX_SLOTS_PER_HOST, parse_host, parse_labels
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.driver_url import DriverUrl
+from elastic_driver.rendezvous.token_file import MOST_BYTES
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import integer, number
 from elastic_driver.settings.grace import ENV_GRACE, grace_s
 from elastic_driver.settings.join_token import (
     ENV_JOIN_TOKEN,
-    MOST_BYTES,
     join_token,
     read_join_token,
     who_else_reads,

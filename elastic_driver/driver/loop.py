@@ -580,7 +580,14 @@ class ElasticDriver:
 
     def agent_came(self, facts: AgentFacts) -> None:
         """A host has an agent."""
-        self._chronicle.host_ready(facts.host, facts.peer, facts.hello.slots if facts.joined else 0)
+        slots, nodes = facts.hello.slots, self._settings.nodes
+        self._chronicle.host_ready(facts.host, facts.peer, slots if facts.joined else 0)
+        if facts.joined and facts.hello.alike and nodes is not None and slots != nodes.nproc_per_node:
+            least, most = nodes.least * nodes.nproc_per_node, nodes.most * nodes.nproc_per_node
+            self._chronicle.warning(
+                f"node {facts.host} has --nproc-per-node {slots}, and the driver's {nodes.nproc_per_node}: what "
+                f"--nnodes says is counted in workers, and the job has {least}{'' if most == least else f' to {most}'}"
+            )
 
     def agent_lost(self, facts: AgentFacts, why: str) -> None:
         """A host's agent is lost, and its workers with it."""
@@ -590,6 +597,10 @@ class ElasticDriver:
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet."""
         self._chronicle.host_unready(host, failure.reason, permanent=failure.permanent)
+
+    def node_refused(self, why: str) -> None:
+        """A node has come that cannot be one of the job's."""
+        self._chronicle.warning(f"a node is refused: {why}")
 
     def network_checked(self, report: Checked) -> None:
         """The network between hosts was checked."""

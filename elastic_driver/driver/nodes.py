@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shlex
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -25,10 +25,12 @@ from elastic_driver.dialects.torchrun import TorchrunJob
 from elastic_driver.driver.endpoint import LOOPBACK, Endpoint
 from elastic_driver.driver.job import Gathering, run_job
 from elastic_driver.errors import SettingsError
-from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, WorkerId, is_host_name
 from elastic_driver.launch.agent.agent import End, Home, How, attend
 from elastic_driver.launch.dial.early import EarlyAgent
+from elastic_driver.launch.launcher import Stream
 from elastic_driver.launch.local.locality import addresses_of
+from elastic_driver.launch.rank_logs import RankLogs
 from elastic_driver.rendezvous.agent_messages import Bootstrap
 from elastic_driver.rendezvous.credentials import Role, join_key
 from elastic_driver.rendezvous.job_files import running_jobs
@@ -43,9 +45,11 @@ from elastic_driver.settings.join_token import (
     read_join_token,
     who_else_reads,
 )
+from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import node_environment
 from elastic_driver.settings.nodes import Nodes
-from elastic_driver.settings.settings import Settings, check_seconds
+from elastic_driver.settings.settings import Settings
+from elastic_driver.settings.torchrun_options import TRUE
 
 JOIN_TIMEOUT_S = 600.0
 """How long a node looks for its driver, and how long the job may lack nodes; torchrun's default."""
@@ -60,7 +64,6 @@ _QUIET_S = 2.0
 _ENDING_S = 30.0
 # Of a command in words; behind that its digest tells the rest.
 _SHOWN = 200
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 def run_node(settings: Settings, nodes: Nodes, *, environ: MutableMapping[str, str] = os.environ) -> int:
@@ -69,7 +72,7 @@ def run_node(settings: Settings, nodes: Nodes, *, environ: MutableMapping[str, s
     Args:
         settings: what the user asked for. Of hosts, their number and how they come nothing counts but the file of the
             join token: that follows from the nodes.
-        nodes: what this node was told of the others.
+        nodes: what this node was told of the others; there is an endpoint.
         environ: this process's environment. The token's variables are taken out of it: workers would inherit them.
 
     Returns:
@@ -79,26 +82,13 @@ def run_node(settings: Settings, nodes: Nodes, *, environ: MutableMapping[str, s
         SettingsError: as run_job does; or the endpoint, the token, or what nodes were told cannot be used.
     """
     token_text, token_file = environ.pop(ENV_JOIN_TOKEN, ""), environ.pop(ENV_JOIN_TOKEN_FILE, "")
-    _check(settings, nodes)
-    if not nodes.endpoint:
-        return run_job(_alone(settings, nodes), early=EarlyAgent())
+    if nodes.nproc_per_node > MAX_SLOTS_PER_HOST:
+        raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
+    if settings.tls:
+        raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
     if settings.join_token_file is None and token_file:
         settings = replace(settings, accept_agents=True, join_token_file=Path(token_file).absolute())
     return _Node(settings, nodes, _token(settings, token_text)).run()
-
-
-def _check(settings: Settings, nodes: Nodes) -> None:
-    if not 1 <= nodes.least <= nodes.most:
-        raise SettingsError(f"--nnodes {nodes.least}:{nodes.most} is not a range of 1 or more, lower bound first")
-    if not 1 <= nodes.nproc_per_node <= MAX_SLOTS_PER_HOST:
-        raise SettingsError(f"--nproc-per-node {nodes.nproc_per_node} is not within 1 to {MAX_SLOTS_PER_HOST}")
-    if not nodes.endpoint and nodes.least > 1:
-        raise SettingsError(
-            f"--nnodes {_nnodes(nodes)} needs an address where the nodes meet: give all of them the same "
-            "--rdzv-endpoint HOST:PORT, or --master-addr HOST"
-        )
-    if settings.tls:
-        raise SettingsError("--tls has no use with several nodes: what they say to each other is encrypted anyhow")
 
 
 def _token(settings: Settings, in_environment: str) -> str:
@@ -108,20 +98,6 @@ def _token(settings: Settings, in_environment: str) -> str:
     if in_environment:
         return join_token(in_environment.encode(errors="surrogateescape"), f"the variable {ENV_JOIN_TOKEN}")
     return ""
-
-
-def _alone(settings: Settings, nodes: Nodes) -> Settings:
-    number = nodes.nproc_per_node
-    return replace(
-        settings,
-        num_proc=number,
-        min_num_proc=number,
-        max_num_proc=number,
-        hosts=(Host("localhost", number),),
-        accept_agents=False,
-        join_token_file=None,
-        discovery_script=None,
-    )
 
 
 def _nnodes(nodes: Nodes) -> str:
@@ -161,7 +137,7 @@ class _Node:
             )
         self._is_host = _is_host(nodes)
         name = next((name for name in ("join_timeout", "timeout") if name in nodes.conf), "")
-        self._join_timeout_s, self._has_join_timeout = _seconds(nodes.conf, name, JOIN_TIMEOUT_S), bool(name)
+        self._join_timeout_s, self._has_join_timeout = float(nodes.conf.get(name, JOIN_TIMEOUT_S)), bool(name)
         name = socket.gethostname()
         self._name = name if is_host_name(name) else "localhost"
         self._has_warned = False
@@ -279,7 +255,8 @@ class _Node:
             console.training_began()  # what workers write is shown as it comes
             home = Home(
                 environ=lambda given: node_environment(own, given),
-                screen=console,
+                screen=_NodeScreen(console, settings.logs, nodes.role),
+                signals=tuple(signal.Signals[name] for name in settings.more_signals),
                 waits=lambda why: wait.tell(f"cannot reach the driver yet: {why}", at_once=not here),
             )
             return attend(bootstrap, home)
@@ -305,6 +282,21 @@ class _Node:
         return end.code
 
 
+class _NodeScreen:
+    """What this node's terminal shows of its own workers, as its flags have it. Files are the driver's."""
+
+    def __init__(self, console: Console, logs: Logs, role: str) -> None:
+        shown = replace(logs, stdout_filters=(), stderr_filters=())
+        self._console = console
+        self._logs = RankLogs(shown, folder=Path(), name="", role=role, with_hosts=True)
+
+    def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """See NodeScreen."""
+        shown = self._logs.take(worker, stream, data)
+        if shown:
+            self._console.write(stream, shown)
+
+
 def _posted_token(port: int) -> str:
     """The token of a job of this user's on this machine, by its driver's port; "" for none.
 
@@ -318,24 +310,8 @@ def _is_host(nodes: Nodes) -> bool | None:
     """Whether this node was told outright that it is the driver, or not; None to find out."""
     text = nodes.conf.get("is_host", "").strip().lower()
     if text:
-        if text not in (*_TRUE, *_FALSE):
-            raise SettingsError(f"--rdzv-conf is_host={text[:40]} is neither true nor false")
-        return text in _TRUE
+        return text in TRUE
     return None if nodes.node_rank is None else nodes.node_rank == 0
-
-
-def _seconds(conf: Mapping[str, str], name: str, default: float) -> float:
-    text = conf.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise SettingsError(f"--rdzv-conf {name}={text[:40]} is not a number of seconds")
-    check_seconds(f"--rdzv-conf {name}", value)
-    return value
 
 
 def _own_address(local_addr: str) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 import cloudpickle
 
 from elastic_driver.errors import ElasticError, JobFailedError, SettingsError
-from elastic_driver.function.launch import ended_job, exit_code, last_message, read_events, returned_values
-from elastic_driver.function.outcome import RESTARTED, Outcome, Raised, read_all
+from elastic_driver.function.launch import ended_job, exit_code, last_message, read_events
+from elastic_driver.function.outcome import RESTARTED, Outcome, Raised, Returned, read_all
 from elastic_driver.hosts import WorkerId
 from elastic_driver.settings.torchrun_options import OPTIONS
 from elastic_driver.words import OnChange
@@ -141,7 +141,8 @@ class elastic_launch:
         """Blocks until all workers have ended.
 
         Returns:
-            What the function returned, by global rank; None for each worker of a command.
+            What the function returned, by global rank; None where it left by ``sys.exit(0)``, and for each worker of a
+            command.
 
         Raises:
             SettingsError: the config, or the command, cannot be.
@@ -165,15 +166,25 @@ class elastic_launch:
         # What a program says outright is all that it says: torch reads these variables in torchrun only.
         environ = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
         with ended_job(given, environ, call) as (folder, events):
-            code, outcomes = exit_code(folder), read_all(folder)
+            code, outcomes, happened = exit_code(folder), read_all(folder), read_events(events)
             if code:
-                failures = failures_of(outcomes, read_events(events))
+                failures = failures_of(outcomes, happened)
                 if not failures:
                     raise JobFailedError(last_message(events), code)
                 raise _error(_name_of(entrypoint, args), failures, flags.get("log_dir"))
-            if callable(entrypoint):
-                return dict(enumerate(returned_values(outcomes)))
-            return dict.fromkeys(range(int(flags["nproc_per_node"])))
+            return dict.fromkeys(range(int(flags["nproc_per_node"]))) | values_of(outcomes, happened)
+
+
+def values_of(outcomes: Iterable[Outcome], events: Iterable[Mapping[str, Any]]) -> dict[int, Any]:
+    """What the last generation of workers returned, by global rank. Who left by ``sys.exit(0)`` is not in it.
+
+    Args:
+        outcomes: of the workers.
+        events: of the job.
+    """
+    rounds = [event["round_id"] for event in events if event.get("event") == "round_formed"]
+    returned = [each for each in outcomes if isinstance(each, Returned) and each.round_id == max(rounds, default=0)]
+    return {each.rank: cloudpickle.loads(each.value) for each in sorted(returned, key=lambda each: each.rank)}
 
 
 _VARIABLES = frozenset(option.variable for option in OPTIONS.values())

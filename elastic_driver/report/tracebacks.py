@@ -3,7 +3,8 @@
 A mistake at a script's top fails in every process alike, and sixty tracebacks, interleaved, hide the one. So while the
 job has no round, what a worker prints on its standard error from a traceback's first line on is held, until its process
 has ended (then it is compared) or a moment has passed (then it was a message, and the worker goes on). Files under
-``--output-filename`` have all of it. Owns what is held; writes nothing.
+``--output-filename`` have all of it. What is held is also shown behind the line that says who was killed, where the
+others' collectives fail for that. Owns what is held; writes nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ _HOLD_S = 1.0
 _MOST_BYTES = 65536
 _MOST_KNOWN = 100
 _MARK = b"]<stderr>:"
+# Before each line of a traceback, where torch.distributed is initialized.
+_RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 # The last two: a script that Python cannot compile, or find.
-_FIRST_LINE = re.compile(re.escape(_MARK) + rb"(Traceback \(most recent call last\):|  File \"|\S+: can't open file )")
+_FIRST_LINE = re.compile(
+    re.escape(_MARK) + rb"(\[rank\d+\]: )?(Traceback \(most recent call last\):|  File \"|\S+: can't open file )"
+)
 
 
 @dataclass(slots=True)
@@ -62,7 +67,7 @@ class Tracebacks:
         held = self._held.pop(label, None)
         if held is None:
             return b"", ""
-        text = b"\n".join(line.partition(_MARK)[2] for line in held.data.splitlines())
+        text = _RANK.sub(b"", b"\n".join(line.partition(_MARK)[2] for line in held.data.splitlines()))
         first = self._shown.get(text)
         if first is not None:
             return b"", first

@@ -10,14 +10,11 @@ import stat
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.token_file import LEAST_CHARACTERS, MOST_BYTES
 from elastic_driver.system.safe_files import read_named
 
 ENV_JOIN_TOKEN = "ELASTIC_DRIVER_JOIN_TOKEN"
 ENV_JOIN_TOKEN_FILE = "ELASTIC_DRIVER_JOIN_TOKEN_FILE"
-
-# Sixteen characters of a random text are 64 bits or more. What is longer than this is no secret but a wrong file.
-LEAST_CHARACTERS = 16
-MOST_BYTES = 4096
 
 
 def new_join_token() -> str:

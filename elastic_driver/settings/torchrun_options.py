@@ -137,6 +137,8 @@ _CONF_OTHERWISE: Mapping[str, str] = {
     "use_libuv": "",
 }
 _CONF_WORDS = frozenset(("is_host", "store_type", "grow"))
+TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+"""How is_host may say it, in small letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +363,8 @@ class _Asks:
             )
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"
+        if port and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+            raise SettingsError(f"{self._said['master_port'].where}: {port[:40]!r} is no port: 1 to 65535")
         return _check_endpoint(f"{host}:{port or DEFAULT_PORT}", self._said["master_addr"].where)
 
     def _value(self, name: str, read: Callable[[str], _Value]) -> _Value | None:
@@ -426,7 +430,7 @@ def _read_conf(text: str) -> dict[str, str]:
             raise ValueError(f"{key}: {value[:40]!r} is not a number of seconds above 0")
         if key == "store_type" and value.lower() != "tcp":
             raise ValueError(f"store_type {value[:40]!r}: elasticrun keeps the store itself; leave it away")
-        if key == "is_host" and value.lower() not in ("1", "0", "true", "false", "t", "f", "yes", "no", "y", "n"):
+        if key == "is_host" and value.lower() not in (*TRUE, *FALSE):
             raise ValueError(f"is_host {value[:40]!r} is neither true nor false")
         conf[key] = value
     return conf

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # No sooner is the driver told again how far the script has come.
 _REPORT_S = 1.0
+_COUNTS_ANEW = (
+    "elastic_driver: warning: checkpoint_point() without step= counts its calls from 0 again in a worker that is "
+    "started again, so the driver sees no progress in it for long: give it the training's step"
+)
 
 
 def checkpoint_point(*, step: int | None = None, every: int = 1) -> bool:
@@ -36,8 +40,9 @@ def checkpoint_point(*, step: int | None = None, every: int = 1) -> bool:
     its own; one that has is told by that, and not here.
 
     Args:
-        step: how far the training has come, for the driver's status and its rule on jobs that make no progress; the
-            calls are counted where it is not given.
+        step: how far the training has come since it first began, for the driver's status and its rule on jobs that make
+            no progress. Where it is not given the calls are counted, from 0 in each process: a worker that is started
+            again comes no further than the last one until it has made more calls. Best always given.
         every: the ranks agree in each so many calls only, and False is the answer to the others.
 
     Raises:
@@ -66,6 +71,8 @@ class _Point:
             self._begin()
         self._calls += 1
         if self._reporter is not None:
+            if step is None and self._calls == 1 and self._reporter.tells_of_calls:
+                print(_COUNTS_ANEW, file=sys.stderr, flush=True)
             self._reporter.came_to(self._calls if step is None else step)
         if not self._is_due and self._calls % every == 0:
             self._is_due = self._agreed()
@@ -110,12 +117,17 @@ class _Reporter:
         credential: of this worker.
         worker: which it is.
         round_id: for which it was started.
+
+    Attributes:
+        tells_of_calls: whether the user is to be told where calls are counted instead of steps.
     """
 
     def __init__(self, url: str, credential: Credential, worker: WorkerId, round_id: int) -> None:
         self._way = url, credential
         self._worker = worker
         self._round_id = round_id
+        # In the first round all begin at 0; and one that says it is enough.
+        self.tells_of_calls = round_id > 1 and os.environ.get("RANK", "0") == "0"
         self._progress = 0
         self._news = threading.Event()
         threading.Thread(target=self._run, name="elastic-driver-progress", daemon=True).start()

@@ -132,7 +132,7 @@ class FakeDriver:
     def settled(self, link: AgentLink) -> None:
         self._news.set()
 
-    def node_refused(self, host: str, why: str) -> None:
+    def node_refused(self, why: str) -> None:
         """See Host."""
 
     def turned_away(self, host: str, why: str) -> None:

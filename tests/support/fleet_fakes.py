@@ -231,6 +231,7 @@ class Listener:
         self.silent: list[tuple[str, bool]] = []
         self.heard: list[str] = []
         self.unready: list[tuple[str, DialFailure]] = []
+        self.refused: list[str] = []
         self.leaves: list[tuple[str, str]] = []
         self.own_ends: list[tuple[str, float]] = []
         self.checks: list[Checked] = []
@@ -252,6 +253,9 @@ class Listener:
 
     def host_unready(self, host: str, failure: DialFailure) -> None:
         self.unready.append((host, failure))
+
+    def node_refused(self, why: str) -> None:
+        self.refused.append(why)
 
     def network_checked(self, report: Checked) -> None:
         self.checks.append(report)

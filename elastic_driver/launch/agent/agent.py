@@ -29,8 +29,7 @@ from elastic_driver.launch.agent.link import DriverLink, DriverLostError, Refuse
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
-from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers
-from elastic_driver.launch.output_files import Screen
+from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.rendezvous.agent_messages import (
     JOB_IS_OVER,
     Bootstrap,
@@ -103,11 +102,13 @@ class Home:
         environ: the whole environment of a worker's, of what the driver gives it.
         screen: shows what workers here write.
         waits: told why the driver cannot be reached yet.
+        signals: numbers of signals by which this node leaves the job, beside SIGINT, SIGTERM and SIGHUP.
     """
 
     environ: Callable[[Mapping[str, str]], Mapping[str, str]]
-    screen: Screen
+    screen: NodeScreen
     waits: Callable[[str], None]
+    signals: tuple[signal.Signals, ...] = ()
 
 
 def run_agent(bootstrap: Bootstrap) -> int:
@@ -198,7 +199,8 @@ class Agent:
         async with contextlib.AsyncExitStack() as way_out:
             # What was ignored at the start stays so, for the workers too. SIGHUP is not ignored, but has a handler that
             # does nothing: workers would inherit the other.
-            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            more = () if self._home is None else self._home.signals
+            signals = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more))
             for number in [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]:
                 self._loop.add_signal_handler(number, self._interrupted, number)
                 way_out.callback(self._loop.remove_signal_handler, number)

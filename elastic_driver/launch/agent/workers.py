@@ -13,13 +13,13 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
-from elastic_driver.launch.output_files import Screen
 from elastic_driver.rendezvous.agent_messages import (
     Dying,
     Exited,
@@ -71,6 +71,13 @@ class _Starting:
             self.stop_within_s = grace_s
 
 
+class NodeScreen(Protocol):
+    """Shows what the workers of a node write, on that node."""
+
+    def show(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
+        """Takes whole lines of a worker's, prefix and newline included."""
+
+
 class HostWorkers:
     """See above. An OutputSink of its launcher's; gives its server the keys. Used on the event loop only.
 
@@ -97,7 +104,7 @@ class HostWorkers:
         tasks: Tasks,
         environ: Callable[[Mapping[str, str]], Mapping[str, str]],
         own_folder: bool = False,
-        screen: Screen | None = None,
+        screen: NodeScreen | None = None,
     ) -> None:
         self._environ = environ
         self._screen = screen
@@ -208,7 +215,7 @@ class HostWorkers:
         """See OutputSink."""
         self._send(Output(worker.key, stream, data))
         if self._screen is not None:
-            self._screen.write(stream, data)
+            self._screen.show(worker, stream, data)
 
     def end(self, worker: WorkerId) -> None:
         """See OutputSink: Finished says it."""

@@ -44,6 +44,9 @@ class FleetListener(Protocol):
     def host_unready(self, host: str, failure: DialFailure) -> None:
         """A host that is wanted has no agent yet; told once for each reason."""
 
+    def node_refused(self, why: str) -> None:
+        """A node of a job of nodes has come, and cannot be one of them."""
+
     def network_checked(self, report: Checked) -> None:
         """The network between hosts was checked; those barred are told of as unready, too."""
 
@@ -443,9 +446,9 @@ class Fleet:
         if call is not None:
             call.turned_away(why)
 
-    def node_refused(self, host: str, why: str) -> None:
+    def node_refused(self, why: str) -> None:
         """See Host. Who waits for the node looks at the driver's terminal."""
-        self._listener.host_unready(host, DialFailure(why, permanent=True))
+        self._listener.node_refused(why)
 
     # --- what agents say (LinkOwner) -------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class Host(Protocol):
     def turned_away(self, host: str, why: str) -> None:
         """An agent that was started on this host cannot be taken, however often it comes."""
 
-    def node_refused(self, host: str, why: str) -> None:
+    def node_refused(self, why: str) -> None:
         """A node of this job, which knows its secret, cannot be taken as it is."""
 
 
@@ -232,7 +232,7 @@ class Greeting:
             if ticket is not None:
                 self._host.turned_away(facts.host, why)
             elif hello.alike:
-                self._host.node_refused(facts.host, why)
+                self._host.node_refused(why)
             raise RefusedError(why)
 
     def _say(self, message: Said) -> None:

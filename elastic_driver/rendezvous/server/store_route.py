@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from elastic_driver.errors import RendezvousProtocolError
 from elastic_driver.rendezvous.messages import PIECE_BYTES
 from elastic_driver.rendezvous.routes import RouteRequest
 from elastic_driver.rendezvous.server.values import Changed, Values
@@ -140,7 +141,13 @@ class StoreRoute:
                     self._wait_for(waiter, lacking)
                     continue
                 self._drop(waiter)
-                self._end(waiter, self._carry_out(waiter.request))
+                try:
+                    answer = self._carry_out(waiter.request)
+                except RendezvousProtocolError as error:  # that one's alone, and not of who has set the key
+                    if not waiter.answer.done():
+                        waiter.answer.set_exception(error)
+                else:
+                    self._end(waiter, answer)
 
     def _end(self, waiter: _Waiter, answer: Answer) -> None:
         if not waiter.answer.done():

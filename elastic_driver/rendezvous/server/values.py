@@ -25,6 +25,8 @@ MAX_KEYS = 2_000_000
 MAX_BYTES = 4 << 30
 # Whoever has been silent while so many others changed something has long had its answers.
 _MAX_CLIENTS = 65_536
+# What an answer takes that is kept, beside its parts.
+_ANSWER_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -66,16 +68,21 @@ class Values:
         instance: tells this start of the server from others; not 0.
         max_keys: of all scopes together, each item of a queue counted.
         max_bytes: of all keys and values together, and of what comes in pieces.
+        max_kept: bytes of the answers that are kept until their clients say that they have heard them.
     """
 
-    def __init__(self, instance: int, *, max_keys: int = MAX_KEYS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, instance: int, *, max_keys: int = MAX_KEYS, max_bytes: int = MAX_BYTES, max_kept: int = MAX_BYTES
+    ) -> None:
         self.instance = instance
         self._max_keys = max_keys
         self._max_bytes = max_bytes
+        self._max_kept = max_kept
         self._scopes: dict[str, _Scope] = {}
         self._clients: OrderedDict[int, _Client] = OrderedDict()
         self._keys = 0
         self._bytes = 0
+        self._kept = 0  # bytes of answers
 
     @property
     def scopes(self) -> list[str]:
@@ -123,8 +130,15 @@ class Values:
         return inner
 
     def keep_rest(self, request: StoreRequest, pieces: list[bytes]) -> StoreReply:
-        """Keeps an answer that is too large for one message until all of it has been asked for."""
-        self._client(request).rest[request.number] = pieces
+        """Keeps an answer that is too large for one message until all of it has been asked for.
+
+        Raises:
+            RendezvousProtocolError: there is no room for it now.
+        """
+        client = self._client(request)
+        self._forget_rest(client, request.number)
+        self._make_room_for_answer(sum(map(len, pieces)))
+        client.rest[request.number] = pieces
         return StoreReply(self.instance, (), len(pieces))
 
     def rest(self, request: StoreRequest) -> StoreReply:
@@ -164,11 +178,17 @@ class Values:
         Raises:
             RendezvousProtocolError: it cannot be done, and nothing has changed.
         """
+        keeps = request.op in CHANGING and bool(request.client)
+        if keeps:
+            self._client(request)  # what it has heard is no longer kept
+            self._make_room_for_answer(_ANSWER_BYTES)
+            self._kept -= _ANSWER_BYTES
         parts, changed = self._do(request)
         reply = StoreReply(self.instance, parts)
-        if request.op in CHANGING and request.client:
+        if keeps:
             client = self._client(request)
             client.answers[request.number] = reply
+            self._kept += _size(reply)
             self._forget_pieces(client, request.number)
         return reply, None if changed is None else Changed(request.scope, changed)
 
@@ -286,6 +306,13 @@ class Values:
             )
         self._count(keys, size)
 
+    def _make_room_for_answer(self, size: int) -> None:
+        if self._kept + size > self._max_kept:
+            raise RendezvousProtocolError(
+                f"cannot answer that now: answers of {self._kept} bytes wait to be heard; {self._max_kept} are allowed"
+            )
+        self._kept += size
+
     def _count(self, keys: int, size: int) -> None:
         self._keys += keys
         self._bytes += size
@@ -319,22 +346,35 @@ class Values:
                 _, oldest = self._clients.popitem(last=False)
                 for number in tuple(oldest.pieces):
                     self._forget_pieces(oldest, number)
+                self._forget_answers(oldest, None)
         else:
             self._clients.move_to_end(request.client)
         if request.number < client.done:
             raise RendezvousProtocolError(f"request {request.number} has been answered, and its answer was heard")
         if request.done > client.done:
             client.done = request.done
-            for kept in (client.answers, client.rest):
-                for number in [number for number in kept if number < client.done]:
-                    del kept[number]
+            self._forget_answers(client, client.done)
             for number in [number for number in client.pieces if number < client.done]:
                 self._forget_pieces(client, number)
         return client
 
+    def _forget_answers(self, client: _Client, before: int | None) -> None:
+        """Forgets the answers to requests with lower numbers; None for all."""
+        for number in [number for number in client.answers if before is None or number < before]:
+            self._kept -= _size(client.answers.pop(number))
+        for number in [number for number in client.rest if before is None or number < before]:
+            self._forget_rest(client, number)
+
+    def _forget_rest(self, client: _Client, number: int) -> None:
+        self._kept -= sum(map(len, client.rest.pop(number, [])))
+
     def _forget_pieces(self, client: _Client, number: int) -> None:
         pieces = client.pieces.pop(number, {})
         self._count(0, -sum(map(len, pieces.values())))
+
+
+def _size(reply: StoreReply) -> int:
+    return _ANSWER_BYTES + sum(map(len, reply.parts))
 
 
 def _shown(key: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_nodes_that_were_started_otherwise_are_refused(tmp_path: Path) -> None:
         assert "has --nnodes 2:4, and the job 2:3" in nnodes
         assert "have all nodes the same join token" in strange
         assert all(text.count("\n") == 1 for text in (command, run_id, nnodes, strange))
-        assert driver.err.count(" is not ready: all nodes have to be started alike: node ") == 3
+        assert driver.err.count("a node is refused: all nodes have to be started alike: node ") == 3
         # All that has cost the job nothing.
         right = job.start("b", given=with_token)
         job.wait_for_world("a", "b")
@@ -170,6 +171,54 @@ def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
         assert (node.wait(), nameless.wait()) == (1, 1)
         assert "Connection refused; waiting for up to" in node.err.replace("Connect call failed", "Connection refused")
         assert "the name no-such-host.invalid does not resolve yet" in nameless.err
+
+
+def test_a_node_shows_its_own_workers_as_its_flags_say_and_leaves_by_their_signals(tmp_path: Path) -> None:
+    flags = {"log_line_prefix_template": "<${role_name} ${rank} ${local_rank}> ", "signals_to_handle": "SIGQUIT"}
+    given = {"torchrun": {**flags, "local_ranks_filter": "1"}}
+    with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2, nproc_per_node=2, role="trainer") as job:
+        driver = job.start("a")
+        job.wait_for_world("a")
+        late = job.start("b", given=given)
+        job.wait_for_world("a", "b")
+        job.wait_for("what it shows", lambda: "<trainer 3 1> I am rank 3 of 4 on b" in late.out)
+        assert "I am rank 2" not in late.out
+        job.wait_for("the driver shows all", lambda: "I am rank 2 of 4 on b" in driver.out)
+        late.signal(signal.SIGQUIT)
+        assert late.wait() == 128 + signal.SIGQUIT
+        assert "SIGQUIT: leaving the job" in late.err
+        job.wait_for_world("a")
+        job.end(0)
+        assert driver.wait() == 0
+
+
+def test_nodes_of_unequal_size_whose_script_fails_at_its_start(tmp_path: Path) -> None:
+    """As users start them. Nobody has asked for another try, so there is none; who counts nodes is told what counts."""
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(3)\n")
+    words = [sys.executable, "-m", "elastic_driver.cli.main", "--nnodes", "2", "--rdzv-endpoint", endpoint()]
+    said: dict[int, str] = {}
+    nodes = [
+        subprocess.Popen(
+            [*words, "--node-rank", str(rank), "--nproc-per-node", str(1 + rank), str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        for rank, node in enumerate(nodes):
+            said[rank] = node.communicate(timeout=60)[1]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    assert [node.returncode for node in nodes] == [1, 1], said
+    assert "exited with code 3, within the first 60 s of the training; --max-restarts N would try again" in said[0]
+    assert "has --nproc-per-node 2, and the driver's 1: what --nnodes says is counted in workers" in said[0]
+    assert "round 2" not in said[0]
 
 
 def test_a_signal_ends_a_node_that_waits(tmp_path: Path) -> None:

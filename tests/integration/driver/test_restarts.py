@@ -139,7 +139,7 @@ def test_a_mistake_at_the_top_of_a_script_that_is_restarted_is_shown_once(tmp_pa
         assert job.wait() == 1
         # Of three that fail alike; on a busy machine one that has not ended after a second is shown, too.
         assert 1 <= job.said().count("Traceback (most recent call last):") < 3
-        assert "exited with code 1: ImportError: no data set (at train.py:1), which leaves no host" in job.said()
+        assert "exited with code 1: ImportError: no data set (at train.py:1), within the first 60 s" in job.said()
 
 
 def test_all_are_restarted_when_one_is_killed(tmp_path: Path) -> None:

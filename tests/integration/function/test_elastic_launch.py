@@ -43,6 +43,16 @@ def test_results_by_global_rank() -> None:
     assert results == {rank: (str(rank), "3", "job", 1, "x") for rank in range(3)}
 
 
+def leave_or_return(code: int) -> str:
+    if os.environ["RANK"] == "0":
+        sys.exit(code)
+    return "returned"
+
+
+def test_who_leaves_by_sys_exit_has_ended_well_and_returns_nothing() -> None:
+    assert elastic_launch(LaunchConfig(1, 1, 2), leave_or_return)(0) == {0: None, 1: "returned"}
+
+
 def test_variables_of_torchrun_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     monkeypatch.setenv("PET_ROLE", "nobody")

@@ -24,17 +24,12 @@ def _settings(**more: Any) -> Settings:
 @pytest.mark.parametrize(
     ("nodes", "settings", "environ", "why"),
     [
-        ({"least": 2, "most": 1}, {}, {}, "--nnodes 2:1 is not a range"),
-        ({"nproc_per_node": 0}, {}, {}, "--nproc-per-node 0 is not within"),
-        ({"least": 2, "most": 3}, {}, {}, "--nnodes 2:3 needs an address where the nodes meet"),
+        ({"endpoint": "node0", "nproc_per_node": 10**6}, {}, TOKEN, "--nproc-per-node 1000000 is not within 1 to"),
         ({"endpoint": "a:b"}, {}, {}, "cannot read 'a:b' as the endpoint"),
         ({"endpoint": "node0:29400"}, {}, {}, "nodes that meet at node0:29400 need a secret"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN": "short"}, "it has 5 characters"),
         ({"endpoint": "node0:29400"}, {}, {"ELASTIC_DRIVER_JOIN_TOKEN_FILE": "/none"}, "cannot read the join token's"),
         ({"endpoint": "node0:29400"}, {"tls": True}, TOKEN, "--tls has no use with several nodes"),
-        ({"endpoint": "node0", "conf": {"is_host": "maybe"}}, {}, TOKEN, "is_host=maybe is neither true nor false"),
-        ({"endpoint": "node0", "conf": {"join_timeout": "soon"}}, {}, TOKEN, "join_timeout=soon is not a number"),
-        ({"endpoint": "node0", "conf": {"join_timeout": "0"}}, {}, TOKEN, "join_timeout 0 is not a number of seconds"),
         ({"endpoint": "node0", "local_addr": "no-such.invalid"}, {}, TOKEN, "--local-addr no-such.invalid does not"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import elastic_driver
 from elastic_driver.errors import SettingsError
-from elastic_driver.function.outcome import Place, Raised
+from elastic_driver.function.outcome import Place, Raised, Returned
 from elastic_driver.function.torch_launcher import (
     ChildFailedError,
     LaunchConfig,
@@ -17,6 +18,7 @@ from elastic_driver.function.torch_launcher import (
     elastic_launch,
     failures_of,
     flags_of,
+    values_of,
 )
 from elastic_driver.settings.assembly import settings_from
 from elastic_driver.settings.logs import Logs, Streams
@@ -155,6 +157,13 @@ def test_a_generation_that_was_never_whole() -> None:
     ]
     (failed,) = failures_of([], events)
     assert (failed.rank, failed.local_rank, failed.exitcode) == (5, 1, 3)
+
+
+def test_what_an_earlier_generation_returned_is_no_result() -> None:
+    outcomes = [Returned(1, 0, 2, pickle.dumps("old")), Returned(2, 1, 2, pickle.dumps("new"))]
+    events = [{"event": "round_formed", "round_id": 1}, {"event": "round_formed", "round_id": 2}]
+    assert values_of(outcomes, events) == {1: "new"}
+    assert values_of([], []) == {}
 
 
 def test_nobody_failed() -> None:

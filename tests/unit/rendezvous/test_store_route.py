@@ -62,6 +62,21 @@ def test_all_keys_have_to_be_there_at_once() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_for_which_there_is_no_room_fails_its_own_request_only() -> None:
+    async def main() -> None:
+        route = Route()
+        route.route = StoreRoute(Values(1, max_kept=2 * PIECE_BYTES))
+        size = PIECE_BYTES + PIECE_BYTES // 2
+        first, second = (route.park(StoreOp.GET, b"k", number=1, client=client) for client in (2, 3))
+        assert parts(route.ask(StoreOp.SET, b"k", b"x" * size)) == [], "who sets the key has nothing to do with it"
+        assert first.exception() is None
+        assert "wait to be heard" in str(second.exception())
+        await asyncio.sleep(0)
+        assert (route.route.parked, route.route._waiting) == (0, {})
+
+    asyncio.run(main())
+
+
 def test_queues_serve_in_order_and_each_once() -> None:
     async def main() -> None:
         route = Route()

@@ -22,6 +22,11 @@ PARTS = st.lists(st.binary(max_size=20), max_size=4).map(tuple)
 U64 = st.integers(0, 2**64 - 1)
 
 
+def kept(values: Values) -> int:
+    """Bytes of answers."""
+    return values._kept
+
+
 class Asker:
     """One client of a store."""
 
@@ -250,3 +255,32 @@ def test_whatever_is_asked_the_books_are_right(asked: list[tuple[StoreOp, tuple[
         size += sum(len(key) + len(value) for key, value in scope.values.items())
         size += sum(len(key) + len(value) for key, queue in scope.queues.items() for value in queue)
     assert (ask.values._keys, ask.values._bytes) == (keys, size)
+
+
+def test_answers_that_nobody_has_heard_are_bounded() -> None:
+    """A client that never says what it has heard fills nobody's memory, however it goes about it."""
+    values = Values(1, max_kept=4000)
+    ask = Asker(values)
+
+    def push_and_pop(times: int) -> None:
+        for _ in range(times):
+            values.carry_out(ask.request(StoreOp.PUSH, b"q", b"x" * 500))
+            values.carry_out(ask.request(StoreOp.POP, b"q"))
+
+    with pytest.raises(RendezvousProtocolError, match=r"answers of \d+ bytes wait to be heard; 4000 are allowed"):
+        push_and_pop(100)
+    assert kept(values) <= 4000 + 500
+    assert values._bytes <= 501, "what was popped is in the store no more"
+    for client in range(2, 9):
+        reader = Asker(values, client)
+        with pytest.raises(RendezvousProtocolError, match="wait to be heard"):
+            values.keep_rest(reader.request(StoreOp.GET, b"k"), [b"x" * 3000, b"y" * 1000])
+    # When it says so there is room again, for others too.
+    ask.done = ask.number + 1
+    assert values.carry_out(ask.request(StoreOp.ADD, b"n", b"1"))[0].parts == (b"1",)
+    assert kept(values) < 1000
+    reader = Asker(values, 9)
+    request = reader.request(StoreOp.GET, b"k")
+    for _ in range(3):  # one that asks again
+        values.keep_rest(request, [b"x" * 1000])
+    assert 1000 <= kept(values) < 2000

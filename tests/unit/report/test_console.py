@@ -250,6 +250,20 @@ def test_a_message_that_only_looks_like_an_end_is_shown_after_a_moment() -> None
     assert (held.take(first, 13.0), held.rest(), held.rest()) == (b"", first, b"")
 
 
+def test_tracebacks_of_torchs_ranks_are_held_and_compared_without_their_numbers() -> None:
+    held = Tracebacks()
+
+    def said(label: int) -> bytes:
+        lines = ("Traceback (most recent call last):", "RuntimeError: Connection reset by peer")
+        return "".join(f"[{label}]<stderr>:[rank{label}]: {line}\n" for line in lines).encode()
+
+    # A survivor's collective may fail before the driver has heard who was killed: that line comes first.
+    assert held.take(said(0), 1.0) == b""
+    assert held.take(said(2), 1.0) == b""
+    assert held.ended("0") == (said(0), "")
+    assert held.ended("2") == (b"", "0")
+
+
 @pytest.mark.parametrize(
     "said",
     [

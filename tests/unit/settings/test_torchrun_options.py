@@ -149,7 +149,7 @@ def test_a_token_for_any_number_of_nodes() -> None:
         ("--nnodes 2", "--nnodes up to 2 needs --rdzv-endpoint HOST:PORT"),
         ("--nnodes 2 --rdzv-endpoint node0:x", "--rdzv-endpoint: 'node0:x' is not of the form HOST:PORT"),
         ("--nnodes 2 --rdzv-endpoint node0:0", "--rdzv-endpoint: 0 is not a port that other nodes could know"),
-        ("--nnodes 2 --master-addr n --master-port 70000", "70000 is not a port"),
+        ("--nnodes 2 --master-addr n --master-port 70000", "argument --master-port: '70000' is no port"),
         ("--nnodes 2 --standalone", "--standalone is for one node"),
         ("--node-rank 1", "--node-rank: 1 is none of the 1 nodes"),
         ("--node-rank -1", "--node-rank: -1 is not within 0"),

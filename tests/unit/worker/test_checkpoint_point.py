@@ -112,3 +112,29 @@ def test_the_driver_hears_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -
     assert client.closed.wait(60)
     reporter.came_to(11)
     assert [report.commits for report in client.reports] == [7, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("round_id", "rank", "step", "told"),
+    [(1, "0", None, 0), (2, "0", None, 1), (2, "1", None, 0), (2, "0", 40, 0)],
+)
+def test_a_restarted_worker_that_counts_its_calls_is_told_once(
+    round_id: int,
+    rank: str,
+    step: int | None,
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = Client()
+    client.over = True
+    monkeypatch.setattr("elastic_driver.rendezvous.client.RendezvousClient", lambda *way: client)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    reporter = _Reporter("http://127.0.0.1:1", None, WorkerId("a", 0, 1), round_id)  # type: ignore[arg-type]
+    monkeypatch.setattr(_Point, "_begin", lambda point: setattr(point, "_reporter", reporter))
+    point = _Point()
+    for _ in range(3):
+        point.ask(step, 1)
+    assert capsys.readouterr().err.count("checkpoint_point() without step= counts its calls from 0 again") == told
+    assert client.closed.wait(60)

@@ -306,7 +306,7 @@ def test_nodes_have_to_be_started_alike(alike: dict[str, str] | None, said: str,
         if why:
             assert why in _refusal(answer)
             # Who waits for the node is told, too.
-            assert [host for host, failure in fleet.listener.unready if why in failure.reason] == ["j"]
+            assert [why in told for told in fleet.listener.refused] == [True]
         else:
             assert fleet.listener.unready == []
             assert isinstance(answer, Welcome)
