@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import check_agreement
+from kubectl import ApiServer
 from machines import marks
 from mpi_operator import DISCOVERY, MpiJob, Operator, leave
 from namespaces import Namespaces, cannot_serve_ssh
@@ -38,7 +39,7 @@ def no_step_is_lost(job: MpiJob) -> bool:
 
 
 def test_workers_start_late_leave_come_back_and_crash() -> None:
-    with made_pods(6) as pods:
+    with made_pods(7) as pods:
         operator = Operator(pods)
         launcher = operator.launcher(read_only_home=True)
         with MpiJob(pods, launcher, operator.launchers_environment, *FLAGS) as job:
@@ -51,7 +52,7 @@ def test_workers_start_late_leave_come_back_and_crash() -> None:
             job.wait_for("a refusal", lambda: "port 2222: Connection refused" in job.said())
             late.go()
             job.wait_for_steps(2)
-            assert job.ranks(2) == {operator.host(0): 0, operator.host(1): 1}
+            assert job.hosts(2) == [operator.host(0), operator.host(1)]
 
             # Up, and down with elasticrun leave as preStop. The deleted pod is listed all the while, and its successor.
             operator.worker(2)
@@ -64,7 +65,7 @@ def test_workers_start_late_leave_come_back_and_crash() -> None:
             assert not job.events("host_lost")
             operator.worker(2)
             job.wait_for_steps(3, after=time.time())
-            assert job.ranks(3)[operator.host(2)] == 2
+            assert job.hosts(3)[2] == operator.host(2)
             assert no_step_is_lost(job)
             assert operator.workers[2].log().count("Accepted publickey for mpiuser") == 1
 
@@ -73,6 +74,87 @@ def test_workers_start_late_leave_come_back_and_crash() -> None:
             operator.workers[2].delete()
             job.wait_for_event("host_lost", host=operator.host(2))
             job.wait_for_steps(2, after=at)
+            # The operator makes another of its name, which is listed already.
+            operator.worker(2)
+            job.wait_for_steps(3, after=time.time())
             check_agreement(job.steps())
             assert operator.host(1) in job.elasticrun("status").stdout
+            assert job.end() == 128 + signal.SIGTERM
+
+
+def test_a_launcher_that_is_restarted_ends_the_agents_of_the_one_before() -> None:
+    """restartPolicy OnFailure: its container is there again, and goes on from the last commit on disc."""
+    with made_pods(3) as pods:
+        operator = Operator(pods)
+        launcher = operator.launcher()
+        flags = (*FLAGS, "--durable-dir", "/mnt/work/durable", "--durable-every", "1")
+        operator.worker(0)
+        operator.worker(1)
+        operator.write(2, [0, 1])
+        job = MpiJob(pods, launcher, operator.launchers_environment, *flags)
+        job.wait_for_steps(2)
+        # What is the launcher's own stays there.
+        env = dict(line.split("=", 1) for line in operator.workers[0].environments("step_program")[0])
+        assert not env.keys() & {"K_MPI_JOB_ROLE", "NVIDIA_VISIBLE_DEVICES", "OMPI_MCA_orte_default_hostfile"}
+        # No pod runs, says the operator, and they do: who holds the state waits.
+        operator.write(2, [])
+        job.wait_for("that it waits", lambda: "waiting for 1 worker (--min-np)" in job.said())
+        at = time.time()
+        operator.write(2, [0, 1])
+        job.wait_for_steps(2, after=at)
+        assert no_step_is_lost(job)
+        job.wait_for("a commit on disc", lambda: list((pods.work / "durable").glob("commit-*.state")))
+
+        launcher.kill()
+        with MpiJob(pods, launcher, operator.launchers_environment, *flags, name="second") as job:
+            formed = job.wait_for_event("round_formed")["time"]
+            job.wait_for_steps(2, after=formed)
+            again = [line for line in job.steps() if line["time"] > formed]
+            assert min(line["step"] for line in again) > 1, "it goes on from the disc"
+            mark = f"ELASTIC_DRIVER_MARK={job.events('job_started')[0]['job_id']}"
+            for worker in operator.workers.values():
+                processes = worker.environments("step_program")
+                assert processes
+                assert all(any(line.startswith(mark) for line in env) for env in processes), "none of the other job's"
+            assert job.end() == 128 + signal.SIGTERM
+
+
+def test_the_launcher_trains_too_before_its_name_resolves() -> None:
+    """runLauncherAsWorker, as root."""
+    with made_pods(2, uid=0) as pods:
+        operator = Operator(pods, slots=2, launcher_works=True)
+        launcher = operator.launcher()
+        operator.worker(0)
+        operator.write(1, [0])
+        flags = ("-np", "4", "--min-np", "1", "--host-discovery-script", DISCOVERY)
+        with MpiJob(pods, launcher, operator.launchers_environment, *flags, named=False) as job:
+            job.wait_for_steps(4)
+            assert job.hosts(4) == [pods.name_of("pi-launcher")] * 2 + [operator.host(0)] * 2
+            assert job.end() == 128 + signal.SIGTERM
+
+
+def test_v1_with_kubexec_and_a_user_that_no_file_knows() -> None:
+    with (
+        made_pods(4, uid=12345, has_user=False) as pods,
+        ApiServer(pods.shared / "api", pods.find),
+    ):
+        operator = Operator(pods, v1=True)
+        launcher = operator.launcher(read_only_home=True)
+        operator.worker(0)
+        operator.write(2, [0, 1])
+        with MpiJob(pods, launcher, operator.launchers_environment, *FLAGS) as job:
+            job.wait_for("that it waits", lambda: 'pods "pi-worker-1" not found' in job.said())
+            operator.worker(1)
+            job.wait_for_steps(2)
+            assert job.hosts(2) == ["pi-worker-0", "pi-worker-1"]
+            # Its first process is no init and has no handler of SIGTERM: it is killed when the grace is over.
+            at = time.time()
+            operator.workers[1].delete(grace_s=0.5)
+            job.wait_for_steps(1, after=at)
+            operator.worker(1)
+            job.wait_for_steps(2, after=time.time())
+            at = time.time()
+            assert operator.workers[1].delete(leave(within_s=20), grace_s=1) == "host pi-worker-1 has left its job\n"
+            job.wait_for_steps(1, after=at)
+            check_agreement(job.steps())
             assert job.end() == 128 + signal.SIGTERM
