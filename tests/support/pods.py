@@ -297,6 +297,11 @@ class Pod:
         enter = ["nsenter", "--target", str(self.first_process), "--mount", "--uts", "--net", "--pid"]
         return [*enter, "--", "env", "-C", HOME, *self._as(command)]
 
+    def zombies(self) -> list[int]:
+        """Processes in its container that have ended, and that nobody has waited for."""
+        found = psutil.Process(self.first_process).children(recursive=True)
+        return [process.pid for process in found if process.status() == psutil.STATUS_ZOMBIE]
+
     def environments(self, command: str) -> list[list[str]]:
         """The variables of its processes whose command line has this word."""
         found = [pid for pid in self._processes() if command in command_of(pid)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jobs import check_agreement
 from kubectl import ApiServer
-from machines import marks
+from machines import marks, wait_for
 from mpi_operator import DISCOVERY, MpiJob, Operator, leave
 from namespaces import Namespaces, cannot_serve_ssh
 from pods import Pods
@@ -38,8 +38,9 @@ def no_step_is_lost(job: MpiJob) -> bool:
     return len(done) == len(set(done)) and steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 def test_workers_start_late_leave_come_back_and_crash() -> None:
-    with made_pods(7) as pods:
+    with made_pods(8) as pods:
         operator = Operator(pods)
         launcher = operator.launcher(read_only_home=True)
         with MpiJob(pods, launcher, operator.launchers_environment, *FLAGS) as job:
@@ -66,18 +67,28 @@ def test_workers_start_late_leave_come_back_and_crash() -> None:
             operator.worker(2)
             job.wait_for_steps(3, after=time.time())
             assert job.hosts(3)[2] == operator.host(2)
-            assert no_step_is_lost(job)
             assert operator.workers[2].log().count("Accepted publickey for mpiuser") == 1
+
+            # Or drained by hand before it is deleted.
+            at = time.time()
+            assert job.elasticrun("drain", operator.host(2)).returncode == 0
+            job.wait_for_steps(2, after=at)
+            operator.workers[2].delete()
+            operator.worker(2)
+            job.wait_for_steps(3, after=time.time())
+            assert no_step_is_lost(job)
 
             # Without, it is a crash: sshd ends, and with it all that runs in the pod.
             at = time.time()
             operator.workers[2].delete()
-            job.wait_for_event("host_lost", host=operator.host(2))
+            job.wait_for("the loss", lambda: f"host {operator.host(2)} lost" in job.said())
             job.wait_for_steps(2, after=at)
             # The operator makes another of its name, which is listed already.
             operator.worker(2)
             job.wait_for_steps(3, after=time.time())
             check_agreement(job.steps())
+            for pod in (launcher, *operator.workers.values()):
+                wait_for(f"no zombies on {pod.name}", lambda pod=pod: not pod.zombies())
             assert operator.host(1) in job.elasticrun("status").stdout
             assert job.end() == 128 + signal.SIGTERM
 
@@ -120,15 +131,16 @@ def test_a_launcher_that_is_restarted_ends_the_agents_of_the_one_before() -> Non
 
 
 def test_the_launcher_trains_too_before_its_name_resolves() -> None:
-    """runLauncherAsWorker, as root."""
+    """runLauncherAsWorker, as root, and no flag names hosts."""
     with made_pods(2, uid=0) as pods:
         operator = Operator(pods, slots=2, launcher_works=True)
         launcher = operator.launcher()
         operator.worker(0)
         operator.write(1, [0])
-        flags = ("-np", "4", "--min-np", "1", "--host-discovery-script", DISCOVERY)
-        with MpiJob(pods, launcher, operator.launchers_environment, *flags, named=False) as job:
+        env = operator.launchers_environment
+        with MpiJob(pods, launcher, env, "-np", "4", "--min-np", "1", named=False) as job:
             job.wait_for_steps(4)
+            assert "the hosts are those of /etc/mpi/hostfile (OMPI_MCA_orte_default_hostfile)" in job.said()
             assert job.hosts(4) == [pods.name_of("pi-launcher")] * 2 + [operator.host(0)] * 2
             assert job.end() == 128 + signal.SIGTERM
 
@@ -143,6 +155,10 @@ def test_v1_with_kubexec_and_a_user_that_no_file_knows() -> None:
         operator.worker(0)
         operator.write(2, [0, 1])
         with MpiJob(pods, launcher, operator.launchers_environment, *FLAGS) as job:
+            # With ssh that cannot be.
+            without = job.elasticrun("-np", "1", "-H", "10.77.0.2:1", "--ssh-port", "2222", "true")
+            assert without.returncode == 2
+            assert "No user exists for uid 12345" in without.stderr
             job.wait_for("that it waits", lambda: 'pods "pi-worker-1" not found' in job.said())
             operator.worker(1)
             job.wait_for_steps(2)
