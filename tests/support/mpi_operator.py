@@ -101,16 +101,17 @@ class Operator:
         """The launcher's pod; arguments as for Pods.pod."""
         return self._pods.pod(f"{self._pods.job}-launcher", resolves=True, **more)
 
-    def worker(self, index: int, *, late: bool = False) -> Pod:
+    def worker(self, index: int, command: Sequence[str] = ("sleep", "365d"), *, late: bool = False) -> Pod:
         """Starts a worker's pod, which replaces one of its name. Blocks until its ssh server listens.
 
         Args:
             index: of the worker.
+            command: the first process of a container of v1.
             late: see Pod.start_sshd.
         """
         pod = self.workers[index] = self._pods.pod(self.name(index))
         if self._v1:
-            pod.start(["sleep", "365d"], {})
+            pod.start(command, {})
         else:
             pod.start_sshd({}, late=late)
         return pod

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -315,13 +316,14 @@ class Pod:
         """
         self._pods.forget(self)  # a pod that terminates is not among its service's any more
         said = ""
+        end = time.monotonic() + grace_s
         if pre_stop is not None:
             done = self.run(pre_stop, timeout=grace_s)
             said = done.stdout + done.stderr
         assert self._popen is not None
         os.kill(self.first_process, signal.SIGTERM)
         try:
-            self._popen.wait(grace_s)
+            self._popen.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
         return said

@@ -15,6 +15,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY, JobKey
 from elastic_driver.rendezvous.environment import ENV_RENDEZVOUS, ENV_ROUND, ENV_WORKER
+from elastic_driver.settings import mpi_launcher
 from elastic_driver.settings import settings as driver_settings
 from elastic_driver.settings.join_token import ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE
 from elastic_driver.words import Backend
@@ -164,7 +165,7 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
     by_fields = {each.name: each.default for each in dataclasses.fields(driver_settings.Settings)}
     expected = {name: {shown(getattr(DEFAULTS, field))} for name, field in VARIABLES.items()}
     expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, *PLANNED)}
-    expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE)}
+    expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE, *mpi_launcher.VARIABLES)}
     for field, name in driver_settings.VARIABLES.items():
         expected.setdefault(name, set()).add(shown(by_fields[field]))
     assert documented() == expected
