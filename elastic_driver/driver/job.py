@@ -41,7 +41,7 @@ from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
-from elastic_driver.launch.local.locality import is_local_host
+from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
 from elastic_driver.launch.rank_logs import RankLogs
@@ -303,6 +303,7 @@ def _agents_of(
         local=local,
         remote=_remote_dialler(settings),
         is_local=is_local_host,
+        addresses_of=addresses_of,
         address=_addresses_of(settings, gathering),
         tasks=tasks,
         check=NetworkCheck(settings.port_range, tasks) if settings.check_network else None,

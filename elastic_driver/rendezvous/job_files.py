@@ -94,7 +94,10 @@ def running_jobs() -> list[JobFile]:
     Raises:
         SettingsError: the folder is not this user's alone, or cannot be read.
     """
-    folder = _folder()
+    try:
+        folder = _folder()
+    except OSError as error:
+        raise SettingsError(f"cannot look for jobs: {error.strerror}") from error
     try:
         _check_private(folder)
         paths = sorted(folder.glob("*.json"))

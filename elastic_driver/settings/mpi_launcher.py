@@ -14,6 +14,9 @@ _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_
 # Open MPI's stands in for --slots-per-host everywhere.
 _SLOTS = "I_MPI_PERHOST"
 
+VARIABLES = (*_HOSTFILES, _SLOTS)
+"""What is read here."""
+
 
 def is_launcher_pod(environ: Mapping[str, str]) -> bool:
     """Whether this is the environment of an operator's launcher pod."""

@@ -330,6 +330,7 @@ class FakeFleet:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
         self.listener, self.sink, self.tasks = Listener(), Sink(), Tasks()
+        self.addresses: dict[str, Sequence[str]] = {}  # what names resolve to
         self.warnings: list[str] = []
         self.warmed: list[tuple[int, float]] = []
         self.door = Door(loop.time, join_key=b"join")
@@ -350,6 +351,7 @@ class FakeFleet:
             local=self.local,
             remote=self.remote,
             is_local=lambda name: name in local_names,
+            addresses_of=lambda name: self.addresses.get(name, ()),
             address=address,
             tasks=self.tasks,
             check=NetworkCheck((100, 199), self.tasks) if check else None,

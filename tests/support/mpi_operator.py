@@ -10,13 +10,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs import PROGRAM, ROOT, Job
+from jobs import PROGRAM, ROOT, SUPPORT, Job
 from json_lines import JsonLines
 from pods import SHARED, Pod, Pods
 
 DISCOVERY = "/etc/mpi/discover_hosts.sh"
 # Short, so that tests are.
 LIMITS = ("--discovery-interval", "0.1", "--agent-timeout", "4", "--host-timeout", "2", "--grace-time", "1")
+
+
+_KUBEXEC = f"""#!/bin/sh
+set -x
+POD_NAME=$1
+shift
+{SHARED}/kubectl exec ${{POD_NAME}} -- /bin/sh -c "$*"
+"""
 
 
 class Operator:
@@ -26,21 +34,34 @@ class Operator:
         pods: of the job.
         slots: of each worker.
         launcher_works: whether it is ``runLauncherAsWorker``.
+        v1: whether it is that version; its kubectl is :mod:`kubectl`'s.
 
     Attributes:
         workers: by index.
     """
 
-    def __init__(self, pods: Pods, *, slots: int = 1, launcher_works: bool = False) -> None:
+    def __init__(self, pods: Pods, *, slots: int = 1, launcher_works: bool = False, v1: bool = False) -> None:
         self._pods = pods
         self._slots = slots
         self._launcher_works = launcher_works
+        self._v1 = v1
+        if v1:
+            command = pods.shared / "kubectl"
+            command.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT}/kubectl.py "$@"\n')
+            command.chmod(0o755)
         self.workers: dict[int, Pod] = {}
         self.write(0, ())
 
     @property
     def launchers_environment(self) -> dict[str, str]:
         """What the operator gives the launcher's container, for Open MPI."""
+        without_gpus = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+        if self._v1:
+            return without_gpus | {
+                "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+                "KUBECTL_SOCKET": f"{SHARED}/api",
+            }
         env = {
             "K_MPI_JOB_ROLE": "launcher",
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -48,7 +69,7 @@ class Operator:
             "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
             "OMPI_MCA_orte_set_default_slots": str(self._slots),
         }
-        return env if self._launcher_works else env | {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+        return env if self._launcher_works else env | without_gpus
 
     def name(self, index: int) -> str:
         """The name of a worker's pod."""
@@ -56,7 +77,7 @@ class Operator:
 
     def host(self, index: int) -> str:
         """The name under which it is listed."""
-        return self._pods.name_of(self.name(index))
+        return self.name(index) if self._v1 else self._pods.name_of(self.name(index))
 
     def write(self, replicas: int, running: Sequence[int]) -> None:
         """Updates the ConfigMap, and the kubelet the launcher's volume.
@@ -67,24 +88,32 @@ class Operator:
         """
         launcher = [self._pods.name_of(f"{self._pods.job}-launcher")] if self._launcher_works else []
         wanted = [*launcher, *map(self.host, range(replicas))]
-        listed = [*launcher, *(self._pods.name_of(name) for name in sorted(map(self.name, running)))]
-        script = "#!/bin/sh\n" + "".join(f"echo {name}\n" for name in listed)
+        listed = [*launcher, *sorted(map(self.host, running))]
+        if self._v1:
+            script = "\n".join(["#!/bin/sh", *(f"echo {name}:{self._slots}" for name in listed)])
+        else:
+            script = "#!/bin/sh\n" + "".join(f"echo {name}\n" for name in listed)
         hostfile = "".join(f"{name} slots={self._slots}\n" for name in wanted)
-        self._pods.config.write({"hostfile": hostfile, "discover_hosts.sh": script})
+        more = {"kubexec.sh": _KUBEXEC} if self._v1 else {}
+        self._pods.config.write({"hostfile": hostfile, "discover_hosts.sh": script, **more})
 
     def launcher(self, **more: Any) -> Pod:
         """The launcher's pod; arguments as for Pods.pod."""
         return self._pods.pod(f"{self._pods.job}-launcher", resolves=True, **more)
 
-    def worker(self, index: int, *, late: bool = False) -> Pod:
+    def worker(self, index: int, command: Sequence[str] = ("sleep", "365d"), *, late: bool = False) -> Pod:
         """Starts a worker's pod, which replaces one of its name. Blocks until its ssh server listens.
 
         Args:
             index: of the worker.
+            command: the first process of a container of v1.
             late: see Pod.start_sshd.
         """
         pod = self.workers[index] = self._pods.pod(self.name(index))
-        pod.start_sshd({}, late=late)
+        if self._v1:
+            pod.start(command, {})
+        else:
+            pod.start_sshd({}, late=late)
         return pod
 
 
@@ -98,6 +127,8 @@ class MpiJob(Job):
         flags: of elasticrun.
         name: of its output's files, where a job has several launchers one after another.
         steps: how many are trained; None for no end.
+        named: see Pod.start.
+        more_env: for the container, too.
     """
 
     def __init__(
@@ -108,6 +139,7 @@ class MpiJob(Job):
         *flags: str,
         name: str = "first",
         steps: int | None = None,
+        named: bool = True,
         more_env: Mapping[str, str] | None = None,
     ) -> None:
         self._launcher = launcher
@@ -126,7 +158,8 @@ class MpiJob(Job):
         events = ("--event-log", f"{work}/{self.event_log.name}", "--verbose")
         command = [sys.executable, "-m", "elastic_driver", *events, *LIMITS, *flags, sys.executable, str(PROGRAM)]
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            self.process = launcher.start(command, {**env, **own, **(more_env or {})}, stdout=out, stderr=err)
+            env = {**env, **own, **(more_env or {})}
+            self.process = launcher.start(command, env, named=named, stdout=out, stderr=err)
 
     def __exit__(self, *unused: object) -> None:
         if self.process.poll() is None:
@@ -155,11 +188,10 @@ class MpiJob(Job):
         event: dict[str, Any] = self.wait_for(f"{kind} {fields}", found)[0]
         return event
 
-    def ranks(self, size: int) -> dict[str, int]:
-        """The ranks of the last round of this size, by host."""
-        lines = [line for line in self.steps() if line["size"] == size]
-        last = max(line["step"] for line in lines)
-        return {line["worker"].partition("[")[0]: line["rank"] for line in lines if line["step"] == last}
+    def hosts(self, size: int) -> list[str]:
+        """The hosts of the ranks of the last round of this size, by rank."""
+        lines = {line["rank"]: line["worker"].partition("[")[0] for line in self.steps() if line["size"] == size}
+        return [lines[rank] for rank in range(size)]
 
     def elasticrun(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a subcommand in the launcher's container."""

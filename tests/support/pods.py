@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ import psutil
 import pytest
 from config_volume import ConfigVolume
 from jobs import ROOT
-from machines import wait_for
+from machines import command_of, wait_for
 from namespaces import NamespaceHost, Namespaces, run
 
 _SERVER = Path(__file__).with_name("name_server.py")
@@ -133,6 +134,10 @@ class Pods:
         """The name that mpi-operator writes for a pod."""
         return f"{pod}.{self.job}.{self.namespace}.svc"
 
+    def find(self, name: str) -> Pod | None:
+        """The pod of this name that runs."""
+        return next((pod for pod in self._pods if pod.name == name and pod.runs), None)
+
     def pod(self, name: str, *, resolves: bool = False, read_only_home: bool = False) -> Pod:
         """A new pod on a machine of its own, without a container yet.
 
@@ -217,15 +222,24 @@ class Pod:
         self.env: dict[str, str] = {}
         self._make_folders()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], *, stdout: Any = None, stderr: Any = None) -> Any:
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        named: bool = True,
+        stdout: Any = None,
+        stderr: Any = None,
+    ) -> Any:
         """Starts its container. Returns the process that lasts as long as it does, with its exit code.
 
         Args:
             command: its first process.
             env: its environment, beside PATH and what the kubelet sets.
+            named: whether its name resolves from now on.
             stdout, stderr: of that.
         """
-        assert self._popen is None or self._popen.poll() is not None, "it runs"
+        assert not self.runs, "it runs already"
         home = HOME if self._pods.has_user else "/"
         service = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
         self.env = {"PATH": os.environ["PATH"], "HOSTNAME": self.name, "HOME": home, **service, **env}
@@ -237,7 +251,8 @@ class Pod:
             self._popen = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=stdout or log, stderr=stderr or log)
         parent = psutil.Process(self._popen.pid)
         self.first_process = int(wait_for(f"the container of {self.name}", parent.children)[0].pid)
-        self._pods.know(self)
+        if named:
+            self._pods.know(self)
         return self._popen
 
     def start_sshd(self, env: Mapping[str, str], *, late: bool = False) -> None:
@@ -264,6 +279,11 @@ class Pod:
     def _wait_for_sshd(self) -> None:
         wait_for(f"sshd on {self.name}", lambda: "Server listening" in self.log(), more=self.log)
 
+    @property
+    def runs(self) -> bool:
+        """Whether its container does."""
+        return self._popen is not None and self._popen.poll() is None
+
     def log(self) -> str:
         """What its container has said."""
         return (self._folder / "log").read_text(errors="replace")
@@ -278,6 +298,16 @@ class Pod:
         enter = ["nsenter", "--target", str(self.first_process), "--mount", "--uts", "--net", "--pid"]
         return [*enter, "--", "env", "-C", HOME, *self._as(command)]
 
+    def zombies(self) -> list[int]:
+        """Processes in its container that have ended, and that nobody has waited for."""
+        found = psutil.Process(self.first_process).children(recursive=True)
+        return [process.pid for process in found if process.status() == psutil.STATUS_ZOMBIE]
+
+    def environments(self, command: str) -> list[list[str]]:
+        """The variables of its processes whose command line has this word."""
+        found = [pid for pid in self._processes() if command in command_of(pid)]
+        return [Path(f"/proc/{pid}/environ").read_text().strip("\0").split("\0") for pid in found]
+
     def delete(self, pre_stop: Sequence[str] | None = None, *, grace_s: float = 30.0) -> str:
         """Deletes it as the kubelet does: preStop, SIGTERM for the first process alone, SIGKILL after the grace.
 
@@ -286,13 +316,14 @@ class Pod:
         """
         self._pods.forget(self)  # a pod that terminates is not among its service's any more
         said = ""
+        end = time.monotonic() + grace_s
         if pre_stop is not None:
             done = self.run(pre_stop, timeout=grace_s)
             said = done.stdout + done.stderr
         assert self._popen is not None
         os.kill(self.first_process, signal.SIGTERM)
         try:
-            self._popen.wait(grace_s)
+            self._popen.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
         return said

@@ -20,6 +20,7 @@ from elastic_driver.hosts import Host, in_natural_order
 from elastic_driver.launch.dial.dialler import DialFailure, Dialler
 from elastic_driver.launch.fleet.dialling import Calls
 from elastic_driver.launch.fleet.door import Door, Ticket
+from elastic_driver.launch.fleet.leavers import Leavers
 from elastic_driver.launch.fleet.link import AgentFacts, AgentLink
 from elastic_driver.launch.fleet.network_check import GATHER_S, LIMIT_S, Checked, NetworkCheck
 from elastic_driver.launch.fleet.reception import RefusedError
@@ -134,6 +135,7 @@ class Fleet:
         reach: how they come.
         local, remote: start agents on this machine, and on others.
         is_local: whether a name means this machine. May block.
+        addresses_of: what a name resolves to. May block.
         address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
         tasks: run what nobody waits for.
         check: of the network, before a host is used; None for none.
@@ -147,6 +149,7 @@ class Fleet:
         local: Dialler,
         remote: Dialler,
         is_local: Callable[[str], bool],
+        addresses_of: Callable[[str], Sequence[str]],
         address: Callable[[AgentFacts, str], str],
         tasks: Tasks,
         check: NetworkCheck | None = None,
@@ -174,8 +177,7 @@ class Fleet:
         self._former_calls: set[Calls] = set()  # of hosts that are not wanted any more, until they have ended
         self._side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
         self._told: dict[str, DialFailure] = {}
-        # Names whose agent wants to leave, until they are no longer listed, or their machine is gone: when that is.
-        self._leaving: dict[str, float] = {}
+        self._leaving = Leavers(addresses_of, tasks, self._change)  # names whose agent wants to leave, or has left
         self._silent: set[str] = set()  # names of which it was told that they are silent, and not that they are heard
         self._ending: set[str] = set()  # agents that were told to close
         self._closing = False
@@ -202,13 +204,7 @@ class Fleet:
         if self._closing:
             return
         self._wanted = tuple(names)
-        listed = {self._call_of(name) for name in (*names, *self._joined)}
-        # After that it is another machine that has the name, or this one has been spared.
-        self._leaving = {
-            name: gone_at
-            for name, gone_at in self._leaving.items()
-            if name in listed and (name in self._hosts or loop.time() < gone_at)
-        }
+        self._leaving.keep({self._call_of(name) for name in (*names, *self._joined)}, self._hosts)
         for name in self._silent - {*names, *(link.facts.host for link in self._agents.values())}:
             self._silent.discard(name)
             self._listener.host_heard(name)  # there is nothing to be heard of any more
@@ -606,8 +602,7 @@ class Fleet:
         name = self._call_of(link.facts.host)
         if name in self._leaving and within_s is None:
             return
-        gone_at = math.inf if within_s is None else asyncio.get_running_loop().time() + within_s
-        self._leaving[name] = min(gone_at, self._leaving.get(name, math.inf))
+        self._leaving.leaves(name, within_s)
         for each in self._names_of(link):
             self._listener.host_leaves(each, why, within_s)
         if link.facts.local and within_s is not None:
@@ -650,8 +645,9 @@ class Fleet:
                 if call is not None:
                     del self._calls[name]
                     self._end_call(call)
+                    self._leaving.left(name, link.facts.peer)
                 else:
-                    del self._leaving[name]
+                    self._leaving.forget(name)
             elif call is not None and not self._closing:
                 call.gone()
             newcomer = self._waiting.pop(link.facts.host, None)

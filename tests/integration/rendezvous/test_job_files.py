@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_a_folder_that_is_open_to_others(folder: Path, caplog: pytest.LogCapture
     folder.mkdir()
     folder.chmod(0o755)
     told(caplog, f"{folder}, is open to other users: chmod 700 {folder}")
+
+
+def test_there_is_no_folder_that_can_be_written_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container whose whole file system is read-only."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/no/such/folder"])
+    with caplog.at_level(logging.WARNING):
+        assert Posting.post("1f", "http://127.0.0.1:1", KEY, ["true"]) is None
+    assert "elasticrun status, drain and end will not find this job" in caplog.text
+    with pytest.raises(SettingsError, match="cannot look for jobs: No usable temporary directory found"):
+        running_jobs()
 
 
 def test_a_link_in_the_place_of_the_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -310,6 +310,46 @@ def test_a_listed_host_whose_machine_is_gone_is_dialled_again_under_its_name() -
     on_fleet(main)
 
 
+@pytest.mark.parametrize("first", [(), ("10.0.0.1",), ("10.0.7.7", "fd00::7")])
+def test_a_listed_host_that_another_machine_has_replaced_is_dialled_again(first: tuple[str, ...]) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        fleet.addresses["a"] = first
+        (agent,) = await fleet.has("a")
+        agent.say(Leaves("a test", 30.0))
+        await agent.leaves()
+        # It does not resolve for a while, then to what it was, then to what the agent came from.
+        for addresses in (first, (), first, (), ("10.0.0.1", "10.0.0.5")):
+            fleet.addresses["a"] = addresses
+            await asyncio.sleep(2.0)
+            await fleet.fleet.want(["a"])
+            await rest()
+            assert fleet.remote.hosts() == ["a"], addresses
+        seen = fleet.fleet.changes
+        fleet.addresses["a"] = ("10.0.0.6",)
+        await fleet.fleet.wait_change(seen)
+        await fleet.fleet.want(["a"])
+        await rest()
+        assert fleet.remote.hosts() == ["a", "a"]
+
+    on_fleet(main)
+
+
+def test_who_leaves_for_good_is_not_looked_for() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        (agent,) = await fleet.has("a")
+        agent.say(Leaves("nobody knows when its machine is gone"))
+        await agent.leaves()
+        fleet.addresses["a"] = ("10.0.0.6",)
+        for _ in range(5):
+            await asyncio.sleep(100.0)
+            await fleet.fleet.want(["a"])
+            await rest()
+        assert fleet.remote.hosts() == ["a"]
+        assert len(asyncio.all_tasks()) == 1
+
+    on_fleet(main)
+
+
 def test_a_machine_that_is_not_gone_when_it_had_said_so_stays_until_its_workers_have_ended() -> None:
     async def main(fleet: FakeFleet) -> None:
         (agent,) = await fleet.has("a")

@@ -1,0 +1,87 @@
+"""Hosts that have left by themselves and are listed all the same: when their names may be used again.
+
+Owns how long a name is left alone: until its machine is gone, as the machine has said, or until the name means another
+one, which has replaced it. Who is listed, and who has an agent, is the fleet's. Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+from elastic_driver.system.tasks import Tasks
+
+# As often as a discovery script is run.
+_LOOK_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Leaver:
+    """A name, from where its agent says that it leaves.
+
+    Attributes:
+        gone_at: when its machine is gone; infinite when nobody has said.
+    """
+
+    gone_at: float = math.inf
+
+
+class Leavers:
+    """See above.
+
+    Args:
+        addresses_of: what a name resolves to now. May block.
+        tasks: look for that.
+        on_another: called when another machine has a name.
+    """
+
+    def __init__(
+        self, addresses_of: Callable[[str], Sequence[str]], tasks: Tasks, on_another: Callable[[], None]
+    ) -> None:
+        self._addresses_of = addresses_of
+        self._tasks = tasks
+        self._on_another = on_another
+        self._leavers: dict[str, _Leaver] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether this name is left alone."""
+        return name in self._leavers
+
+    def leaves(self, name: str, within_s: float | None) -> None:
+        """Its agent says so. Of several times that are said the first holds."""
+        leaver = self._leavers.setdefault(name, _Leaver())
+        if within_s is not None:
+            leaver.gone_at = min(leaver.gone_at, asyncio.get_running_loop().time() + within_s)
+
+    def keep(self, listed: Container[str], present: Container[str]) -> None:
+        """Forgets the names that are not listed, and those without an agent whose machine is gone.
+
+        After the time that was said another machine has the name, or this one has been spared.
+        """
+        now = asyncio.get_running_loop().time()
+        for name, leaver in list(self._leavers.items()):
+            if name not in listed or (name not in present and leaver.gone_at <= now):
+                del self._leavers[name]
+
+    def forget(self, name: str) -> None:
+        """It may be used again."""
+        del self._leavers[name]
+
+    def left(self, name: str, address: str) -> None:
+        """Its agent is gone, which came from this address. The name may mean another machine before it is due."""
+        leaver = self._leavers[name]
+        if leaver.gone_at < math.inf:
+            self._tasks.start(self._look_for_another(name, leaver, address))
+
+    async def _look_for_another(self, name: str, leaver: _Leaver, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        # A machine with several addresses may have come from one that its name does not have.
+        old = {address, *await loop.run_in_executor(None, self._addresses_of, name)}
+        while self._leavers.get(name) is leaver and loop.time() < leaver.gone_at:
+            await asyncio.sleep(_LOOK_S)
+            new = await loop.run_in_executor(None, self._addresses_of, name)
+            if new and old.isdisjoint(new):
+                leaver.gone_at = -math.inf
+                self._on_another()
