@@ -58,6 +58,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "join_token_file": ("join_token_file", str),
         "timeout_seconds": ("agent_timeout_s", float),
         "host_timeout_seconds": ("host_timeout_s", float),
+        "spot_notices": ("spot_notices", str),
         "tls": ("tls", bool),
     },
     "launcher": {

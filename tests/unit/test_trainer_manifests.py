@@ -104,6 +104,8 @@ def test_the_command_of_a_trainjob() -> None:
     assert (settings.nodes.least, settings.nodes.most, settings.nodes.node_rank) == (2, 3, 1)
     assert settings.nodes.endpoint == "train-node-0-0.train:29500"
     [job], [runtime] = documents(FOLDER / "trainer/trainjob.yaml"), documents(FOLDER / "trainer/runtime.yaml")
+    [(_, node)] = jobs_of(runtime)
+    assert settings.grace_s < node["template"]["spec"]["terminationGracePeriodSeconds"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
     reserved = {name for name in environ if name.startswith("PET_")}

@@ -129,6 +129,8 @@ def test_a_secret_that_is_none_is_not_told(capsys: pytest.CaptureFixture[str]) -
     [
         ("--timeout x", "argument --timeout: 'x' is not a number"),
         ("--timeout 0", "--timeout 0 is not a number of seconds above 0"),
+        ("--within 0", "--within 0 is not a number of seconds above 0"),
+        ("--within soon", "argument --within: 'soon' is not a number"),
         ("somebody", "unrecognized arguments: somebody"),
     ],
 )
