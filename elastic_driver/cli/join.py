@@ -83,7 +83,11 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         help="this machine, or pod, is gone S seconds after a SIGTERM: what has not left a second before is killed "
         f"(default: ${ENV_GRACE}, or as long as the job's --drain-timeout)",
     )
+    text = "exit code when this machine has left and the job goes on (default %(default)s); 0 may count as done"
+    add("--leave-code", metavar="N", type=read_by(integer), default=0, help=text)
     arguments = parser.parse_args(words)
+    if not 0 <= arguments.leave_code <= 255:
+        raise SettingsError(f"--leave-code {arguments.leave_code} is not within 0 to 255")
     if arguments.grace is not None:
         check_seconds("--grace", arguments.grace)
     urls, fingerprint = _drivers(arguments.driver)
@@ -105,6 +109,7 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
         agent_timeout_s=arguments.agent_timeout,
         fingerprint=fingerprint,
         spot_notices=arguments.spot_notices,
+        leave_code=arguments.leave_code,
         grace_s=grace_s(environ) if arguments.grace is None else arguments.grace,
     )
 

@@ -27,6 +27,7 @@ from elastic_driver.discovery.source import FixedHosts, HostDiscovery
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
+from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
 from elastic_driver.errors import SettingsError, shortage
 from elastic_driver.launch.dial.command import BootstrapOn, CommandDialler, RshDialler
 from elastic_driver.launch.dial.dialler import Dialler
@@ -193,10 +194,27 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
-            code = runner.run(driver.run())
+            code = runner.run(_run(driver, chronicle))
         if code and os.environ.get(ENV_ERROR_FILE):
             driver.pass_on_error(os.environ[ENV_ERROR_FILE])  # this job is itself the worker of another launcher
         return code
+
+
+async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
+    """Runs it to its end, and has Kubeflow Trainer told how far it is, where that wants to know."""
+    trainer: TrainerStatus | None = None
+    code: int | None = None
+    try:
+        if (way := Way.of(os.environ)) is not None:
+            trainer = TrainerStatus(way, lambda: standing_of(driver.rounds.status()), chronicle.warning)
+    except SettingsError as error:
+        chronicle.warning(str(error))
+    try:
+        code = await driver.run()
+    finally:
+        if trainer is not None:
+            await trainer.close(code)
+    return code
 
 
 def first_kind(settings: Settings) -> OnChange:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import asdict
 from typing import Protocol
 
 from elastic_driver.core.draining import ends_at_once, what_was_done, why_refused
@@ -16,6 +17,7 @@ from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
 from elastic_driver.core.state import WorkerPhase, in_phase, record_of
+from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
 from elastic_driver.hosts import WorkerId
@@ -100,6 +102,7 @@ class Rounds:
         self._end = end
         self._about = about
         self._remark = remark
+        self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
         self._placed: dict[WorkerId, RoundAssignment] = {}
@@ -206,6 +209,7 @@ class Rounds:
         """
         event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
         self._check(event)
+        self.progress.told(report.round_id, report.commits, max(0, report.total), self._clock())
         self._stepper.report(event)
 
     def _check(self, event: WorkerReady | WorkerRunning) -> None:
@@ -272,6 +276,7 @@ class Rounds:
             "round_id": state.round_id,
             "commits": state.commits,
             "resets": state.resets,
+            "progress": asdict(self.progress.estimate(now)),
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
             "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],

@@ -104,6 +104,7 @@ def run(
     port_range: str | tuple[int, int] | None = None,
     tls: bool | None = None,
     check_network: bool | None = None,
+    spot_notices: str | None = None,
     config_file: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     prefix_output_with_timestamp: bool = False,
@@ -137,7 +138,7 @@ def run(
         horovod_shim: as the flag --horovod-shim.
         ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
             operator_token_file, rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout,
-            port_range, tls, check_network: as the flags.
+            port_range, tls, check_network, spot_notices: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -198,6 +199,7 @@ def run(
         "port_range": port_range,
         "tls": tls,
         "check_network": check_network,
+        "spot_notices": spot_notices,
         "config_file": config_file,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),

@@ -49,6 +49,7 @@ class Bootstrap:
         alike: what all nodes of such a job have to be started with alike, as JSON; "" for no node.
         spot_notices: the cloud whose notices are watched for, whatever the job's; "" to do what the job does.
         grace_s: how long after a SIGTERM the host is gone, seconds; 0 when nobody has said.
+        leave_code: exit code of an agent whose host has left a job that goes on.
     """
 
     urls: tuple[str, ...]
@@ -67,6 +68,7 @@ class Bootstrap:
     alike: str = ""
     spot_notices: str = ""
     grace_s: float = 0.0
+    leave_code: int = 0
 
     def to_json(self) -> bytes:
         """One line of ASCII."""

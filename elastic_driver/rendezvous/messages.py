@@ -513,21 +513,24 @@ class RunningReport:
         commits: of the state.
         another: whether it has been through one training since it said so last, and begins the next: commits are
             counted anew.
+        total: how many commits, or steps, the training has; 0 when nobody has said. May be left out.
     """
 
     worker: WorkerId
     round_id: int
     commits: int
     another: bool = False
+    total: int = 0
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
         data = {"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits, "another": self.another}
-        return json.dumps(data).encode()
+        return json.dumps({**data, "total": self.total} if self.total else data).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         data = parse_json(body)
         round_id, commits = _get(data, "round_id", int), _get(data, "commits", int)
-        return cls(_worker(data), round_id, commits, _get(data, "another", bool))
+        total = _get(data, "total", int) if "total" in data else 0
+        return cls(_worker(data), round_id, commits, _get(data, "another", bool), total)

@@ -59,6 +59,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "operator_token_file": ("operator_token_file", str),
         "timeout_seconds": ("agent_timeout_s", float),
         "host_timeout_seconds": ("host_timeout_s", float),
+        "spot_notices": ("spot_notices", str),
         "tls": ("tls", bool),
     },
     "launcher": {

@@ -32,7 +32,7 @@ _COUNTS_ANEW = (
 )
 
 
-def checkpoint_point(*, step: int | None = None, every: int = 1) -> bool:
+def checkpoint_point(*, step: int | None = None, every: int = 1, total: int | None = None) -> bool:
     """Asks whether a planned change is due: then write a checkpoint now, and end with ``sys.exit(0)``.
 
     To be called by all ranks at the same place, by the main thread, best once a step. All get the same answer at the
@@ -44,12 +44,13 @@ def checkpoint_point(*, step: int | None = None, every: int = 1) -> bool:
             no progress. Where it is not given the calls are counted, from 0 in each process: a worker that is started
             again comes no further than the last one until it has made more calls. Best always given.
         every: the ranks agree in each so many calls only, and False is the answer to the others.
+        total: how many steps the training has in all. With it the driver can tell how much is left.
 
     Raises:
         RuntimeError: there are several workers, and ``torch.distributed`` is not initialized.
-        ValueError: ``every`` is below 1.
+        ValueError: ``every`` or ``total`` is below 1.
     """
-    return _point.ask(step, every)
+    return _point.ask(step, every, total)
 
 
 class _Point:
@@ -63,17 +64,19 @@ class _Point:
         self._group: Any = None
         self._reporter: _Reporter | None = None
 
-    def ask(self, step: int | None, every: int) -> bool:
+    def ask(self, step: int | None, every: int, total: int | None) -> bool:
         """See checkpoint_point."""
         if every < 1:
             raise ValueError(f"checkpoint_point(every={every}): it must be 1 or more")
+        if total is not None and total < 1:
+            raise ValueError(f"checkpoint_point(total={total}): it must be 1 or more")
         if not self._calls:
             self._begin()
         self._calls += 1
         if self._reporter is not None:
             if step is None and self._calls == 1 and self._reporter.tells_of_calls:
                 print(_COUNTS_ANEW, file=sys.stderr, flush=True)
-            self._reporter.came_to(self._calls if step is None else step)
+            self._reporter.came_to(self._calls if step is None else step, total or 0)
         if not self._is_due and self._calls % every == 0:
             self._is_due = self._agreed()
         return self._is_due
@@ -128,7 +131,7 @@ class _Reporter:
         self._round_id = round_id
         # In the first round all begin at 0; and one that says it is enough.
         self.tells_of_calls = round_id > 1 and os.environ.get("RANK", "0") == "0"
-        self._progress = 0
+        self._progress = self._total = 0
         self._news = threading.Event()
         threading.Thread(target=self._run, name="elastic-driver-progress", daemon=True).start()
 
@@ -139,9 +142,9 @@ class _Reporter:
         worker = WorkerId.parse(os.environ[ENV_WORKER])
         return cls(os.environ[ENV_RENDEZVOUS], credential, worker, int(os.environ[ENV_ROUND]))
 
-    def came_to(self, progress: int) -> None:
+    def came_to(self, progress: int, total: int) -> None:
         """Costs nothing: the thread looks at it when it is time."""
-        self._progress = progress
+        self._progress, self._total = progress, total
         self._news.set()
 
     def _run(self) -> None:
@@ -155,7 +158,7 @@ class _Reporter:
         while True:
             self._news.wait()
             self._news.clear()
-            report = RunningReport(self._worker, self._round_id, self._progress)
+            report = RunningReport(self._worker, self._round_id, self._progress, total=self._total)
             try:
                 client.running(report)
             except RendezvousClosedError:

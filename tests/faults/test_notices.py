@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -305,8 +306,9 @@ def test_a_driver_that_stood_still_when_the_notice_came(tmp_path: Path, runtime:
 
 
 @hosts_that_join
-def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path) -> None:
-    """SIGTERM with a grace period: its workers commit and leave, and the command ends before the period has."""
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path, has_hook: bool) -> None:
+    """SIGTERM with a grace period, after a preStop hook or without: its workers commit, and it ends in time."""
     with ExitStack() as stack:
         spots = Spots(tmp_path, stack, "-np", "4", "--min-np", "2", STEP_S="0.05", COMMIT_EVERY="4")
         agents = [
@@ -315,12 +317,27 @@ def test_a_pod_that_is_deleted(tmp_path: Path, runtime: Path) -> None:
         ]
         spots.job.wait_for_steps(4)
         at = time.time()
-        psutil.Process(agents[0].pid).children()[0].send_signal(signal.SIGTERM)
+        agent = psutil.Process(agents[0].pid).children()[0]
+        if has_hook:
+            words = ("leave", "--host", "node-x", "--within", "25")
+            hook = subprocess.Popen([sys.executable, "-m", "elastic_driver", *words], stdout=subprocess.DEVNULL)
+            spots.job.wait_for("the hook", lambda: "host node-x leaves" in spots.job.said())
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has left by then, as it should
+                agent.send_signal(signal.SIGTERM)
+            assert hook.wait(60) == 0
+        else:
+            agent.send_signal(signal.SIGTERM)
         assert agents[0].wait(60) == 0
-        assert time.time() < at + 29
+        assert time.time() < at + 24
         spots.job.wait_for_steps(2, after=at)
         no_step_is_repeated(spots.job)
-        assert "its agent was sent SIGTERM; its machine goes away in 30 s" in spots.job.said()
+        said = (
+            "by elasticrun leave; its machine goes away in 25 s"
+            if has_hook
+            else "SIGTERM; its machine goes away in 30 s"
+        )
+        assert spots.job.said().count("host node-x leaves at the next commit") == 1
+        assert said in spots.job.said()
 
 
 def test_the_drivers_own_machine_goes_away(tmp_path: Path, runtime: Path) -> None:

@@ -326,7 +326,9 @@ class Agent:
             self._end(End(How.OVER, min(order.exit_code, 1), order.why))
             return
         joined = "this host has left the job" if self._leaving else "the driver has ended this host's part in the job"
-        code = 128 + self._signal if self._home is not None and self._signal else 0
+        code = 0 if order.exit_code >= 0 else self._bootstrap.leave_code
+        if self._home is not None and self._signal:
+            code = 128 + self._signal
         self._end(End(How.LEFT, code, joined if self._bootstrap.slots else ""))
 
     # --- for the server and its handler ----------------------------------------------------------------------------

@@ -179,6 +179,7 @@ def test_bad_variables(run: Run, name: str) -> None:
         ("params: {cycle_time_ms: soon}", "'soon' is not a number"),
         ("params: {cycle_time_ms: -1}", "--cycle-time-ms -1 is not a number, 0 or above"),
         ("logging: {level: loud}", "--log-level LOUD is none of"),
+        ("agents: {spot_notices: ibm}", "--spot-notices ibm is none of aws, gcp, azure"),
         ("controller: mpi", "Gloo only"),
         ("params: 2020-13-45", "it is not YAML"),
         ("{", "it is not YAML"),

@@ -147,3 +147,16 @@ def test_a_signal_means_that_long(tmp_path: Path) -> None:
             assert (await agent.ends())[0] == 0
 
     act(main)
+
+
+def test_a_host_that_has_left_is_not_done(tmp_path: Path) -> None:
+    """Kubernetes must be able to tell one that is to come again from one whose job is over."""
+
+    async def main() -> None:
+        for exit_code, expected in ((-1, 143), (0, 0), (1, 0)):
+            async with scene(tmp_path) as one:
+                agent = await one.ready(one.driver.joiner(leave_code=143))
+                one.driver.tell(Close(exit_code, "the job is over" if exit_code >= 0 else ""))
+                assert (await agent.ends())[0] == expected
+
+    act(main)

@@ -82,6 +82,8 @@ def test_defaults() -> None:
         (["--port-range", "4000-4100"], "port_range", (4000, 4100)),
         (["--tls"], "tls", True),
         (["--check-network"], "check_network", True),
+        (["--spot-notices", "gcp"], "spot_notices", "gcp"),
+        ([], "spot_notices", None),
         ([], "check_network", False),
         (["-x", "A=1", "-x", "B=x y"], "passed_env", {"A": "1", "B": "x y"}),
         (["--disable-cache", "--gloo", "--tcp", "--mpi-args", "x", "--binding-args", "y"], "num_proc", 2),

@@ -102,6 +102,7 @@ def test_a_file_that_others_may_read_is_said(token: str, capsys: pytest.CaptureF
         ),
         ("--driver http://a:1 --slots 2 --agent-timeout 1", "--agent-timeout 1 is below 2 s"),
         ("--driver http://a:1 --slots 2 --agent-timeout nan", "--agent-timeout nan is not a number of seconds"),
+        ("--driver http://a:1 --slots 2 --leave-code 256", "--leave-code 256 is not within 0 to 255"),
         ("--driver http://a:1 --slots 2 --grace 0", "--grace 0 is not a number of seconds above 0"),
         ("--driver http://a:1 --slots 2 --spot-notices ibm", "argument --spot-notices: invalid choice: 'ibm'"),
         ("--driver http://a:1 --slots 2", "the job's secret is missing: give --join-token-file FILE"),
@@ -128,6 +129,8 @@ def test_a_secret_that_is_none_is_not_told(capsys: pytest.CaptureFixture[str]) -
     [
         ("--timeout x", "argument --timeout: 'x' is not a number"),
         ("--timeout 0", "--timeout 0 is not a number of seconds above 0"),
+        ("--within 0", "--within 0 is not a number of seconds above 0"),
+        ("--within soon", "argument --within: 'soon' is not a number"),
         ("somebody", "unrecognized arguments: somebody"),
     ],
 )

@@ -23,7 +23,7 @@ stall_check: {enabled: false, warning_time_seconds: 4, shutdown_time_seconds: 5}
 library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinity: 7, gloo_timeout_seconds: 8}
 placement: {np_multiple: 2, ranks_per_host_multiple: 1, protect: "a, b"}
 warm_starts: {enabled: false, preload: "torch,numpy"}
-agents: {accept: true, join_token_file: t, timeout_seconds: 9, tls: true}
+agents: {accept: true, join_token_file: t, timeout_seconds: 9, spot_notices: aws, tls: true}
 launcher: {rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
 ssh: {port: 22, identity_file: k, connect_timeout_seconds: 3}
 network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999, check: true}
@@ -70,6 +70,7 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "accept_agents": True,
         "join_token_file": "t",
         "agent_timeout_s": 9,
+        "spot_notices": "aws",
         "tls": True,
         "rsh_agent": "rsh -x",
         "launcher_command": "run",

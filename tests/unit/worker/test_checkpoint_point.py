@@ -63,12 +63,14 @@ def test_several_workers_have_to_be_able_to_agree() -> None:
 def test_bad_values_are_refused() -> None:
     with pytest.raises(ValueError, match="every=0"):
         elastic_driver.checkpoint_point(every=0)
+    with pytest.raises(ValueError, match="total=0"):
+        elastic_driver.checkpoint_point(total=0)
 
 
 def test_a_thread_does_not_take_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before, answers = signal.getsignal(signal.SIGTERM), []
-    thread = threading.Thread(target=lambda: answers.append(_Point().ask(None, 1)))
+    thread = threading.Thread(target=lambda: answers.append(_Point().ask(None, 1, None)))
     thread.start()
     thread.join()
     assert (answers, signal.getsignal(signal.SIGTERM)) == ([False], before)
@@ -101,16 +103,16 @@ def test_the_driver_hears_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("elastic_driver.rendezvous.client.RendezvousClient", lambda *way: client)
     worker = WorkerId("a", 0, 0)
     reporter = _Reporter("http://127.0.0.1:1", None, worker, 4)  # type: ignore[arg-type]
-    reporter.came_to(7)
+    reporter.came_to(7, 0)
     assert client.told.wait(60)
     client.told.clear()
-    reporter.came_to(9)
+    reporter.came_to(9, 50)
     assert client.told.wait(60), "an error ends nothing"
-    assert client.reports[-1] == RunningReport(worker, 4, 9)
+    assert client.reports[-1] == RunningReport(worker, 4, 9, total=50)
     client.over = True
-    reporter.came_to(10)
+    reporter.came_to(10, 50)
     assert client.closed.wait(60)
-    reporter.came_to(11)
+    reporter.came_to(11, 50)
     assert [report.commits for report in client.reports] == [7, 9, 10]
 
 

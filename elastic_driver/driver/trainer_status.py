@@ -1,0 +1,199 @@
+"""Tells Kubeflow Trainer how far its TrainJob is, where the job runs in one that wants to know (TrainJobStatus).
+
+Owns the form of that (``pkg/statusserver`` of Trainer 2.2 and later), a thread that sends it, and how often. Never in
+the way: what cannot be sent is left, and told once. What there is to be told is the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from elastic_driver.driver.progress import Estimate
+from elastic_driver.errors import SettingsError
+from elastic_driver.system.safe_files import read_named
+
+ENV_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+ENV_CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+ENV_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+ENV_SWITCH = "ELASTIC_DRIVER_TRAINER_STATUS"
+
+# Trainer asks its clients for 5 or more.
+_INTERVAL_S = 10.0
+# After failures; twice as long from one to the next.
+_MOST_PAUSE_S = 120.0
+_CONNECT_S, _READ_S = 3.0, 5.0
+# How long the job's end waits for its last word.
+_LAST_S = 3.0
+_MOST_TOKEN_BYTES = 1 << 16
+_MOST_INT = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the job is.
+
+    Attributes:
+        percentage: 0 to 100; None when nobody knows.
+        left_s: until its end; None when nobody knows.
+        metrics: by name.
+    """
+
+    percentage: int | None
+    left_s: float | None
+    metrics: Mapping[str, str]
+
+    def to_json(self, now: datetime) -> dict[str, Any]:
+        """As UpdateTrainJobStatusRequest has it. What is not known is left out."""
+        status: dict[str, Any] = {
+            "metrics": [{"name": name, "value": value} for name, value in self.metrics.items()],
+            "lastUpdatedTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        }
+        if self.percentage is not None:
+            status["progressPercentage"] = self.percentage
+        if self.left_s is not None:
+            status["estimatedRemainingSeconds"] = min(_MOST_INT, round(self.left_s))
+        return {"trainerStatus": status}
+
+
+def standing_of(status: Mapping[str, Any]) -> Standing:
+    """From what ``GET /v1/status`` answers.
+
+    A percentage and a time there are only where the script has told its total: nothing else knows how much is left.
+    """
+    estimate = Estimate(**status["progress"])
+    metrics = {
+        "round": str(status["round_id"]),
+        "workers": str(sum(worker["phase"] == "member" for worker in status["workers"])),
+        "resets": str(status["resets"]),
+        "commits": str(status["commits"]),
+    }
+    if estimate.step is not None and estimate.total is not None:
+        metrics |= {"step": str(estimate.step), "total_steps": str(estimate.total)}
+    if estimate.per_s is not None:
+        metrics["steps_per_second"] = f"{estimate.per_s:.4g}"
+    return Standing(estimate.percentage, estimate.left_s, metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where it is told: the address, and the files of the authority and of the token, which change meanwhile."""
+
+    url: str
+    ca: Path
+    token: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Way | None:
+        """As Trainer has put it into the environment; None where it has not, or where it is not wanted.
+
+        Raises:
+            SettingsError: it has not put all of it there, or the address is not one that a token may be sent to.
+        """
+        url = environ.get(ENV_URL, "")
+        if not url or environ.get(ENV_SWITCH, "").lower() in ("0", "off", "false", "no"):
+            return None
+        missing = [name for name in (ENV_CA, ENV_TOKEN) if not environ.get(name)]
+        if missing or not url.startswith("https://"):
+            what = f"{missing[0]} is not set" if missing else f"{ENV_URL} is no https:// address"
+            raise SettingsError(f"cannot tell Kubeflow Trainer how far the job is: {what} ({ENV_SWITCH}=off)")
+        return cls(url, Path(environ[ENV_CA]), Path(environ[ENV_TOKEN]))
+
+    def tell(self, standing: Standing) -> None:
+        """Blocks for some seconds at most. Raises OSError, with what is wrong in words."""
+        import requests  # late: most jobs have nobody to tell
+
+        try:
+            token = read_named(self.token, _MOST_TOKEN_BYTES).decode("ascii").strip()
+        except ValueError:
+            raise OSError(f"the file {self.token} holds no token") from None
+        # A session each time: the authority's file, as the token's, is replaced from time to time.
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.post(
+                self.url,
+                json=standing.to_json(datetime.now(UTC)),
+                headers={"Authorization": f"Bearer {token}"},
+                verify=str(self.ca),
+                timeout=(_CONNECT_S, _READ_S),
+                allow_redirects=False,
+                stream=True,
+            )
+            if answer.status_code != 200:
+                raise OSError(f"it answers {answer.status_code} {answer.reason}")
+
+
+class TrainerStatus:
+    """Tells it all along. Used on the event loop only.
+
+    Args:
+        way: where.
+        look: how the job stands now; called on the loop.
+        warn: told once when it cannot be told, and again only after it could.
+    """
+
+    def __init__(self, way: Way, look: Callable[[], Standing], warn: Callable[[str], None]) -> None:
+        self._way = way
+        self._look = look
+        self._warn = warn
+        self._loop = asyncio.get_running_loop()
+        # One place: a thread that is slow tells the newest, and skips what was between.
+        self._next: queue.SimpleQueue[Standing | None] = queue.SimpleQueue()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failures = 0
+        # A daemon: an answer that does not come must not hold up the end of the job.
+        self._thread = threading.Thread(target=self._run, name="elasticrun-trainer", daemon=True)
+        self._thread.start()
+        self._task = self._loop.create_task(self._keep())
+
+    async def close(self, exit_code: int | None) -> None:
+        """Says the last word, and ends. Blocks for some seconds at most.
+
+        Args:
+            exit_code: of the job; None where it has none.
+        """
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await self._idle.wait()
+                if exit_code == 0:
+                    last = self._look()
+                    self._post(Standing(100, 0.0, last.metrics))
+                    await self._idle.wait()
+        self._next.put(None)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._idle.wait()
+            self._post(self._look())
+            await asyncio.sleep(min(_INTERVAL_S * 2.0 ** min(self._failures, 10), _MOST_PAUSE_S))
+
+    def _post(self, standing: Standing) -> None:
+        self._idle.clear()
+        self._next.put(standing)
+
+    def _run(self) -> None:
+        while (standing := self._next.get()) is not None:
+            try:
+                self._way.tell(standing)
+            except Exception as error:  # whatever it is, the job goes on
+                failure = f"{error}"[:300] or type(error).__name__
+            else:
+                failure = ""
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._told, failure)
+
+    def _told(self, failure: str) -> None:
+        if failure and not self._failures:
+            self._warn(f"cannot tell Kubeflow Trainer how far the job is: {failure}; it is tried on")
+        self._failures = self._failures + 1 if failure else 0
+        self._idle.set()

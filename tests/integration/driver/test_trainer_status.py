@@ -1,0 +1,210 @@
+"""Kubeflow Trainer is told how far a job is: by a thread, over HTTPS, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_trainer import FakeTrainer, certificate, fake_trainer
+from jobs import Job
+
+from elastic_driver.driver import trainer_status
+from elastic_driver.driver.trainer_status import Standing, TrainerStatus, Way, standing_of
+from elastic_driver.errors import SettingsError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+STANDING = Standing(45, 1e12, {"round": "3"})
+
+
+def with_trainer(
+    folder: Path, main: Callable[[FakeTrainer, TrainerStatus, list[str]], Coroutine[Any, Any, None]]
+) -> None:
+    async def run(trainer: FakeTrainer) -> None:
+        way = Way.of(trainer.environment)
+        assert way is not None
+        warnings: list[str] = []
+        await main(trainer, TrainerStatus(way, lambda: STANDING, warnings.append), warnings)
+
+    with fake_trainer(folder) as trainer:
+        asyncio.run(run(trainer))
+
+
+async def until(trainer: FakeTrainer, what: str, holds: Callable[[FakeTrainer], Any]) -> None:
+    await asyncio.to_thread(trainer.wait_for, what, holds)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_status, "_INTERVAL_S", 0.05)
+    monkeypatch.setattr(trainer_status, "_MOST_PAUSE_S", 0.1)
+
+
+def test_what_it_is_told(tmp_path: Path) -> None:
+    async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
+        await until(trainer, "twice", lambda one: len(one.told) > 1)
+        await status.close(0)
+        first, last = trainer.told[0], trainer.told[-1]
+        assert first["progressPercentage"] == 45
+        assert first["estimatedRemainingSeconds"] == (1 << 31) - 1
+        assert first["metrics"] == [{"name": "round", "value": "3"}]
+        assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
+        assert warnings == []
+
+    with_trainer(tmp_path, main)
+
+
+def test_a_job_that_fails_has_not_come_to_its_end(tmp_path: Path) -> None:
+    async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
+        await until(trainer, "once", lambda one: one.told)
+        await status.close(1)
+        assert {told["progressPercentage"] for told in trainer.told} == {45}
+
+    with_trainer(tmp_path, main)
+
+
+def test_the_token_and_the_authority_change(tmp_path: Path) -> None:
+    async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
+        await until(trainer, "once", lambda one: one.told)
+        trainer.token = "second.token"
+        await until(trainer, "a refusal", lambda one: 403 in one.refused)
+        trainer.give_token("second.token\n")
+        known = len(trainer.told)
+        await until(trainer, "the new token", lambda one: len(one.told) > known)
+        ca, ours = tmp_path / "ca.crt", (tmp_path / "ca.crt").read_bytes()
+        other = certificate(tmp_path, "other")
+        other.replace(ca)
+        while len(warnings) < 2:
+            await asyncio.sleep(0.01)
+        known = len(trainer.told)
+        ca.write_bytes(ours)
+        await until(trainer, "the authority", lambda one: len(one.told) > known)
+        await status.close(None)
+        assert "it answers 403 Forbidden; it is tried on" in warnings[0]
+        assert "CERTIFICATE_VERIFY_FAILED" in warnings[1]
+        assert len(warnings) == 2, "each time once"
+
+    with_trainer(tmp_path, main)
+
+
+@pytest.mark.parametrize("trouble", ["nobody", "token", "rubbish", "500", "folder"])
+def test_what_cannot_be_told_is_said_once(tmp_path: Path, trouble: str) -> None:
+    async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
+        await status.close(None)
+        environ = trainer.environment
+        match trouble:
+            case "nobody":
+                environ["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:1/status"
+            case "token":
+                (tmp_path / "token").unlink()
+            case "rubbish":
+                (tmp_path / "token").write_bytes(b"\xff\n\x00")
+            case "folder":
+                environ["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(tmp_path)
+            case "500":
+                trainer.status = 500
+        way = Way.of(environ)
+        assert way is not None
+        looks = 0
+
+        def look() -> Standing:
+            nonlocal looks
+            looks += 1
+            return STANDING
+
+        status = TrainerStatus(way, look, warnings.append)
+        while looks < 4:
+            await asyncio.sleep(0.01)
+        await status.close(0)
+        assert len(warnings) == 1
+        assert warnings[0].startswith("cannot tell Kubeflow Trainer how far the job is: ")
+        assert "\n" not in warnings[0]
+
+    with_trainer(tmp_path, main)
+
+
+def test_one_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_status, "_LAST_S", 0.3)
+
+    async def main(trainer: FakeTrainer, status: TrainerStatus, warnings: list[str]) -> None:
+        trainer.status = 0
+        await until(trainer, "once", lambda one: one.told)
+        known = len(trainer.told)
+        began = time.monotonic()
+        await status.close(0)
+        assert time.monotonic() - began < 3
+        assert len(trainer.told) == known, "one at a time"
+
+    with_trainer(tmp_path, main)
+
+
+def test_where_nobody_wants_to_know() -> None:
+    assert Way.of({}) is None
+    whole = {
+        "KUBEFLOW_TRAINER_SERVER_URL": "https://a/b",
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca",
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": "/token",
+    }
+    assert Way.of(whole) == Way("https://a/b", Path("/ca"), Path("/token"))
+    assert Way.of({**whole, "ELASTIC_DRIVER_TRAINER_STATUS": "off"}) is None
+    for change in ({"KUBEFLOW_TRAINER_SERVER_TOKEN": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "http://a/b"}):
+        with pytest.raises(SettingsError, match="cannot tell Kubeflow Trainer"):
+            Way.of({**whole, **change})
+
+
+SCRIPT = """
+import sys, time
+import elastic_driver
+for step in range(1000):
+    time.sleep(0.02)
+    if elastic_driver.checkpoint_point(step=step, total=1000):
+        sys.exit(0)
+    if step == 150 and len(sys.argv) == 1:
+        break
+"""
+
+
+def test_a_job_inside_a_trainjob(tmp_path: Path) -> None:
+    """Its first word comes at its start, its last one says how it has ended; workers are asked in between."""
+    program = tmp_path / "train.py"
+    program.write_text(SCRIPT)
+    with fake_trainer(tmp_path / "trainer") as trainer:
+        flags = ("-np", "1", "--on-change", "restart")
+        command = [sys.executable, str(program)]
+        with Job(tmp_path, None, *flags, command=command, env=trainer.environment) as job:
+            trainer.wait_for("its start", lambda one: one.told)
+            assert job.wait() == 0, job.said()
+        first, last = trainer.told[0], trainer.told[-1]
+        assert "progressPercentage" not in first, "nobody knows yet"
+        metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
+        assert last["progressPercentage"] == 100
+        assert metrics["total_steps"] == "1000"
+        assert 50 < int(metrics["step"]) <= 150
+        assert "Kubeflow" not in job.said()
+
+
+def test_a_job_whose_trainer_is_gone(tmp_path: Path) -> None:
+    with fake_trainer(tmp_path / "trainer") as trainer:
+        environ = trainer.environment
+    with Job(tmp_path, None, "-np", "1", command=["true"], env=environ) as job:
+        assert job.wait() == 0
+        assert job.said().count("cannot tell Kubeflow Trainer how far the job is") == 1
+
+
+def test_from_what_a_driver_knows() -> None:
+    status = {
+        "round_id": 4,
+        "resets": 2,
+        "commits": 120,
+        "workers": [{"phase": "member"}, {"phase": "booting"}, {"phase": "member"}],
+        "progress": {"step": 120, "total": 480, "per_s": 2.0, "left_s": 180.0},
+    }
+    metrics = {"round": "4", "workers": "2", "resets": "2", "commits": "120", "step": "120", "total_steps": "480"}
+    assert standing_of(status) == Standing(25, 180.0, {**metrics, "steps_per_second": "2"})
+    bare = {"step": 120, "total": None, "per_s": None, "left_s": None}
+    assert standing_of({**status, "progress": bare}).percentage is None
