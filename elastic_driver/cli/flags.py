@@ -15,7 +15,8 @@ from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_flags
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
-from elastic_driver.settings.machines import BOOTSTRAPS
+from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
+from elastic_driver.settings.pods import DISCOVERIES, POD_NAMES
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
 from elastic_driver.words import Cloud
@@ -214,6 +215,12 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         help="of workers that are equally far, one on these hosts is rank 0 (also: the label protected); may be "
         "repeated",
     )
+    setting(
+        "launcher",
+        choices=LAUNCHERS,
+        help="none: hosts that are listed are not dialled, but join by themselves (elasticrun join), and only those "
+        "listed are used (default: {default}: they are dialled)",
+    )
     setting("ssh_port", "-p", "--ssh-port", metavar="PORT", help="of the hosts' ssh servers (default: as ssh has it)")
     setting("ssh_identity_file", "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     setting("ssh_connect_timeout_s", metavar="S", help="seconds ssh may take to connect (default {default})")
@@ -242,6 +249,22 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="variable for the workers on all hosts, with this value or its own; may be repeated",
     )
+    group = parser.add_argument_group("pods as hosts (docs/kubernetes_pods.md)")
+    setting = _Settings(group).add
+    setting("discovery", choices=DISCOVERIES, help="find hosts there: kubernetes: the pods that --selector selects")
+    setting("pod_selector", metavar="LABELS", help="of the job's pods, as app=train")
+    setting("pod_namespace", metavar="NAME", help="theirs (default: the kubeconfig's, or this pod's own)")
+    setting(
+        "pod_names",
+        choices=POD_NAMES,
+        help="which of a pod's names is its host's (default {default}: its DNS name for ssh, its own hostname where it "
+        "joins, else the pod's)",
+    )
+    text = "a pod has as many slots as its containers' limit of this (default {default}), or --slots-per-host"
+    setting("slots_from", metavar="RESOURCE", help=text)
+    setting("rack_from", metavar="LABEL", help="the nodes' label that names their rack (default {default})")
+    text = "of nodes that are about to go, beside those known; may be repeated"
+    setting("departure_taints", action="append", metavar="KEY,...", help=text)
     group = parser.add_argument_group("agents and network")
     add, setting = group.add_argument, _Settings(group).add
     text = "let hosts join by themselves (elasticrun join); without fixed hosts or a script the job waits for them"

@@ -57,8 +57,9 @@ from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
-from elastic_driver.settings.machines import STDIN, node_environment, remote_environment
+from elastic_driver.settings.machines import NO_LAUNCHER, STDIN, node_environment, remote_environment
 from elastic_driver.settings.nodes import Nodes
+from elastic_driver.settings.pods import AUTO_NAMES, DNS, HOSTNAME, KUBERNETES, POD
 from elastic_driver.settings.preflight import preflight
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, RESTART, Settings
 from elastic_driver.system.interfaces import choose_address, host_addresses, listening_addresses
@@ -163,7 +164,13 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
         agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering, on_change)
-        discovery = FleetDiscovery(_discovery_of(settings, job_id, clock), agents.fleet, on_settled=local.settled)
+        discovery = FleetDiscovery(
+            _discovery_of(settings, job_id, clock),
+            agents.fleet,
+            on_settled=local.settled,
+            # Where nobody lists any, all are used that join.
+            only_listed=settings.launcher == NO_LAUNCHER and settings.hosts != (),
+        )
         dialect = OurDialect(
             # Nodes have their own, see _agents_of.
             os.environ if gathering is None else {},
@@ -320,7 +327,7 @@ def _agents_of(
         ),
         local=local,
         remote=_remote_dialler(settings),
-        is_local=is_local_host,
+        is_local=_is_this_pod if _pod_names(settings) in (POD, HOSTNAME) else is_local_host,
         addresses_of=addresses_of,
         address=_addresses_of(settings, gathering),
         tasks=tasks,
@@ -378,8 +385,26 @@ def _addresses_of(settings: Settings, gathering: Gathering | None) -> Callable[[
     return address
 
 
-def _remote_dialler(settings: Settings) -> Dialler:
-    """What starts agents on other machines."""
+def _pod_names(settings: Settings) -> str:
+    """Which of a pod's names is its host's; "" where hosts are no pods."""
+    if settings.discovery != KUBERNETES:
+        return ""
+    if settings.pod_names != AUTO_NAMES:
+        return settings.pod_names
+    if settings.launcher == NO_LAUNCHER:
+        return HOSTNAME  # under which elasticrun join has its host join
+    return DNS if settings.rsh_agent is None and settings.launcher_command is None else POD
+
+
+def _is_this_pod(name: str) -> bool:
+    """Whether a pod's name is that of the pod that the driver runs in. No name server knows it."""
+    return name.lower() == socket.gethostname().lower()
+
+
+def _remote_dialler(settings: Settings) -> Dialler | None:
+    """What starts agents on other machines; None where they come by themselves."""
+    if settings.launcher == NO_LAUNCHER:
+        return None
     python = settings.remote_python or ""
     if settings.rsh_agent is not None:
         return RshDialler(shlex.join(settings.rsh_agent), python=python)
@@ -401,7 +426,25 @@ def _name_of_job(settings: Settings) -> str:
 
 
 def _discovery_of(settings: Settings, job_id: str, clock: JobClock) -> HostDiscovery:
-    """What tells the hosts: the script, the caller's object, or the list."""
+    """What tells the hosts: the script, the caller's object, the pods, or the list."""
+    if settings.discovery == KUBERNETES:
+        # Late: the client's package takes a while to load, and need not be there for other jobs.
+        from elastic_driver.discovery.kubernetes.pods import Reading
+        from elastic_driver.discovery.kubernetes.source import KubernetesDiscovery
+
+        return KubernetesDiscovery(
+            settings.pod_selector,
+            settings.pod_namespace,
+            Reading(
+                _pod_names(settings),
+                settings.slots_from,
+                settings.slots_per_host,
+                settings.rack_from,
+                settings.departure_taints,
+            ),
+            settings.discovery_timeout_s,
+            call_later=clock.call_later,
+        )
     if settings.discovery_script is not None:
         return ScriptDiscovery(
             settings.discovery_script,

@@ -211,6 +211,7 @@ class _Node:
             elastic_timeout_s=self._join_timeout_s if self._has_join_timeout else settings.elastic_timeout_s,
             hosts=(Host(self._name, number),),
             discovery_script=None,
+            discovery="",
             accept_agents=True,
             rendezvous_port=self._place.port,
         )

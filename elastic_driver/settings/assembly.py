@@ -27,7 +27,7 @@ from elastic_driver.settings.torchrun_options import torchrun_values
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
 # Who gives one of these wants no rsh agent, whatever a variable says.
-_OTHER_THAN_RSH = frozenset({"launcher_command", "ssh_port", "ssh_identity_file"})
+_OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
 _WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
 
 
@@ -112,7 +112,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
     elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint(
-        ("discovery_script", "discovery_socket", "min_num_proc")
+        ("discovery_script", "discovery_socket", "discovery", "min_num_proc")
     )
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
@@ -142,7 +142,7 @@ def _typed(name: str, value: Any) -> Any:
             return read_port_range(value) if isinstance(value, str) else tuple(integer(str(port)) for port in value)
     except ValueError as error:
         raise SettingsError(f"argument {FLAGS[name]}: {error}") from None
-    if name in ("preload", "network_interfaces", "protect"):
+    if name in ("preload", "network_interfaces", "protect", "departure_taints"):
         texts = [value] if isinstance(value, str) else value
         # As commands and arguments have them, one by one or with commas; in any of these it may be repeated.
         words = [word.strip() for text in texts for word in text.split(",")]
@@ -208,7 +208,7 @@ def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
         return parse_list(listed, slots)
     if file is not None:
         return read_hostfile(Path(file), slots)
-    if "discovery_script" in values or "discovery_socket" in values:
+    if not values.keys().isdisjoint(("discovery_script", "discovery_socket", "discovery")):
         return None
     if values.get("accept_agents"):
         return ()

@@ -62,7 +62,17 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "spot_notices": ("spot_notices", str),
         "tls": ("tls", bool),
     },
+    "discovery": {
+        "kind": ("discovery", str),
+        "selector": ("pod_selector", str),
+        "namespace": ("pod_namespace", str),
+        "pod_names": ("pod_names", str),
+        "slots_from": ("slots_from", str),
+        "rack_from": ("rack_from", str),
+        "departure_taints": ("departure_taints", str),
+    },
     "launcher": {
+        "kind": ("launcher", str),
         "rsh_agent": ("rsh_agent", str),
         "command": ("launcher_command", str),
         "bootstrap": ("launcher_bootstrap", str),

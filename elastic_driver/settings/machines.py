@@ -18,6 +18,9 @@ STDIN = "stdin"
 BOOTSTRAPS = (STDIN, "command")
 """How an agent that is dialled gets what it needs: on its standard input, or as a one-time ticket in its command."""
 
+AUTO_LAUNCHER, NO_LAUNCHER = LAUNCHERS = ("auto", "none")
+"""Whether hosts that are listed are dialled, or come by themselves."""
+
 # The agent looks for acknowledgements each 0.5 s, and they come each second.
 LEAST_AGENT_TIMEOUT_S = 2.0
 LEAST_HOST_TIMEOUT_S = 2.0

@@ -5,6 +5,7 @@ Owns the questions to disc and PATH that settings raise. Called once, by the pro
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.join_token import who_else_reads
 from elastic_driver.settings.operator_token import read_operator_key
+from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.settings.settings import Settings, script_words
 from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import make_folder, who_else_writes
@@ -33,6 +35,10 @@ def preflight(settings: Settings) -> Sequence[str]:
     """
     if settings.discovery_script is not None:
         _check_script(settings.discovery_script)
+    if settings.discovery == KUBERNETES and importlib.util.find_spec("kubernetes_asyncio") is None:
+        raise SettingsError(
+            f"--discovery {KUBERNETES} needs the package kubernetes_asyncio: pip install 'elastic-driver[kubernetes]'"
+        )
     _check_files(settings)
     _check_command(settings.command[0])
     if settings.durable_dir is not None:

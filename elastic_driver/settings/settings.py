@@ -19,14 +19,18 @@ from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_s
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import (
+    AUTO_LAUNCHER,
     BOOTSTRAPS,
+    LAUNCHERS,
     LEAST_AGENT_TIMEOUT_S,
     LEAST_HOST_TIMEOUT_S,
+    NO_LAUNCHER,
     STDIN,
     check_interface,
     check_port_range,
 )
 from elastic_driver.settings.nodes import Nodes
+from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLOTS_FROM, check_pods
 from elastic_driver.words import Cloud, OnChange, Sizing
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
@@ -74,6 +78,13 @@ class Settings:
         discovery_script: shell command that prints the hosts; None without one.
         discovery_socket: descriptor of the driver's process by which the caller's discovery object is asked; None
             without one.
+        discovery: another way to find hosts: "kubernetes"; "" for none.
+        pod_selector: of the labels of the pods that are hosts.
+        pod_namespace: theirs; None for the one that the way to the server names.
+        pod_names: which of a pod's names is its host's.
+        slots_from: the resource of whose limit a pod has a slot each.
+        rack_from: the label of nodes that names their rack.
+        departure_taints: keys of nodes' taints that say, beside those known, that they are about to go.
         discovery_interval_s: between the end of one run of it and the next.
         discovery_timeout_s: how long one run may take.
         rendezvous_port: of the driver's HTTP server; 0 for any.
@@ -101,6 +112,7 @@ class Settings:
         accept_agents: whether hosts may join by themselves.
         join_token_file: file with the secret that they prove themselves with; None to have one made.
         operator_token_file: file with the key of operators; None to have one made.
+        launcher: "none" where hosts that are listed are not dialled, but waited for until they join; or "auto".
         rsh_agent: words of a command that is called as ``AGENT HOST COMMAND...`` instead of ssh; None for ssh.
         launcher_command: template of a command that starts an agent on a host instead of ssh; None for ssh.
         launcher_bootstrap: how that one gets what it needs: "stdin", or "command" where that does not reach it.
@@ -154,6 +166,13 @@ class Settings:
     hosts: tuple[Host, ...] | None = field(default=None, metadata=_given_by("-H"))
     discovery_script: str | None = field(default=None, metadata=_given_by("--host-discovery-script"))
     discovery_socket: int | None = None
+    discovery: str = field(default="", metadata=_given_by("--discovery"))
+    pod_selector: str = field(default="", metadata=_given_by("--selector"))
+    pod_namespace: str | None = field(default=None, metadata=_given_by("--namespace"))
+    pod_names: str = field(default=AUTO_NAMES, metadata=_given_by("--pod-names"))
+    slots_from: str = field(default=SLOTS_FROM, metadata=_given_by("--slots-from"))
+    rack_from: str = field(default=RACK_FROM, metadata=_given_by("--rack-from"))
+    departure_taints: tuple[str, ...] = field(default=(), metadata=_given_by("--departure-taints"))
     discovery_interval_s: float = field(default=1.0, metadata=_given_by("--discovery-interval"))
     discovery_timeout_s: float = field(default=10.0, metadata=_given_by("--discovery-timeout"))
     rendezvous_port: int = field(default=0, metadata=_given_by("--rendezvous-port"))
@@ -181,6 +200,7 @@ class Settings:
     accept_agents: bool = field(default=False, metadata=_given_by("--accept-agents"))
     join_token_file: Path | None = field(default=None, metadata=_given_by("--join-token-file"))
     operator_token_file: Path | None = field(default=None, metadata=_given_by("--operator-token-file"))
+    launcher: str = field(default=AUTO_LAUNCHER, metadata=_given_by("--launcher"))
     rsh_agent: tuple[str, ...] | None = field(default=None, metadata=_given_by("--rsh-agent", "OMPI_MCA_plm_rsh_agent"))
     launcher_command: str | None = field(default=None, metadata=_given_by("--launcher-command"))
     launcher_bootstrap: str = field(default=STDIN, metadata=_given_by("--launcher-bootstrap"))
@@ -317,6 +337,9 @@ class Settings:
         for name in self.protect:
             if not is_host_name(name) or name.count(":") == 1:  # no IPv6 address has one
                 raise SettingsError(f"--protect {name!r} is not the name of a host")
+        self._check_pods()
+        if self.discovery:
+            return
         if self.discovery_script is not None:
             if self.hosts is not None or self.discovery_socket is not None:
                 other = "fixed hosts (-H, --hostfile)" if self.hosts is not None else "a discovery object"
@@ -361,6 +384,42 @@ class Settings:
                 f"given have {slots} in all ({', '.join(str(host) for host in self.hosts)})"
             )
 
+    def _check_pods(self) -> None:
+        if not self.discovery:
+            for name in ("pod_selector", "pod_namespace", "departure_taints"):
+                if getattr(self, name):
+                    raise SettingsError(f"{FLAGS[name]} is without effect: give --discovery kubernetes too")
+            return
+        if self.discovery not in DISCOVERIES:
+            raise SettingsError(f"--discovery {self.discovery} is none of {', '.join(DISCOVERIES)}")
+        others = {
+            "fixed hosts (-H, --hostfile)": self.hosts,
+            "--host-discovery-script": self.discovery_script,
+            "a discovery object": self.discovery_socket,
+        }
+        for other, value in others.items():
+            if value is not None:
+                raise SettingsError(f"give either --discovery {self.discovery} or {other}, not both")
+        check_pods(
+            selector=self.pod_selector,
+            namespace=self.pod_namespace,
+            slots_from=self.slots_from,
+            rack_from=self.rack_from,
+            pod_names=self.pod_names,
+            departure_taints=self.departure_taints,
+        )
+
+    def _check_launcher(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise SettingsError(f"--launcher {self.launcher} is none of {', '.join(LAUNCHERS)}")
+        if self.launcher != NO_LAUNCHER:
+            return
+        if not self.accept_agents:
+            raise SettingsError("--launcher none has hosts join by themselves: give --accept-agents too")
+        for name in ("rsh_agent", "launcher_command", "ssh_port", "ssh_identity_file", "remote_python"):
+            if getattr(self, name) is not None:
+                raise SettingsError(f"{FLAGS[name]} is without effect with --launcher none: no host is dialled")
+
     def _check_durable(self) -> None:
         for name in ("durable_every", "durable_interval_s", "durable_keep"):
             value = getattr(self, name)
@@ -375,6 +434,7 @@ class Settings:
 
     def _check_machines(self) -> None:
         check_seconds(FLAGS["ssh_connect_timeout_s"], self.ssh_connect_timeout_s)
+        self._check_launcher()
         check_agent_timeout(self.agent_timeout_s)
         check_host_timeout(self.host_timeout_s)
         if self.join_token_file is not None and not self.accept_agents:

@@ -165,16 +165,15 @@ def torchrun_values(
     Raises:
         SettingsError: an option cannot be had, or two contradict each other; one line for the user.
     """
-    placed = [name for name in ("num_proc", "hosts", "hostfile", "discovery_script") if name in others]
+    placed = [name for name in ("num_proc", "hosts", "hostfile", "discovery_script", "discovery") if name in others]
     said = _said(flags, environ, without_places=bool(placed))
     if not said:
         return {}
     if placed:
         flag = next((option.flag for name, option in OPTIONS.items() if option.places and name in said), None)
         if flag is not None:
-            other = {"num_proc": "-np", "hosts": "-H", "hostfile": "--hostfile"}.get(
-                placed[0], "--host-discovery-script"
-            )
+            names = {"num_proc": "-np", "hosts": "-H", "hostfile": "--hostfile", "discovery": "--discovery"}
+            other = names.get(placed[0], "--host-discovery-script")
             raise SettingsError(
                 f"give either {flag} or {other}, not both: they say in two ways which workers there are"
             )

@@ -41,7 +41,7 @@ class Calls:
 
     Args:
         host: its name in the job; for the driver's own machine the name that was seen first.
-        dialler: starts agents there.
+        dialler: starts agents there; None where they come by themselves.
         door: issues tickets.
         bootstrap: what the agent is given with a ticket.
         listener: is told how it goes.
@@ -56,7 +56,7 @@ class Calls:
     def __init__(
         self,
         host: str,
-        dialler: Dialler,
+        dialler: Dialler | None,
         *,
         door: Door,
         bootstrap: Callable[[str, Ticket], Awaitable[Bootstrap]],
@@ -80,9 +80,16 @@ class Calls:
         self.failure: DialFailure | None = None
         self.tries = 0
 
+    @property
+    def dials(self) -> bool:
+        """Whether it does anything so that an agent comes."""
+        return self._dialler is not None
+
     def begin(self) -> None:
         """Dials from now on."""
-        self._task = self._tasks.start(self._keep())
+        if self._dialler is None:
+            return
+        self._task = self._tasks.start(self._keep(self._dialler))
 
     def came(self) -> None:
         """The host has an agent, dialled or come by itself."""
@@ -110,13 +117,13 @@ class Calls:
         if self._dialled is not None:
             await self._dialled.close()
 
-    async def _keep(self) -> None:
+    async def _keep(self, dialler: Dialler) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             failure = None
             async with self._side_by_side:
                 if not self._came.is_set():  # nor has one come by itself meanwhile
-                    failure = await self._dial()
+                    failure = await self._dial(dialler)
             if failure is None or self._came.is_set():
                 self.failure, self.tries, pause_s = None, 0, _FIRST_PAUSE_S
                 await self._gone.wait()
@@ -127,23 +134,23 @@ class Calls:
             await asyncio.sleep(_PERMANENT_PAUSE_S if failure.permanent else pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _dial(self) -> DialFailure | None:
+    async def _dial(self, dialler: Dialler) -> DialFailure | None:
         """One try. Returns why there is no agent; None when there is one."""
         if self._dialled is not None:  # of an agent that is gone
             await self._dialled.close()
             self._dialled = None
         self._turned_away = ""
         self._soon.clear()
-        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses())
+        ticket = self._door.issue(self._host, _DIAL_IN_S, await self._addresses(dialler))
         try:
-            return await self._dial_with(ticket)
+            return await self._dial_with(dialler, ticket)
         finally:
             self._door.withdraw(ticket)
 
-    async def _dial_with(self, ticket: Ticket) -> DialFailure | None:
+    async def _dial_with(self, dialler: Dialler, ticket: Ticket) -> DialFailure | None:
         try:
             bootstrap = await self._bootstrap(self._host, ticket)
-            dialled = self._dialled = await self._dialler.dial(self._host, bootstrap)
+            dialled = self._dialled = await dialler.dial(self._host, bootstrap)
         except (LaunchError, SettingsError) as error:
             return DialFailure(str(error), permanent=isinstance(error, CommandNotFoundError))
         dialled.failed.add_done_callback(self._ended)
@@ -163,9 +170,9 @@ class Calls:
             f"no agent has dialled in from there within {_DIAL_IN_S:g} s: can it reach the driver's port?"
         )
 
-    async def _addresses(self) -> frozenset[str]:
+    async def _addresses(self, dialler: Dialler) -> frozenset[str]:
         """Where an agent has to come from whose ticket others can read; none where that cannot be known."""
-        if not self._dialler.shows_bootstrap:
+        if not dialler.shows_bootstrap:
             return frozenset()
         return await asyncio.get_running_loop().run_in_executor(None, _resolve, self._host)
 

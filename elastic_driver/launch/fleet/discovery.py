@@ -1,5 +1,7 @@
 """The hosts that the core hears of: those that a source lists and that have an agent, and those that have joined.
 
+Where no host is dialled, only those that are listed and have joined.
+
 See :class:`~elastic_driver.discovery.source.HostDiscovery`. Owns when the source is asked again.
 """
 
@@ -40,11 +42,20 @@ class FleetDiscovery:
         source: lists the hosts that are wanted.
         fleet: has agents on them.
         on_settled: called when the first hosts have an agent, or cannot have one yet.
+        only_listed: whether hosts that join are used only where the source lists them.
     """
 
-    def __init__(self, source: Source, fleet: Fleet, *, on_settled: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        fleet: Fleet,
+        *,
+        on_settled: Callable[[], None] = lambda: None,
+        only_listed: bool = False,
+    ) -> None:
         self._source = source
         self._fleet = fleet
+        self._only_listed = only_listed
         self._on_settled = on_settled
         self._listed: tuple[Host, ...] | None = None  # as it was answered last
         self._error: DiscoveryError | None = None  # which nobody was told yet
@@ -73,7 +84,8 @@ class FleetDiscovery:
             raise error
         listed = self._listed or ()
         names = {host.name for host in listed}
-        joined = tuple(host for host in self._fleet.joined() if host.name not in names)
+        others = () if self._only_listed else self._fleet.joined()
+        joined = tuple(host for host in others if host.name not in names)
         hosts = tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
 

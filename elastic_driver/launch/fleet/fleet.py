@@ -133,7 +133,7 @@ class Fleet:
     Args:
         door: who may dial in.
         reach: how they come.
-        local, remote: start agents on this machine, and on others.
+        local, remote: start agents on this machine, and on others; None where those come by themselves.
         is_local: whether a name means this machine. May block.
         addresses_of: what a name resolves to. May block.
         address: chooses where a host's workers listen: of its agent, and its address by route. Raises SettingsError.
@@ -147,7 +147,7 @@ class Fleet:
         door: Door,
         reach: Reach,
         local: Dialler,
-        remote: Dialler,
+        remote: Dialler | None,
         is_local: Callable[[str], bool],
         addresses_of: Callable[[str], Sequence[str]],
         address: Callable[[AgentFacts, str], str],
@@ -262,6 +262,8 @@ class Fleet:
             f"host {name} is not ready: {call.failure.reason} (tried {call.tries} time{'s' if call.tries > 1 else ''})"
             if call.failure is not None
             else f"host {name} is not ready: its agent has not come yet"
+            if call.dials
+            else f"host {name} has not joined yet (elasticrun join)"
             for name, call in self._calls.items()
             if call.failure is not None or name not in self._hosts
         ] + ([] if self._check is None else self._check.remarks())
@@ -356,7 +358,8 @@ class Fleet:
     def awaits_others(self) -> bool:
         """See Hosts."""
         calls = {self._call_of(name) for name in self._wanted}
-        return any(name not in self._hosts and name in self._calls and not self._calls[name].tries for name in calls)
+        dialled = (self._calls[name] for name in calls if name not in self._hosts and name in self._calls)
+        return any(call.dials and not call.tries for call in dialled)
 
     def gets_workers(self, link: AgentLink) -> bool:
         """See Hosts."""

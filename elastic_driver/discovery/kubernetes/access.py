@@ -1,0 +1,108 @@
+"""How the API server is reached: where it is, and as whom.
+
+Owns the reading of kubeconfig files and of what a pod is given by its service account, by way of kubernetes_asyncio.
+Knows nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import (
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
+
+from elastic_driver.errors import DiscoveryError
+from elastic_driver.settings.pods import KUBERNETES
+from elastic_driver.system.safe_files import read_named
+
+# Where Kubernetes puts what the processes of a pod need to speak to the API.
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_ENV_HOST, _ENV_PORT, _ENV_KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"
+_DEFAULT_KUBECONFIG = "~/.kube/config"
+_MOST_BYTES = 1 << 20
+# A program that a kubeconfig names for the login may ask a provider.
+_LOGIN_S = 30.0
+
+
+class Access:
+    """The way to one API server, as kubectl finds it: a kubeconfig where there is one, or else the pod's own.
+
+    Args:
+        environ: the environment.
+        folder: with the pod's own.
+
+    Attributes:
+        namespace: the one that is meant where nobody names one; known once there is a client.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, folder: Path = _SERVICE_ACCOUNT) -> None:
+        self._environ = environ
+        self._folder = folder
+        self.namespace = "default"
+
+    async def client(self) -> ApiClient:
+        """A new one; whoever asks closes it. Raises DiscoveryError: it is not known how to reach the server."""
+        try:
+            return ApiClient(await self._configuration())
+        except OSError as error:  # a certificate's file, or its key's
+            raise DiscoveryError(f"cannot reach Kubernetes: {error.strerror or error}") from error
+
+    async def renew(self, client: ApiClient) -> None:
+        """Reads anew who asks: the token has changed, or a login is over. Raises DiscoveryError."""
+        fresh = await self._configuration()
+        client.configuration.api_key = fresh.api_key
+        client.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+
+    async def _configuration(self) -> Configuration:
+        made = Configuration()
+        # The server's own words about a request that it refuses are enough.
+        made.debug = False
+        files = self._kubeconfigs()
+        try:
+            if files:
+                await self._load(files, made)
+            elif self._environ.get(_ENV_HOST):
+                load_incluster_config(  # type: ignore[no-untyped-call]
+                    made,
+                    token_filename=str(self._folder / "token"),
+                    cert_filename=str(self._folder / "ca.crt"),
+                    environ=dict(self._environ),
+                )
+                self.namespace = await asyncio.to_thread(self._own_namespace)
+            else:
+                raise DiscoveryError(
+                    f"cannot reach Kubernetes (--discovery {KUBERNETES}): there is no kubeconfig ({_ENV_KUBECONFIG}, "
+                    f"{_DEFAULT_KUBECONFIG}), and this is no pod ({_ENV_HOST} is not set)"
+                )
+        except DiscoveryError:
+            raise
+        except TimeoutError as error:
+            raise DiscoveryError(f"cannot log in to Kubernetes: no answer within {_LOGIN_S:g} s") from error
+        except Exception as error:  # what is read is anybody's, and the package checks little of it
+            source = ":".join(map(str, files)) if files else f"what the service account has in {self._folder}"
+            reason = " ".join(str(error).split())[:500] or type(error).__name__
+            raise DiscoveryError(f"cannot reach Kubernetes: cannot use {source}: {reason}") from error
+        return made
+
+    async def _load(self, files: list[Path], made: Configuration) -> None:
+        joined = os.pathsep.join(map(str, files))
+        async with asyncio.timeout(_LOGIN_S):
+            await load_kube_config(joined, client_configuration=made, persist_config=False)
+            _, context = await asyncio.to_thread(list_kube_config_contexts, joined)
+        self.namespace = ((context or {}).get("context") or {}).get("namespace") or "default"
+
+    def _kubeconfigs(self) -> list[Path]:
+        """Those that are there. One that is named and is not there is no mistake for kubectl, nor here."""
+        named = self._environ.get(_ENV_KUBECONFIG) or _DEFAULT_KUBECONFIG
+        files = [Path(each).expanduser() for each in named.split(os.pathsep) if each]
+        return [file for file in files if file.is_file()]
+
+    def _own_namespace(self) -> str:
+        return read_named(self._folder / "namespace", _MOST_BYTES).decode().strip()

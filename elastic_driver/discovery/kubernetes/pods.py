@@ -1,0 +1,370 @@
+"""What pods and nodes mean: which of them are hosts, with how many slots, and which are about to go.
+
+Owns the reading of the API's objects, as far as they matter here, and the decisions. Pure: asks nobody, reads no clock.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import MAX_SLOTS_PER_HOST, RACK, Host, is_host_name, natural_key, parse_labels
+from elastic_driver.settings.pods import DNS, HOSTNAME, IP
+
+SLOTS_ANNOTATION = "elastic-driver.dev/slots"
+LABELS_ANNOTATION = "elastic-driver.dev/labels"
+
+DEPARTURE_TAINTS = frozenset(
+    (
+        # Kubernetes' own: the node does not answer, is shut down, or takes no pods any more.
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/out-of-service",
+        "node.kubernetes.io/unschedulable",
+        "node.cloudprovider.kubernetes.io/shutdown",
+        # Autoscalers, once they have decided.
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        # Of machines that the provider takes back.
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "cloud.google.com/impending-node-termination",
+    )
+)
+"""Keys of taints, of whatever effect, that say that a node is about to go. Any other key counts with NoExecute only."""
+
+# How Kubernetes writes a number of things: 4, 4000m, 0.5, 2k.
+_QUANTITY = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?)(?P<suffix>m|k)?")
+_FACTORS = {"m": Decimal("0.001"), "k": Decimal(1000), None: Decimal(1)}
+_MOST_SAID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How pods are read.
+
+    Attributes:
+        names: which of a pod's names is its host's (:data:`~elastic_driver.settings.pods.POD_NAMES`).
+        slots_from: the resource of whose limit a pod has a slot each.
+        default_slots: of pods that say nothing of it; None for none.
+        rack_from: the node's label that names its rack.
+        taints: keys of taints that mean a departure, too.
+    """
+
+    names: str
+    slots_from: str
+    default_slots: int | None
+    rack_from: str
+    taints: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """See Kubernetes' tolerations."""
+
+    key: str
+    operator: str
+    value: str
+    effect: str
+    is_limited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """See Kubernetes' taints."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What matters of a node."""
+
+    name: str
+    rack: str
+    is_cordoned: bool
+    taints: tuple[Taint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What matters of a pod.
+
+    Attributes:
+        host: its name as a host; "" as long as it has none.
+        state: in words: "Running", "Pending: ImagePullBackOff".
+        slots: 0 where it cannot be told.
+        problem: why it can be no host, whatever its state; "" for none.
+        ends_at: when it is gone, by the server's clock, in seconds since 1970; None while nobody has deleted it.
+        disruption: why it is about to be taken away; "" for nothing.
+    """
+
+    name: str
+    uid: str
+    created: str
+    host: str
+    node: str
+    state: str
+    is_running: bool
+    is_ready: bool
+    slots: int
+    labels: tuple[str, ...]
+    problem: str
+    ends_at: float | None
+    grace_s: float
+    disruption: str
+    tolerations: tuple[Toleration, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """That a host is about to go: why, and when, by the server's clock; None when nobody has said."""
+
+    hostname: str
+    why: str
+    at: float | None
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is.
+
+    Attributes:
+        hosts: in natural order.
+        uids: of the pods that they are.
+        leaving: of them, those that are about to go.
+        replaced: names that are another pod's by now, and not among the hosts for once.
+    """
+
+    hosts: tuple[Host, ...]
+    uids: Mapping[str, str]
+    leaving: tuple[Leaving, ...]
+    replaced: tuple[str, ...]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_node(made: Mapping[str, Any], reading: Reading) -> Node:
+    """Of a node's object. Raises KeyError, TypeError, AttributeError, ValueError: it is none."""
+    spec = made.get("spec") or {}
+    taints = (Taint(each["key"], each.get("value") or "", each["effect"]) for each in spec.get("taints") or ())
+    rack = (made["metadata"].get("labels") or {}).get(reading.rack_from, "")
+    return Node(made["metadata"]["name"], rack, bool(spec.get("unschedulable")), tuple(taints))
+
+
+def read_pod(made: Mapping[str, Any], reading: Reading) -> Pod:
+    """Of a pod's object. Raises KeyError, TypeError, AttributeError, ValueError: it is none."""
+    metadata, spec, status = made["metadata"], made["spec"], made.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    problem = ""
+    slots = 0
+    labels: tuple[str, ...] = ()
+    try:
+        slots = _slots(annotations, spec, reading)
+        labels = parse_labels(str(annotations.get(LABELS_ANNOTATION, "")).split())
+    except SettingsError as error:
+        problem = str(error)
+    host = _host_name(metadata, spec, status, reading.names)
+    if host and not is_host_name(host):
+        problem = f"{host[:80]!r} is no name for a host"
+    disruption = conditions.get("DisruptionTarget") or {}
+    grace_s = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=metadata.get("creationTimestamp") or "",
+        host=host,
+        node=spec.get("nodeName") or "",
+        state=_state(status, conditions),
+        is_running=status.get("phase") == "Running",
+        is_ready=(conditions.get("Ready") or {}).get("status") == "True",
+        slots=slots,
+        labels=labels,
+        problem=problem,
+        ends_at=_seconds(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
+        grace_s=float(30 if grace_s is None else grace_s),
+        disruption=str(disruption.get("reason") or "disrupted") if disruption.get("status") == "True" else "",
+        tolerations=tuple(
+            Toleration(
+                each.get("key") or "",
+                each.get("operator") or "Equal",
+                each.get("value") or "",
+                each.get("effect") or "",
+                each.get("tolerationSeconds") is not None,
+            )
+            for each in spec.get("tolerations") or ()
+        ),
+    )
+
+
+def _host_name(metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any], names: str) -> str:
+    hostname: str = spec.get("hostname") or metadata["name"]
+    address: str = status.get("podIP") or ""
+    if names == IP or (names == DNS and not spec.get("subdomain")):
+        return address
+    if names == DNS:
+        # The name that a headless service gives its pods; the rest of it is in the search list of every pod.
+        return f"{hostname}.{spec['subdomain']}.{metadata['namespace']}.svc" if address else ""
+    return hostname if names == HOSTNAME else str(metadata["name"])
+
+
+def _slots(annotations: Mapping[str, Any], spec: Mapping[str, Any], reading: Reading) -> int:
+    """Raises SettingsError: it cannot be told, or is too many."""
+    said = annotations.get(SLOTS_ANNOTATION)
+    if said is not None:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(said)):
+            raise SettingsError(f"its annotation {SLOTS_ANNOTATION} is {str(said)[:40]!r}, no number of slots")
+        slots = int(said)
+    else:
+        limits = [(each.get("resources") or {}).get("limits") or {} for each in spec.get("containers") or ()]
+        slots = int(sum(_quantity(each[reading.slots_from]) for each in limits if reading.slots_from in each))
+        slots = slots or reading.default_slots or 0
+    if not slots:
+        raise SettingsError(
+            f"nobody says how many slots it has: it has no limit of {reading.slots_from} (--slots-from), no annotation "
+            f"{SLOTS_ANNOTATION}, and the job no --slots-per-host"
+        )
+    if slots > MAX_SLOTS_PER_HOST:
+        raise SettingsError(f"it would have {slots} slots; the most is {MAX_SLOTS_PER_HOST}")
+    return slots
+
+
+def _quantity(text: object) -> Decimal:
+    """Raises SettingsError."""
+    match = _QUANTITY.fullmatch(str(text)) if len(str(text)) < 20 else None
+    if match is None:
+        raise SettingsError(f"its limit {str(text)[:40]!r} is no number of slots")
+    return Decimal(match["number"]) * _FACTORS[match["suffix"]]
+
+
+def _state(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """In words, with the reason where the API gives one."""
+    phase = status.get("phase") or "Unknown"
+    reason = status.get("reason") or ""
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        reason = reason or ((each.get("state") or {}).get("waiting") or {}).get("reason") or ""
+    scheduled = conditions.get("PodScheduled") or {}
+    if not reason and scheduled.get("status") == "False":
+        reason = f"{scheduled.get('reason') or 'not scheduled'}, {scheduled.get('message') or ''}".rstrip(", ")
+    if not reason and phase == "Running" and (conditions.get("Ready") or {}).get("status") != "True":
+        reason = "not ready"
+    return f"{phase}: {reason}"[:_MOST_SAID] if reason else phase
+
+
+def _seconds(text: str) -> float:
+    """Of a time as the API writes it, in seconds since 1970."""
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+# --- deciding --------------------------------------------------------------------------------------------------------
+
+
+def look(
+    pods: Iterable[Pod],
+    nodes: Mapping[str, Node],
+    known: Mapping[str, str],
+    reading: Reading,
+    *,
+    gone: Collection[str] = (),
+) -> Sight:
+    """What the pods are to the job.
+
+    Args:
+        pods: all that the selector selects.
+        nodes: by their names, as far as they are known.
+        gone: names of nodes that there were, and are no more.
+        known: the uids of the pods that were hosts when it was looked last.
+        reading: see Reading.
+    """
+    by_host: dict[str, list[Pod]] = {}
+    for each in pods:
+        if each.host and each.is_running and not each.problem:
+            by_host.setdefault(each.host, []).append(each)
+    hosts, uids, leaving, replaced = [], {}, [], []
+    for name in sorted(by_host, key=natural_key):
+        pod = _chosen(by_host[name], known.get(name, ""))
+        if pod is None:
+            continue
+        if known.get(name, pod.uid) != pod.uid:
+            replaced.append(name)
+            continue
+        node = nodes.get(pod.node)
+        rack = (f"{RACK}={node.rack}",) if node is not None and node.rack and not _has_rack(pod) else ()
+        hosts.append(Host(name, pod.slots, (*rack, *pod.labels)))
+        uids[name] = pod.uid
+        why = _why_it_leaves(pod, node, reading)
+        if not why and pod.node in gone:
+            why = f"its node {pod.node} is gone"
+        if why:
+            leaving.append(Leaving(name, why, pod.ends_at, pod.grace_s))
+    return Sight(tuple(hosts), uids, tuple(leaving), tuple(replaced))
+
+
+def unused(pods: Iterable[Pod], used: Collection[str]) -> Sequence[str]:
+    """Of the pods that are no hosts, why; the uids of the others are ``used``."""
+    return [
+        f"pod {pod.name}: {pod.problem or ('being deleted' if pod.ends_at is not None else pod.state)}"
+        for pod in sorted(pods, key=lambda pod: natural_key(pod.name))
+        if pod.uid not in used and pod.state != "Succeeded"
+    ]
+
+
+def _chosen(pods: Sequence[Pod], known: str) -> Pod | None:
+    """Of pods that run under one name: the one that is a host already, or else the youngest that can become one."""
+    for pod in pods:
+        if pod.uid == known:
+            return pod
+    able = [pod for pod in pods if pod.is_ready and pod.ends_at is None]
+    return max(able, key=lambda pod: (pod.created, pod.uid), default=None)
+
+
+def _has_rack(pod: Pod) -> bool:
+    return any(label.partition("=")[0] == RACK for label in pod.labels)
+
+
+def _why_it_leaves(pod: Pod, node: Node | None, reading: Reading) -> str:
+    """Why its host is about to go; "" where it is not."""
+    if pod.ends_at is not None:
+        return f"its pod {pod.name} is deleted" + (f" ({pod.disruption})" if pod.disruption else "")
+    if pod.disruption:
+        return f"its pod {pod.name} is about to be taken away ({pod.disruption})"
+    if node is not None:
+        for taint in node.taints:
+            if _ends(taint, pod, reading):
+                return f"its node {node.name} has the taint {taint}"
+        if node.is_cordoned:
+            return f"its node {node.name} is cordoned"
+    return "" if pod.is_ready else f"its pod {pod.name} is not ready"
+
+
+def _ends(taint: Taint, pod: Pod, reading: Reading) -> bool:
+    if taint.key in DEPARTURE_TAINTS or taint.key in reading.taints:
+        return True
+    # What is tolerated for a while only ends, too.
+    return taint.effect == "NoExecute" and not any(
+        _tolerates(each, taint) and not each.is_limited for each in pod.tolerations
+    )
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    return (
+        toleration.effect in ("", taint.effect)
+        and (toleration.key == taint.key or (not toleration.key and toleration.operator == "Exists"))
+        and (toleration.operator == "Exists" or toleration.value == taint.value)
+    )

@@ -1,0 +1,222 @@
+"""Hosts from the pods of a Kubernetes cluster, as its API tells of them: KubernetesDiscovery.
+
+Owns which lists are followed and when the driver hears of them. What a pod means is decided in
+:mod:`~elastic_driver.discovery.kubernetes.pods`, and how a list is followed in
+:mod:`~elastic_driver.discovery.kubernetes.reflector`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import cast
+
+from kubernetes_asyncio.client import ApiClient, CoreV1Api
+
+from elastic_driver.discovery.kubernetes.access import Access
+from elastic_driver.discovery.kubernetes.pods import (
+    Leaving,
+    Node,
+    Pod,
+    Reading,
+    Sight,
+    look,
+    read_node,
+    read_pod,
+    unused,
+)
+from elastic_driver.discovery.kubernetes.reflector import Read, Reflector
+from elastic_driver.errors import DiscoveryError
+from elastic_driver.hosts import Departure, Host
+from elastic_driver.system.job_clock import CallLater, time_limit
+from elastic_driver.system.tasks import start_task
+
+_log = logging.getLogger("elastic_driver.discovery")
+# A server that is updated is away for a moment, and a watch that was cut goes on where it was.
+_TOLD_AFTER_S = 2.0
+# Changes come in bursts: what comes within this time is told together.
+_GATHER_S = 0.01
+_MOST_REMARKS = 3
+
+
+class KubernetesDiscovery:
+    """Follows the pods that a selector selects. See HostDiscovery of :mod:`elastic_driver.discovery.source`.
+
+    Args:
+        selector: of labels.
+        namespace: of the pods; None for the one that the way to the server names.
+        reading: how pods are read.
+        timeout_s: how long an answer may take; and the first list, with whatever is tried for it.
+        access: the way to the server.
+        call_later: measures that. The loop's, when not given; but that lets none go on over a stop of this process.
+    """
+
+    def __init__(
+        self,
+        selector: str,
+        namespace: str | None,
+        reading: Reading,
+        timeout_s: float,
+        *,
+        access: Access | None = None,
+        call_later: CallLater | None = None,
+    ) -> None:
+        self._selector = selector
+        self._namespace = namespace
+        self._reading = reading
+        self._timeout_s = timeout_s
+        self._access = access or Access()
+        self._call_later = call_later
+        self._following: asyncio.Task[None] | None = None
+        self._pods: Reflector[Pod] | None = None
+        self._nodes: Reflector[Node] | None = None
+        self._nowhere = ""  # why there is no way to the server
+        self._has_begun = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._is_stale = True
+        self._sight = Sight((), {}, (), ())
+        self._seen_nodes: set[str] = set()  # of those that hosts are on, which there once were
+        self._told_of_nodes = False
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """The pods that are hosts now.
+
+        Raises:
+            DiscoveryError: the server cannot be asked; those that were known may be out of date.
+        """
+        if self._following is None or self._following.done():
+            self._following = start_task(self._follow())
+        if self._pods is None or not self._pods.listed:
+            await self._begin()
+        pods = self._pods
+        self._changed.clear()
+        if pods is None or not pods.listed:
+            raise DiscoveryError(self._nowhere or (pods.trouble if pods is not None else "") or self._slow())
+        if pods.trouble and time.monotonic() - pods.since >= _TOLD_AFTER_S:
+            raise DiscoveryError(pods.trouble)
+        self._tell_of_nodes()
+        if self._is_stale:
+            self._look(pods)
+        return self._sight.hosts
+
+    async def wait_change(self, limit_s: float) -> None:
+        """Blocks until something has happened to a pod, or a node."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
+                await asyncio.sleep(_GATHER_S)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """Of those hosts, which are about to go: deleted, disrupted, not ready, or their node goes."""
+        return tuple(Departure(each.hostname, each.why, self._left_s(each)) for each in self._sight.leaving)
+
+    def remark(self) -> str:
+        """That the server cannot be asked, or which pods are no hosts yet."""
+        pods = self._pods
+        if self._nowhere or pods is None:
+            return self._nowhere
+        if pods.trouble:
+            return pods.trouble
+        if not pods.listed:
+            return ""
+        if not pods.objects:
+            return f"no pod in namespace {self._namespace} matches {self._selector}"
+        others = unused(pods.objects.values(), set(self._sight.uids.values()))
+        more = f"; and {len(others) - _MOST_REMARKS} more pods" if len(others) > _MOST_REMARKS else ""
+        return "; ".join(others[:_MOST_REMARKS]) + more
+
+    async def close(self) -> None:
+        """Ends what follows the lists. The end of its loop's tasks does so, too."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait((self._following,))
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        self._nowhere = ""
+        self._has_begun.clear()
+        try:
+            client = await self._access.client()
+        except DiscoveryError as error:
+            self._nowhere = str(error)
+            return
+        finally:
+            self._has_begun.set()
+        self._namespace = namespace = self._namespace or self._access.namespace
+        self._pods = pods = Reflector(
+            f"pods in namespace {namespace}",
+            "the verbs list and watch on pods",
+            reads=_pods_of,
+            query={"namespace": namespace, "label_selector": self._selector},
+            parse=lambda made: read_pod(made, self._reading),
+            renew=self._access.renew,
+            changed=self._change,
+            patience_s=self._timeout_s,
+        )
+        self._nodes = nodes = Reflector(
+            "nodes",
+            "the verbs list and watch on nodes (a ClusterRole)",
+            reads=_nodes_of,
+            query={},
+            parse=lambda made: read_node(made, self._reading),
+            renew=self._access.renew,
+            changed=self._change,
+            patience_s=self._timeout_s,
+        )
+        async with client, asyncio.TaskGroup() as group:
+            group.create_task(pods.keep(client))
+            group.create_task(nodes.keep(client))
+
+    async def _begin(self) -> None:
+        """Blocks until the first lists are there, or cannot be had, but no longer than the time limit."""
+        with contextlib.suppress(TimeoutError):
+            async with time_limit(self._timeout_s, self._call_later):
+                await self._has_begun.wait()
+                if self._pods is None or self._nodes is None:
+                    return
+                # What was only not there yet may come, and is tried again.
+                while not self._pods.listed and not self._pods.is_forbidden:
+                    self._changed.clear()
+                    await self._changed.wait()
+                await self._nodes.settled.wait()
+
+    def _tell_of_nodes(self) -> None:
+        nodes = self._nodes
+        if nodes is not None and nodes.is_forbidden and not self._told_of_nodes:
+            self._told_of_nodes = True
+            _log.warning("%s; going on without racks, taints and cordons", nodes.trouble)
+
+    def _slow(self) -> str:
+        return f"Kubernetes has not answered within {self._timeout_s:g} s (--discovery-timeout)"
+
+    def _change(self) -> None:
+        self._is_stale = True
+        self._changed.set()
+
+    def _look(self, pods: Reflector[Pod]) -> None:
+        nodes = {} if self._nodes is None else {node.name: node for node in self._nodes.objects.values()}
+        gone = self._seen_nodes - nodes.keys()
+        self._sight = look(pods.objects.values(), nodes, self._sight.uids, self._reading, gone=gone)
+        # A name that another pod has taken is left out once, and there the next time.
+        self._is_stale = False
+        if self._sight.replaced:
+            self._change()
+        used = {pods.objects[uid].node for uid in self._sight.uids.values()}
+        self._seen_nodes = used & (nodes.keys() | gone)
+
+    def _left_s(self, leaving: Leaving) -> float | None:
+        if leaving.at is None or self._pods is None:
+            return None
+        # No longer than it was given, whatever the clocks say.
+        return max(0.0, min(leaving.at - time.time() - self._pods.ahead_s, leaving.grace_s))
+
+
+def _pods_of(client: ApiClient) -> Read:
+    return cast(Read, CoreV1Api(client).list_namespaced_pod)
+
+
+def _nodes_of(client: ApiClient) -> Read:
+    return cast(Read, CoreV1Api(client).list_node)
