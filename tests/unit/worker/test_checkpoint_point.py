@@ -137,6 +137,6 @@ def test_a_restarted_worker_that_counts_its_calls_is_told_once(
     monkeypatch.setattr(_Point, "_begin", lambda point: setattr(point, "_reporter", reporter))
     point = _Point()
     for _ in range(3):
-        point.ask(step, 1)
+        point.ask(step, 1, None)
     assert capsys.readouterr().err.count("checkpoint_point() without step= counts its calls from 0 again") == told
     assert client.closed.wait(60)

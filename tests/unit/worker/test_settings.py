@@ -12,6 +12,7 @@ from elastic_driver.cli.flags import build_parser
 from elastic_driver.cli.main import ENV_OPTIONS
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import OurDialect
+from elastic_driver.driver.trainer_status import ENV_SWITCH
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.launch.agent.clouds import ENV_AWS, ENV_AZURE, ENV_GCP
@@ -170,6 +171,7 @@ def test_the_docs_list_each_variable_with_its_default() -> None:
     expected |= {key: {"-"} for key in (ENV_WORKER, ENV_KEY, ENV_RANKS_KEY, *PLANNED)}
     expected |= {name: {"-"} for name in (ENV_JOIN_TOKEN, ENV_JOIN_TOKEN_FILE, ENV_OPTIONS, ENV_GRACE)}
     expected |= {name: {"-"} for name in mpi_launcher.VARIABLES}
+    expected |= {ENV_SWITCH: {"on"}}
     expected |= {name: {"the clouds' own"} for name in (ENV_AWS, ENV_GCP, ENV_AZURE)}
     for field, name in driver_settings.VARIABLES.items():
         expected.setdefault(name, set()).add(shown(by_fields[field]))
@@ -197,7 +199,7 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
         "function/torch_launcher.py": [],  # likewise
         "function/worker.py": ['"LOCAL_RANK"', '"RANK"', '"WORLD_SIZE"', "ENV_ROUND", "ENV_WORKER"],  # without init()
         "worker/rounds/runtime.py": [],  # written to: what torch's NCCL groups read
-        "worker/checkpoint.py": ['"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
+        "worker/checkpoint.py": ['"RANK"', '"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
         "torch/distributed/group.py": ["_GLOO_INTERFACE"],  # torch's own
         "torch/distributed/sockets.py": ['"TORCH_GLOO_LAZY_INIT"'],  # torch's own
