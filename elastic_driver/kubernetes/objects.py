@@ -232,7 +232,9 @@ def _launcher_env(job: ElasticJob) -> dict[str, str]:
     }
     match job.transport:
         case Transport.JOIN:
-            options += ["--accept-agents", "--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}"]
+            # Hosts that a discovery script lists as well come by themselves: nobody could dial them.
+            options += ["--accept-agents", "--launcher", "none"]
+            options += ["--join-token-file", f"{_TOKENS_PATH}/{JOIN_TOKEN}"]
         case Transport.SSH:
             env["OMPI_MCA_plm_rsh_args"] = "-o ConnectionAttempts=10"
         case Transport.EXEC:
