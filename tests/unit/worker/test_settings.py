@@ -191,7 +191,7 @@ def test_nothing_else_of_the_workers_side_looks_into_the_environment() -> None:
         "function/torch_launcher.py": [],  # likewise
         "function/worker.py": ['"LOCAL_RANK"', '"RANK"', '"WORLD_SIZE"', "ENV_ROUND", "ENV_WORKER"],  # without init()
         "worker/rounds/runtime.py": [],  # written to: what torch's NCCL groups read
-        "worker/checkpoint.py": ['"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
+        "worker/checkpoint.py": ['"RANK"', '"WORLD_SIZE"', "ENV_RENDEZVOUS", "ENV_ROUND", "ENV_WORKER"],  # likewise
         "torch/device/lane.py": ['"CUDA_VISIBLE_DEVICES"'],  # CUDA's own
         "torch/distributed/group.py": ["_GLOO_INTERFACE"],  # torch's own
         "torch/distributed/sockets.py": ['"TORCH_GLOO_LAZY_INIT"'],  # torch's own
