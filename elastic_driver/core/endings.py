@@ -11,10 +11,13 @@ from dataclasses import replace
 
 from elastic_driver.core.explain import explain
 from elastic_driver.core.placement import keeps_its_places
-from elastic_driver.core.setbacks import described
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase
+from elastic_driver.core.setbacks import START_S, described
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, causes, in_phase, is_on_one_host
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode, OnChange
+
+# Starts on several hosts that fail in a row: the first may be no more than what the loss of a host leads to.
+_STARTS = 2
 
 
 def judge(t: Transition) -> bool:
@@ -38,6 +41,9 @@ def end_if_given_up(t: Transition) -> bool:
     state = t.state
     if state.setbacks.count >= state.policy.setbacks_limit:
         t.end(ExitCode.USER_CODE_FAILED, what_failed(state))
+    elif _fails_at_start(t):
+        when = f"within the first {START_S:g} s of the training"
+        t.end(ExitCode.USER_CODE_FAILED, f"{what_failed(state)}, {when}; {state.policy.limit_flag} N would try again")
     elif t.in_reset().unplanned and _limit_is_used_up(t):
         first, told = state.first_failure, "; ".join(causes(state))
         if first is not None and first.where:
@@ -50,6 +56,14 @@ def end_if_given_up(t: Transition) -> bool:
     else:
         return False
     return True
+
+
+def _fails_at_start(t: Transition) -> bool:
+    """Whether restarted workers on several hosts have failed twice in a row before anything was trained."""
+    state = t.state
+    if state.policy.on_change is not OnChange.RESTART or not state.policy.ends_at_start:
+        return False
+    return state.setbacks.count >= _STARTS and state.setbacks.is_start(t.now) and not is_on_one_host(state)
 
 
 def what_failed(state: State) -> str:

@@ -64,6 +64,7 @@ from elastic_driver.core.state import (
     WorkerRecord,
     finishing,
     gives_time,
+    is_on_one_host,
     leaves_by,
     leaving,
 )
@@ -413,8 +414,10 @@ def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
     state, policy, name = t.state, t.state.policy, record.worker.hostname
     if policy.on_change is not OnChange.RESTART or policy.cooldown_range_s is not None:
         return False
-    if state.setbacks.is_start(t.now) and fault is Fault.OWN and (policy.ends_at_start or not policy.retries_starts):
-        return False
+    if state.setbacks.is_start(t.now) and fault is Fault.OWN:
+        ends = is_on_one_host(state) if policy.ends_at_start else not policy.retries_starts
+        if ends:
+            return False
     return _is_needed(state, name)
 
 
@@ -425,11 +428,17 @@ def _is_needed(state: State, hostname: str) -> bool:
 
 
 def _end_at_start(t: Transition, record: WorkerRecord, failure: Failure, fault: Fault) -> None:
-    """Ends the job where a restarted worker has failed by itself and nothing was trained yet: it mostly would again."""
+    """Ends the job where a restarted worker has failed by itself and nothing was trained yet: it mostly would again.
+
+    Where there are other hosts, one of them may be lost, and its loss not known yet: there the second failure in a row
+    ends the job (:func:`~elastic_driver.core.endings.end_if_given_up`).
+    """
     state, policy = t.state, t.state.policy
     if policy.on_change is not OnChange.RESTART or not policy.ends_at_start:
         return
-    if fault is not Fault.OWN or not state.setbacks.is_start(t.now):
+    if fault is not Fault.OWN or not state.setbacks.is_start(t.now) or finishing(state):
+        return
+    if not is_on_one_host(state):
         return
     if not policy.blames_hosts or _is_needed(state, record.worker.hostname):
         when = f"within the first {START_S:g} s of the training"

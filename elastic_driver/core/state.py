@@ -87,7 +87,7 @@ class Policy:
         must_init: whether a worker in place that ends with code 0 before ``init()`` cannot have been meant.
         last_call_s: how long a start or a growth of restarted workers waits for more slots; not at max-np.
         ends_at_start: whether a restarted worker's own failure, before the job has trained for a while, ends the job,
-            where its host cannot be done without, or is not blamed.
+            where its host cannot be done without, or is not blamed; on several hosts, two of them in a row.
         sizing: by which flags these numbers were given.
     """
 
@@ -575,6 +575,11 @@ def silent_hosts(state: State) -> frozenset[str]:
 def finishing(state: State) -> bool:
     """Whether a member has ended with success: no growth, no planned change any more."""
     return any(reported is WorkerState.SUCCESS for _, reported in state.registry.records)
+
+
+def is_on_one_host(state: State) -> bool:
+    """Whether all members of the round are on one host."""
+    return len({worker.hostname for worker in state.members}) == 1
 
 
 def causes(state: State) -> list[str]:

@@ -354,7 +354,9 @@ class Job:
                     if command.message.startswith("the training failed"):
                         roundless = self.kind is OnChange.NO_ROUNDS
                         setbacks = sum(code != 0 for code in self.exits.values()) if roundless else self.idle
-                        assert setbacks >= self.policy.setbacks_limit, "given up too early"
+                        at_start = self.policy.ends_at_start and "of the training; " in command.message
+                        limit = 2 if at_start else self.policy.setbacks_limit
+                        assert setbacks >= limit, "given up too early"
                     if command.exit_code == 0 and self.kind is OnChange.NO_ROUNDS:
                         assert 0 in self.exits.values(), "a false success"
                         assert self.alive <= self.told_to_go, "an early success"
