@@ -18,11 +18,14 @@ class ConfigVolume:
         path: of the folder.
         files: its first files, as for :meth:`write`.
         mode: of the files that are no scripts (``*.sh``).
+        group: of all files; -1 for that of this process.
     """
 
-    def __init__(self, path: Path, files: Mapping[str, str] | None = None, *, mode: int = 0o444) -> None:
+    def __init__(
+        self, path: Path, files: Mapping[str, str] | None = None, *, mode: int = 0o444, group: int = -1
+    ) -> None:
         self._path = path
-        self._mode = mode
+        self._mode, self._group = mode, group
         self._numbers = itertools.count()
         path.mkdir(parents=True)
         self.write(files or {})
@@ -33,6 +36,7 @@ class ConfigVolume:
         new.mkdir(mode=0o755)
         for name, text in files.items():
             (new / name).write_text(text)
+            os.chown(new / name, -1, self._group)
             (new / name).chmod(0o555 if name.endswith(".sh") else self._mode)
         current = self._path / _CURRENT
         old = os.readlink(current) if current.is_symlink() else None

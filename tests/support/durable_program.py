@@ -2,7 +2,8 @@
 
 Environment: STEP_LOG (file), STEPS (number), STEP_S (seconds a step takes), BALLAST (bytes that each commit has
 besides), LOCAL_DISCS (folder; each host has a folder of its own in it for its commits, as if on a disc of its own),
-SAMPLES (that many samples of one epoch are gone through by an ElasticSampler, and STEPS does not count).
+SAMPLES (that many samples of one epoch are gone through by an ElasticSampler, and STEPS does not count), STOP (file;
+when it is there, the training ends at the next step).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ STEPS = int(os.environ.get("STEPS", "1000000"))
 STEP_S = float(os.environ.get("STEP_S", "0.02"))
 BALLAST = int(os.environ.get("BALLAST", "0"))
 SAMPLES = int(os.environ.get("SAMPLES", "0"))
+STOP = os.environ.get("STOP", "")
 PER_STEP = 12
 
 
@@ -57,10 +59,14 @@ def main() -> None:
         log.write(json.dumps(line) + "\n")
         state.commit()
 
+    def is_stopped() -> bool:
+        """All ranks agree on it."""
+        return bool(STOP) and hvd.allreduce(np.array([float(os.path.exists(STOP))]), name="stop")[0] > 0
+
     @hvd.elastic.run
     def train(state: Any) -> None:
         if not SAMPLES:
-            while state.step < STEPS:
+            while state.step < STEPS and not is_stopped():
                 do_step(state, [])
             return
         batch = PER_STEP // hvd.size()

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,10 +112,11 @@ class Pods:
         self.config = ConfigVolume(self.shared / "config")
         self._names = self.shared / "names"
         self._names.touch()
+        self._lock = threading.Lock()  # of the names and the free machines: a kubelet has a thread for each pod
         self._free = list(machines)
         self._numbers = itertools.count()
         self._pods: list[Pod] = []
-        self._servers: list[subprocess.Popen[str]] = []
+        self._servers: dict[str, subprocess.Popen[str]] = {}  # by machine
         self.enter = _ENTER.replace("UNCOVERED", self._make_uncovering() if uid else "")
         self._make_keys()
 
@@ -126,7 +128,7 @@ class Pods:
     ) -> None:
         for pod in self._pods:
             pod.kill()
-        for server in self._servers:
+        for server in self._servers.values():
             server.kill()
             server.wait()
 
@@ -146,25 +148,42 @@ class Pods:
             resolves: whether names of pods resolve there.
             read_only_home: whether its home cannot be written to.
         """
-        host = self._free.pop(0)
-        pod = Pod(self, host, name, f"{name}-{next(self._numbers)}", read_only_home=read_only_home)
-        self._pods.append(pod)
-        if resolves:
+        with self._lock:
+            host = self._free.pop(0)
+            pod = Pod(self, host, name, f"{name}-{next(self._numbers)}", read_only_home=read_only_home)
+            self._pods.append(pod)
+        if resolves and host.name not in self._servers:
             command = [sys.executable, str(_SERVER), f"@{self._names}"]
             server = host.popen(command, stdout=subprocess.PIPE, text=True)
             assert server.stdout.readline(), "the name server does not start"
-            self._servers.append(server)
+            self._servers[host.name] = server
         return pod
+
+    def release(self, pod: Pod) -> None:
+        """A pod that has no container any more gives its machine back: a later one may have it."""
+        assert not pod.processes(), "it runs"
+        with self._lock:
+            self._free.append(pod.host)
 
     def know(self, pod: Pod) -> None:
         """Its name resolves from now on."""
-        lines = dict(line.split("=") for line in self._names.read_text().split())
-        self._write_names(lines | {f"{pod.name}.{self.job}.{self.namespace}.{_DOMAIN}": pod.address})
+        with self._lock:
+            lines = self._read_names()
+            self._write_names(lines | {f"{pod.name}.{self.job}.{self.namespace}.{_DOMAIN}": pod.address})
 
     def forget(self, pod: Pod) -> None:
         """Its name does not resolve any more, if it was this pod's."""
-        lines = [line for line in self._names.read_text().split() if line.partition("=")[2] != pod.address]
-        self._write_names(dict(line.split("=") for line in lines))
+        with self._lock:
+            names = self._read_names()
+            self._write_names({name: address for name, address in names.items() if address != pod.address})
+
+    def address_of(self, pod: str) -> str | None:
+        """What a pod's name resolves to now."""
+        with self._lock:
+            return self._read_names().get(f"{pod}.{self.job}.{self.namespace}.{_DOMAIN}")
+
+    def _read_names(self) -> dict[str, str]:
+        return dict(line.split("=") for line in self._names.read_text().split())
 
     def _write_names(self, addresses: Mapping[str, str]) -> None:
         new = self._names.with_suffix(".new")
@@ -284,6 +303,18 @@ class Pod:
         """Whether its container does."""
         return self._popen is not None and self._popen.poll() is None
 
+    def mount(self, at: str, files: Mapping[str, str], *, mode: int, group: int) -> ConfigVolume:
+        """Has it see these files there, within /etc or its home, from its next container on. Returns the volume."""
+        assert at.startswith(("/etc/", f"{HOME}/")), at
+        name = f"volumes/{at.strip('/').replace('/', '_')}"
+        volume = ConfigVolume(self._folder / name, files, mode=mode, group=group)
+        place = self._folder / at.lstrip("/")
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.symlink_to(f"{SHARED}/pods/{self._folder_name}/{name}")
+        return volume
+
     def log(self) -> str:
         """What its container has said."""
         return (self._folder / "log").read_text(errors="replace")
@@ -336,9 +367,10 @@ class Pod:
             if self._popen.poll() is None:
                 os.kill(self.first_process, signal.SIGKILL)
             self._popen.wait(timeout=30)
-            wait_for(f"the end of {self.name}", lambda: not self._processes(), more=lambda: str(self._processes()))
+            wait_for(f"the end of {self.name}", lambda: not self.processes(), more=lambda: str(self.processes()))
 
-    def _processes(self) -> list[int]:
+    def processes(self) -> list[int]:
+        """What runs in it."""
         found = []
         for pid in self.host.pids():
             with contextlib.suppress(psutil.Error, OSError):

@@ -63,6 +63,7 @@ class FleetDiscovery:
         self._asking: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._seen = 0  # changes of the fleet
+        self._agents: dict[str, str] = {}  # of hosts that have joined, as they were answered last
 
     async def find_hosts(self) -> tuple[Host, ...]:
         """See HostDiscovery. A source that takes its time, or fails, hides no change of the fleet."""
@@ -85,9 +86,23 @@ class FleetDiscovery:
         listed = self._listed or ()
         names = {host.name for host in listed}
         others = () if self._only_listed else self._fleet.joined()
-        joined = tuple(host for host in others if host.name not in names)
+        joined = self._without_new_ones(tuple(host for host in others if host.name not in names))
         hosts = tuple(host for host in listed if self._fleet.is_up(host.name)) + joined
         return tuple(sorted(hosts, key=lambda host: self._fleet.node_rank(host.name)))
+
+    def _without_new_ones(self, joined: tuple[Host, ...]) -> tuple[Host, ...]:
+        """Those that have the agent that they had. One that has another is missing once.
+
+        A pod's container may be started again before anybody has asked who is gone. It is another machine, though: what
+        is known of the one that had its name (a failure, a drain) does not hold for it, and would never be forgotten.
+        """
+        agents = {host.name: link.agent for host in joined if (link := self._fleet.link_of(host.name)) is not None}
+        new = {name for name, agent in agents.items() if self._agents.get(name, agent) != agent}
+        self._agents = {name: agent for name, agent in agents.items() if name not in new}
+        if not new:
+            return joined
+        self._seen = -1  # it is to be asked again at once
+        return tuple(host for host in joined if host.name not in new)
 
     async def wait_change(self, limit_s: float) -> None:
         """See HostDiscovery."""

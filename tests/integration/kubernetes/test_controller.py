@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from controllers import running_controller
 from elastic_jobs import NAME, NAMESPACE, resource
 from kubernetes_fake import FakeKubernetes
 
 from elastic_driver.kubernetes import objects
-from elastic_driver.kubernetes.controller import Api, Controller, run
+from elastic_driver.kubernetes.controller import Api, Controller
 from elastic_driver.kubernetes.plan import DriverSays
 from elastic_driver.kubernetes.spec import PLURAL
 
@@ -61,32 +60,12 @@ class World:
     @contextmanager
     def controller(self) -> Iterator[None]:
         """Runs one."""
-        ready, failed = threading.Event(), []
-        loop = asyncio.new_event_loop()
-        stop = asyncio.Event()
 
         def make(api: Api) -> Controller:
             return Controller(api, ask_status=self.driver.ask_status, ask_drain=self.driver.ask_drain)
 
-        def serve() -> None:
-            try:
-                loop.run_until_complete(run(stop=stop, ready=ready.set, make=make))
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                ready.set()
-
-        thread = threading.Thread(target=serve, name="controller")
-        thread.start()
-        try:
-            assert ready.wait(60)
+        with running_controller(make):
             yield
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(60)
-            assert not thread.is_alive()
-            loop.close()
-        assert not failed, failed
 
     def names(self, plural: str) -> list[str]:
         return sorted(each["metadata"]["name"] for each in self.cluster.list(plural, NAMESPACE))

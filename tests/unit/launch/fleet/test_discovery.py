@@ -177,3 +177,33 @@ def test_asking_ends_with_who_asks() -> None:
         assert not [task for task in asyncio.all_tasks() if "find_hosts" in repr(task) or "_ask" in repr(task)]
 
     on_fleet(main)
+
+
+def test_a_host_that_joins_anew_before_its_loss_was_heard_of_is_missing_once() -> None:
+    """Or what is known of the machine that had its name (a failure, a drain) would hold for it, for good."""
+
+    async def main(fleet: FakeFleet) -> None:
+        core = Core(fleet, Source(()))
+        joined = fleet.arrives("j", ticket=False)
+        await rest()
+        assert core.heard == [(J,)]
+        joined.link.lose("a test")
+        fleet.arrives("j", ticket=False)
+        await rest()
+        assert core.heard == [(J,), (), (J,)]
+
+    on_fleet(main)
+
+
+def test_a_host_that_joined_and_is_listed_is_missing_only_while_it_has_no_agent() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        core = Core(fleet, Source((J,)))
+        await rest()
+        joined = fleet.arrives("j", ticket=False)
+        await rest()
+        joined.link.lose("a test")
+        fleet.arrives("j", ticket=False)
+        await rest()
+        assert set(core.heard) == {(J,)}
+
+    on_fleet(main)

@@ -1,0 +1,223 @@
+"""An ElasticJob from end to end: the controller, the API server's stand-in, and real processes in its pods."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from controllers import running_controller
+from elastic_jobs import NAME, NAMESPACE, resource
+from jobs import ROOT, SUPPORT, check_agreement
+from json_lines import JsonLines
+from kubelet import Kubelet
+from kubernetes_fake import FakeKubernetes
+from machines import marks, wait_for
+from mpi_operator import LIMITS
+from namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
+from pods import SHARED, Pods
+
+from elastic_driver.kubernetes.controller import Api, Controller
+from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
+from elastic_driver.kubernetes.spec import PLURAL
+
+pytestmark = marks
+
+MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "controller"
+WHO = "system:serviceaccount:elastic-driver:elastic-driver-controller"
+UID = 1000
+WORK = f"{SHARED}/work"
+Line = dict[str, Any]
+
+
+class Asker:
+    """Asks drivers from within the pods' network, where the controller would be."""
+
+    def __init__(self, pods: Pods, host: NamespaceHost) -> None:
+        self._pods = pods
+        # Its threads are in the pod's network, and the test is not.
+        self._there = ThreadPoolExecutor(2, "asker", initializer=host.enter)
+
+    def close(self) -> None:
+        self._there.shutdown()
+
+    def make(self, api: Api) -> Controller:
+        return Controller(api, ask_status=self._status, ask_drain=self._drain)
+
+    def _status(self, url: str, key: bytes) -> Any:
+        address = self._address(url)
+        return None if address is None else self._there.submit(ask_status, address, key).result()
+
+    def _drain(self, url: str, key: bytes, host: str, within_s: float) -> Any:
+        address = self._address(url)
+        return None if address is None else self._there.submit(ask_drain, address, key, host, within_s).result()
+
+    def _address(self, url: str) -> str | None:
+        parts = urlsplit(url)
+        pod, _, rest = (parts.hostname or "").partition(".")
+        assert rest == f"{NAME}.{NAMESPACE}.svc"
+        address = self._pods.address_of(pod)
+        return None if address is None else f"http://{address}:{parts.port}"
+
+
+class World:
+    """A cluster with a kubelet and a controller, and one job in it."""
+
+    def __init__(self, cluster: FakeKubernetes, pods: Pods, kubelet: Kubelet) -> None:
+        self.cluster, self.pods, self.kubelet = cluster, pods, kubelet
+        self.stop = pods.work / "stop"
+        self._steps = JsonLines(pods.work / "steps.jsonl")
+
+    def create(self, transport: str, replicas: int, *flags: str, worker: Line | None = None, **spec: Any) -> None:
+        """The job, as its user writes it."""
+        program = [sys.executable, str(SUPPORT / "durable_program.py")]
+        command = ["elasticrun", "-np", "2", "--min-np", "1", *LIMITS, "--verbose", *flags, *program]
+        user = {"runAsUser": UID, "runAsGroup": UID}
+        launcher: Line = {"name": "launcher", "image": "training", "command": command}
+        body = resource(transport=transport, replicas=replicas, **spec)
+        body["metadata"] = {"name": NAME, "namespace": NAMESPACE}
+        for role, container in (("Launcher", launcher), ("Worker", {"name": "worker", "image": "training"})):
+            template: Line = {"spec": {"securityContext": user, "containers": [container]}}
+            if role == "Worker":
+                container |= worker or {}
+                template["spec"]["terminationGracePeriodSeconds"] = 20
+            body["spec"]["mpiReplicaSpecs"][role]["template"] = template
+        self.cluster.create(body)
+
+    def scale(self, replicas: int) -> None:
+        changes = {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}}}
+        self.cluster.patch(PLURAL, NAME, changes, NAMESPACE)
+
+    def status(self) -> Line:
+        found = self.cluster.get(PLURAL, NAME, NAMESPACE)
+        return {} if found is None else found.get("status") or {}
+
+    def held(self) -> list[str]:
+        """The conditions that hold."""
+        return [one["type"] for one in self.status().get("conditions", ()) if one["status"] == "True"]
+
+    def names(self, part: str) -> list[str]:
+        return [
+            pod["metadata"]["name"] for pod in self.cluster.list("pods", NAMESPACE) if part in pod["metadata"]["name"]
+        ]
+
+    def phases(self, part: str) -> list[str]:
+        return [
+            pod["status"]["phase"] for pod in self.cluster.list("pods", NAMESPACE) if part in pod["metadata"]["name"]
+        ]
+
+    def steps(self) -> list[Line]:
+        return self._steps.all()
+
+    def wait(self, what: str, found: Callable[[], Any]) -> Any:
+        return wait_for(what, found, more=self.told)
+
+    def wait_for_steps(self, size: int, *, after: int = -1, count: int = 5) -> list[Line]:
+        """So many steps of each rank of a round of this size, of the lines behind so many."""
+        after = len(self.steps()) if after < 0 else after
+
+        def found() -> list[Line]:
+            lines = [line for line in self.steps()[after:] if line["size"] == size]
+            return lines if all(sum(line["rank"] == rank for line in lines) >= count for rank in range(size)) else []
+
+        lines: list[Line] = self.wait(f"steps at size {size}", found)
+        return lines
+
+    def told(self) -> str:
+        events = [f"{event['reason']}: {event['message']}" for event in self.cluster.list("events", NAMESPACE)]
+        return f"{self.kubelet.logs()}\n{self.kubelet.errors}\n{events}\n{self.status()}"
+
+    def delete(self) -> None:
+        """Deletes the job, with all that it has."""
+        self.cluster.delete(PLURAL, NAME, NAMESPACE)
+        self.wait("an empty namespace", lambda: not self.names(""))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Up to five pods at a time."""
+    if reason := cannot_serve_ssh():
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        machines = stack.enter_context(Namespaces(6, sshd=False))
+        pods = stack.enter_context(Pods(machines, job=NAME, namespace=NAMESPACE, uid=UID))
+        cluster = stack.enter_context(FakeKubernetes(namespaces=(NAMESPACE, "elastic-driver")))
+        for name in ("crd.yaml", "rbac.yaml"):
+            cluster.create_all((MANIFESTS / name).read_text())
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path / "config", token=cluster.user(WHO))))
+        kubelet = stack.enter_context(Kubelet(cluster, pods, image(pods)))
+        asker = Asker(pods, pods.pod("controller").host)
+        stack.callback(asker.close)
+        stack.enter_context(running_controller(asker.make))
+        yield World(cluster, pods, kubelet)
+        assert not [request for request in cluster.requests if request.code == 403]
+        assert not kubelet.errors
+
+
+def image(pods: Pods) -> dict[str, str]:
+    """What containers have of their image: elasticrun, and the variables."""
+    folder = pods.shared / "image"
+    folder.mkdir()
+    elasticrun = folder / "elasticrun"
+    elasticrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m elastic_driver "$@"\n')
+    elasticrun.chmod(0o755)
+    return {
+        "PATH": f"{SHARED}/image:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": "0",  # hash() of bytes is compared between workers
+        "STEP_LOG": f"{WORK}/steps.jsonl",
+        "STEP_S": "0.02",
+        "STOP": f"{WORK}/stop",
+    }
+
+
+def check_no_step_is_lost(lines: list[Line]) -> None:
+    """Each rank has done each step once, and all agree."""
+    check_agreement(lines)
+    done = [(line["step"], line["rank"]) for line in lines]
+    assert len(done) == len(set(done)), "a step was done again"
+    steps = sorted({step for step, _ in done})
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.slow
+def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
+    world.create("join", 2, "--durable-dir", f"{WORK}/commits", runPolicy={"cleanPodPolicy": "Running"})
+    world.wait_for_steps(2)
+    world.wait("what the driver says", lambda: world.status().get("workers") == 2 and world.status().get("explain"))
+    assert world.held() == ["Created", "Running"]
+
+    # What is planned costs no step.
+    world.scale(3)
+    world.wait_for_steps(3)
+    world.scale(1)
+    world.wait_for_steps(1)
+    world.wait("only one pod", lambda: world.names("worker") == [f"{NAME}-worker-0"])
+    check_no_step_is_lost(world.steps())
+
+    # A container that is killed is started again.
+    world.scale(2)
+    world.wait_for_steps(2)
+    world.kubelet.crash(f"{NAME}-worker-1")
+    world.wait("a restart", lambda: world.kubelet.life(f"{NAME}-worker-1").restarts == 1)
+    world.wait_for_steps(2)
+
+    # The launcher's node loses it: its Job makes another one, elsewhere, and the agents find that.
+    [launcher] = world.names("launcher")
+    world.kubelet.evict(launcher)
+    before = len(world.steps())
+    world.wait("another launcher", lambda: len(world.names("launcher")) == 2)
+    after = world.wait_for_steps(2, after=before)
+    assert after[0]["step"] > world.steps()[before - 1]["step"] - 60, "it begins from its last commit"
+    check_agreement(world.steps())
+
+    world.stop.touch()
+    world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
+    world.wait("no pod that runs", lambda: set(world.phases("worker")) <= {"Succeeded"})
+    world.delete()
