@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from kubernetes_fake import FakeKubernetes
+from kubernetes_fake.certificate import write_certificate
 from kubernetes_fake.rules import Request
 from pod_discovery import LABELS, following
 
+from elastic_driver.discovery.kubernetes import reflector
 from elastic_driver.hosts import Host
 
 pytestmark = pytest.mark.integration
@@ -185,7 +187,7 @@ def test_a_watch_goes_on_where_it_was_cut(api: FakeKubernetes, tmp_path: Path) -
             api.bookmark()
             watched = sum(map(is_watch, api.requests))
             version = str(api.storage.version)
-            await seen.until(lambda: True)
+            await seen.until(lambda: seen.version == version)
             api.cut_watches()
             again = await asyncio.to_thread(api.wait_request, is_watch, count=watched + 1)
             assert again.query["resourceVersion"] == version
@@ -334,3 +336,55 @@ def test_a_server_that_says_nothing(api: FakeKubernetes, tmp_path: Path) -> None
             assert "no answer within 0.5 s" in str(seen.names) or "has not answered within 0.5 s" in str(seen.names)
 
     run(scenario)
+
+
+def test_a_watch_that_is_silent_for_too_long_is_asked_for_anew(
+    api: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector, "_SILENT_S", 0.5)
+
+    async def scenario() -> None:
+        start(api, "a")
+        async with following(api, tmp_path) as seen:
+            await seen.until(lambda: seen.names == ["a"])
+            await asyncio.to_thread(api.wait_request, is_watch)
+            api.deafen_watches()
+            start(api, "b")
+            await seen.until(lambda: seen.names == ["a", "b"])
+            assert sum(each.verb == "list" and each.resource == "pods" for each in api.requests) == 1
+            assert not [said for said, _ in seen.answers if isinstance(said, str)]
+
+    run(scenario)
+
+
+def test_inside_of_a_pod(tmp_path: Path) -> None:
+    """What a pod is given: HTTPS with an authority of the cluster's, a token that is replaced, its namespace."""
+    certificate = write_certificate(tmp_path / "ca.crt")
+    with FakeKubernetes(namespaces=("team",), tls=certificate) as api:
+        user, rules = "system:serviceaccount:team:driver", {"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}
+        old, new = api.user(user, [rules]), api.user(user)
+        (tmp_path / "token").write_text(old)
+        (tmp_path / "namespace").write_text("team\n")
+        environ = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(api.port),
+            "KUBECONFIG": str(tmp_path / "none"),
+        }
+
+        async def scenario() -> None:
+            api.create_pod("a", "team", labels=LABELS)
+            api.run_pod("a", "team")
+            async with following(api, tmp_path, environ=environ) as seen:
+                await seen.until(lambda: seen.names == ["a"])
+                await asyncio.to_thread(api.wait_request, is_watch)
+                (tmp_path / "token").write_text(new)
+                api.users.revoke(old)
+                api.cut_watches()
+                api.create_pod("b", "team", labels=LABELS)
+                api.run_pod("b", "team")
+                await seen.until(lambda: seen.names == ["a", "b"])
+            (tmp_path / "token").unlink()
+            async with following(api, tmp_path, environ=environ) as seen:
+                await seen.until(lambda: "Service token file does not exist" in str(seen.names))
+
+        run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ def test_what_cannot_be_used(values: dict[str, Any], complaint: str) -> None:
         preflight(make(**values))
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pods_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = make(hosts=None, discovery="kubernetes", pod_selector="app=train")
+    assert preflight(settings) == []
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    with pytest.raises(SettingsError, match=r"needs the package kubernetes_asyncio: pip install 'elastic-driver"):
+        preflight(settings)
 
 
 @pytest.mark.parametrize(

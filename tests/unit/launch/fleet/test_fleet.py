@@ -186,6 +186,35 @@ def test_a_host_joins_leaves_and_joins_again() -> None:
     on_fleet(main)
 
 
+def test_hosts_that_are_not_dialled_are_waited_for() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b", "here"])
+        await rest()
+        assert (fleet.remote.hosts(), fleet.local.hosts()) == ([], ["here"])
+        fleet.arrives("here")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await fleet.fleet.settle(5)
+        assert loop.time() == began, "nobody knows when they join"
+        assert fleet.fleet.remark() == (
+            "host a has not joined yet (elasticrun join); host b has not joined yet (elasticrun join)"
+        )
+        agent = fleet.arrives("a", ticket=False)
+        assert fleet.fleet.is_up("a")
+        assert not fleet.fleet.is_up("b")
+        agent.link.lose("a test")
+        await asyncio.sleep(100)
+        assert fleet.remote.hosts() == []
+        assert not fleet.fleet.is_up("a")
+        fleet.arrives("a", ticket=False)
+        await fleet.fleet.want(["here"])
+        await fleet.fleet.want(["here", "a"])
+        assert fleet.fleet.is_up("a"), "it is there still"
+        assert fleet.listener.unready == []
+
+    on_fleet(main, dials=False)
+
+
 def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names() -> None:
     async def main(fleet: FakeFleet) -> None:
         for number in (10, 2, 1):
