@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,7 +105,11 @@ def test_pods_that_join(api: FakeKubernetes, tmp_path: Path) -> None:
         assert hosts_of(job, at) == {"w-0", "w-1"}
         steps = sorted(line["step"] for line in job.steps() if line["rank"] == 0)
         assert steps == list(range(steps[0], steps[0] + len(steps))), "no step was lost or done twice"
-        assert lines
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+        assert all(line.startswith(("elasticrun: ", "[")) for line in job.said().splitlines()), (
+            "nothing of what was left open"
+        )
 
 
 def test_pods_that_are_dialled_as_kubectl_does(api: FakeKubernetes, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -17,15 +18,9 @@ from elastic_driver.hosts import Host
 
 pytestmark = pytest.mark.integration
 
-_ROLES = """
-{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: pods},
- rules: [{apiGroups: [""], resources: [pods], verbs: [list, watch]}]}
----
-{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: pods},
- subjects: [{kind: ServiceAccount, name: driver, namespace: default}],
- roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: pods}}
-"""
-_DRIVER = "system:serviceaccount:default:driver"
+_ROOT = Path(__file__).resolve().parents[3]
+_ROLE, _CLUSTER_ROLE = re.findall(r"^```yaml\n(.*?)^```", (_ROOT / "docs/kubernetes_pods.md").read_text(), re.M | re.S)
+_DRIVER = "system:serviceaccount:default:train-driver"
 
 
 @pytest.fixture
@@ -262,7 +257,7 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
             await seen.until(lambda: seen.names == ["a", "b"])
 
     run(forbidden)
-    api.create_all(_ROLES)
+    api.create_all(_ROLE)
     caplog.clear()
     run(without_nodes)
     assert len(caplog.messages) == 1
@@ -271,6 +266,16 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
     # And it asks for nothing that the documented Role does not have.
     asked = {(each.verb, each.resource) for each in api.requests if each.user == _DRIVER}
     assert asked == {("list", "pods"), ("watch", "pods"), ("list", "nodes")}
+
+    async def with_nodes() -> None:
+        async with following(api, tmp_path, token=token) as seen:
+            await seen.until(lambda: seen.answers[-1][0] == (Host("a", 1, ("rack=z1",)), Host("b", 1, ("rack=z1",))))
+            await asyncio.to_thread(api.wait_request, lambda each: (each.verb, each.resource) == ("watch", "nodes"))
+
+    api.create_all(_CLUSTER_ROLE)
+    api.forget_requests()
+    run(with_nodes)
+    assert {each.code for each in api.requests} == {200}
 
 
 def test_a_token_that_is_not_good_any_more_is_read_anew(api: FakeKubernetes, tmp_path: Path) -> None:

@@ -215,6 +215,28 @@ def test_hosts_that_are_not_dialled_are_waited_for() -> None:
     on_fleet(main, dials=False)
 
 
+@pytest.mark.parametrize("dials", [True, False])
+def test_a_host_that_is_listed_again_is_not_taken_for_the_one_whose_connection_is_broken(dials: bool) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        first = fleet.arrives("a", ticket=dials)
+        other = fleet.arrives("b", ticket=dials)
+        first.hang_up()
+        other.hang_up()
+        await fleet.fleet.want(["a", "b"])
+        assert fleet.fleet.is_up("a"), "it may come back"
+        await fleet.fleet.want(["b"])
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        assert not fleet.fleet.is_up("a")
+        assert fleet.fleet.is_up("b")
+        fleet.arrives("a", ticket=dials)
+        assert fleet.fleet.is_up("a")
+
+    on_fleet(main, dials=dials)
+
+
 def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names() -> None:
     async def main(fleet: FakeFleet) -> None:
         for number in (10, 2, 1):
