@@ -70,7 +70,11 @@ def run(
     max_np: int | None = None,
     *,
     host_discovery_script: str | None = None,
-    discovery: Finder | None = None,
+    discovery: Finder | str | None = None,
+    selector: str | None = None,
+    namespace: str | None = None,
+    slots_from: str | None = None,
+    pod_names: str | None = None,
     elastic_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     horovod_shim: str | None = None,
@@ -96,6 +100,7 @@ def run(
     accept_agents: bool | None = None,
     join_token_file: str | os.PathLike[str] | None = None,
     operator_token_file: str | os.PathLike[str] | None = None,
+    launcher: str | None = None,
     rsh_agent: str | Sequence[str] | None = None,
     launcher_command: str | None = None,
     launcher_bootstrap: str | None = None,
@@ -130,15 +135,16 @@ def run(
             durable_every, durable_interval, durable_keep, rendezvous_port, config_file, event_log,
             prefix_output_with_timestamp: as the flags.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
-            see HostDiscovery. It is asked here, in a thread of this process.
+            see HostDiscovery. It is asked here, in a thread of this process. Or "kubernetes", as the flag.
+        selector, namespace, slots_from, pod_names: of pods as hosts, as the flags.
         verbose: tells what the driver does. Without it only warnings and errors are told.
         preload: modules to import before later workers are forked; none when not given.
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
         ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
-            operator_token_file, rsh_agent, launcher_command, launcher_bootstrap, remote_python, ssh_connect_timeout,
-            port_range, tls, check_network, spot_notices: as the flags.
+            operator_token_file, launcher, rsh_agent, launcher_command, launcher_bootstrap, remote_python,
+            ssh_connect_timeout, port_range, tls, check_network, spot_notices: as the flags.
         use_mpi: refused when true.
         disable_cache, use_gloo, mpi_args: for Horovod's signature; without effect.
 
@@ -167,6 +173,11 @@ def run(
         "prefix_timestamp": prefix_output_with_timestamp,
         "network_interfaces": network_interface,
         "discovery_script": host_discovery_script,
+        "discovery": discovery if isinstance(discovery, str) else None,
+        "pod_selector": selector,
+        "pod_namespace": namespace,
+        "slots_from": slots_from,
+        "pod_names": pod_names,
         "elastic_timeout_s": elastic_timeout,
         "horovod_shim": horovod_shim,
         "discovery_interval_s": discovery_interval,
@@ -191,6 +202,7 @@ def run(
         "accept_agents": accept_agents,
         "join_token_file": join_token_file,
         "operator_token_file": operator_token_file,
+        "launcher": launcher,
         "rsh_agent": rsh_agent,
         "launcher_command": launcher_command,
         "launcher_bootstrap": launcher_bootstrap,
@@ -206,12 +218,13 @@ def run(
         "mpi": use_mpi or None,  # or a config file may ask for it
     }
     environ = {**os.environ, **(env or {})}
-    if discovery is not None and not callable(getattr(discovery, "find_available_hosts_and_slots", None)):
+    finder = None if isinstance(discovery, str) else discovery
+    if finder is not None and not callable(getattr(finder, "find_available_hosts_and_slots", None)):
         raise SettingsError(f"discovery {discovery!r} has no method find_available_hosts_and_slots()")
     call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     command = (executable or sys.executable, "-m", "elastic_driver.function.worker")
     given |= {"command": command, "on_change": IN_PLACE}
-    with ended_job(given, environ, call, event_log=event_log, discovery=discovery) as (folder, events):
+    with ended_job(given, environ, call, event_log=event_log, discovery=finder) as (folder, events):
         return _results(folder, events)
 
 

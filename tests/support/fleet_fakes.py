@@ -316,6 +316,7 @@ class FakeFleet:
         no_address: hosts that have no address for the others.
         check: whether the network is checked before a host is used.
         own_host: the name of the driver's own machine in a job of nodes.
+        dials: whether hosts are dialled; those elsewhere join by themselves where they are not.
     """
 
     def __init__(
@@ -326,6 +327,7 @@ class FakeFleet:
         no_address: Sequence[str] = (),
         check: bool = False,
         own_host: str = "",
+        dials: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.local, self.remote = FakeDialler(), FakeDialler()
@@ -349,7 +351,7 @@ class FakeFleet:
                 urls, AGENT_TIMEOUT_S, HOST_TIMEOUT_S, fingerprint="f", job="job", owner="owner", host=own_host
             ),
             local=self.local,
-            remote=self.remote,
+            remote=self.remote if dials else None,
             is_local=lambda name: name in local_names,
             addresses_of=lambda name: self.addresses.get(name, ()),
             address=address,

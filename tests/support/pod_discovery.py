@@ -66,6 +66,12 @@ class Follower:
         return said if isinstance(said, str) else [host.name for host in said]
 
     @property
+    def version(self) -> str:
+        """From which the watch of pods would go on."""
+        pods = self.discovery._pods
+        return "" if pods is None else pods._version
+
+    @property
     def going(self) -> dict[str, Departure]:
         """The last departures."""
         return {each.hostname: each for each in self.answers[-1][1]}

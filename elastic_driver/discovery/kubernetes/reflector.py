@@ -32,6 +32,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _LONGEST_ASKED_S = 60.0
 # Somebody has to change a Role; it is looked at now and then whether somebody has.
 _FORBIDDEN_PAUSE_S = 30.0
+# Servers send a bookmark each minute where nothing happens. One that is silent for longer may be dead, behind a proxy
+# that keeps the connection; to ask anew costs little.
+_SILENT_S = 120.0
 # A connection whose other end has vanished is seen within 20 s: 8 s of silence, 3 probes.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 8), (socket.TCP_KEEPINTVL, 4), (socket.TCP_KEEPCNT, 3))
 _MOST_SAID = 500
@@ -215,8 +218,16 @@ class Reflector(Generic[_T]):
         async with answer, asyncio.timeout(limit_s + _OVERTIME_S):
             _keep_alive(answer)
             self._works()
-            while line := await answer.content.readline():
+            while line := await self._next(answer):
                 self._take(json.loads(line))
+
+    async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
+        """The next line; none at the end, and when it is silent for too long."""
+        try:
+            async with asyncio.timeout(_SILENT_S):
+                return await answer.content.readline()
+        except TimeoutError:
+            return b""
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, made = event["type"], event["object"]

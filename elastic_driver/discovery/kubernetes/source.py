@@ -87,6 +87,7 @@ class KubernetesDiscovery:
             DiscoveryError: the server cannot be asked; those that were known may be out of date.
         """
         if self._following is None or self._following.done():
+            self._has_begun.clear()
             self._following = start_task(self._follow())
         if self._pods is None or not self._pods.listed:
             await self._begin()
@@ -137,7 +138,6 @@ class KubernetesDiscovery:
 
     async def _follow(self) -> None:
         self._nowhere = ""
-        self._has_begun.clear()
         try:
             client = await self._access.client()
         except DiscoveryError as error:

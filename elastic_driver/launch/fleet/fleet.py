@@ -203,7 +203,11 @@ class Fleet:
             del self._local_names[name]
         if self._closing:
             return
-        self._wanted = tuple(names)
+        back, self._wanted = [name for name in names if name not in self._wanted], tuple(names)
+        for link in filter(None, map(self.link_of, back)):
+            # What was away from the list may be another machine by now, and this agent have died with the one before.
+            if not link.connected and not link.facts.local and not self._staff.has_workers(link):
+                link.lose("its connection is broken, and its host was not listed any more")
         self._leaving.keep({self._call_of(name) for name in (*names, *self._joined)}, self._hosts)
         for name in self._silent - {*names, *(link.facts.host for link in self._agents.values())}:
             self._silent.discard(name)

@@ -212,6 +212,14 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert settings.preload == ("torch",)
     assert (settings.event_log, settings.prefix_timestamp) == (tmp_path / "log", True)
     assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
+    with pytest.raises(JobFailedError):
+        elastic_driver.run(
+            len, ("",), np=1, min_np=1, discovery="kubernetes", selector="app=x", namespace="n", slots_from="cpu",
+            pod_names="ip", launcher="none", accept_agents=True,
+        )  # fmt: skip
+    pods = made[-1]
+    assert (pods.discovery, pods.pod_selector, pods.pod_namespace) == ("kubernetes", "app=x", "n")
+    assert (pods.slots_from, pods.pod_names, pods.launcher, pods.hosts) == ("cpu", "ip", "none", None)
     with pytest.raises(SettingsError, match="--durable-keep 3 is without effect"):
         elastic_driver.run(len, durable_keep=3)
     (tmp_path / "file.yaml").write_text("controller: mpi\n")

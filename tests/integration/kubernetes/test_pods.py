@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from kubernetes_fake import FakeKubernetes
+from kubernetes_fake.certificate import write_certificate
 from kubernetes_fake.rules import Request
 from pod_discovery import LABELS, following
 
+from elastic_driver.discovery.kubernetes import reflector
 from elastic_driver.hosts import Host
 
 pytestmark = pytest.mark.integration
 
-_ROLES = """
-{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: pods},
- rules: [{apiGroups: [""], resources: [pods], verbs: [list, watch]}]}
----
-{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: pods},
- subjects: [{kind: ServiceAccount, name: driver, namespace: default}],
- roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: pods}}
-"""
-_DRIVER = "system:serviceaccount:default:driver"
+_ROOT = Path(__file__).resolve().parents[3]
+_ROLE, _CLUSTER_ROLE = re.findall(r"^```yaml\n(.*?)^```", (_ROOT / "docs/kubernetes_pods.md").read_text(), re.M | re.S)
+_DRIVER = "system:serviceaccount:default:train-driver"
 
 
 @pytest.fixture
@@ -185,7 +182,7 @@ def test_a_watch_goes_on_where_it_was_cut(api: FakeKubernetes, tmp_path: Path) -
             api.bookmark()
             watched = sum(map(is_watch, api.requests))
             version = str(api.storage.version)
-            await seen.until(lambda: True)
+            await seen.until(lambda: seen.version == version)
             api.cut_watches()
             again = await asyncio.to_thread(api.wait_request, is_watch, count=watched + 1)
             assert again.query["resourceVersion"] == version
@@ -208,7 +205,23 @@ def test_a_version_that_is_too_old_has_all_listed_again(api: FakeKubernetes, tmp
                 api.compact()
                 start(api, "d")
             await seen.until(lambda: seen.names == ["b", "c", "d"])
-            assert not [said for said, _ in seen.answers if isinstance(said, str)]
+        assert sum((each.verb, each.resource) == ("list", "pods") for each in api.requests) == 2
+
+    run(scenario)
+
+
+def test_versions_that_are_too_old_again_and_again(api: FakeKubernetes, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        start(api, "a")
+        api.refuse(410, times=4, when=is_watch)
+        async with following(api, tmp_path) as seen:
+            await asyncio.to_thread(api.wait_request, is_watch, count=3)
+            start(api, "b")
+            await seen.until(lambda: seen.names == ["a", "b"])
+            await asyncio.to_thread(api.wait_request, lambda each: is_watch(each) and each.code == 200)
+        # Once it lists again at once, then with pauses.
+        lists = [each for each in api.requests if (each.verb, each.resource) == ("list", "pods")]
+        assert len(lists) == 5
 
     run(scenario)
 
@@ -260,7 +273,7 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
             await seen.until(lambda: seen.names == ["a", "b"])
 
     run(forbidden)
-    api.create_all(_ROLES)
+    api.create_all(_ROLE)
     caplog.clear()
     run(without_nodes)
     assert len(caplog.messages) == 1
@@ -269,6 +282,16 @@ def test_what_it_may_not_do_is_told(api: FakeKubernetes, tmp_path: Path, caplog:
     # And it asks for nothing that the documented Role does not have.
     asked = {(each.verb, each.resource) for each in api.requests if each.user == _DRIVER}
     assert asked == {("list", "pods"), ("watch", "pods"), ("list", "nodes")}
+
+    async def with_nodes() -> None:
+        async with following(api, tmp_path, token=token) as seen:
+            await seen.until(lambda: seen.answers[-1][0] == (Host("a", 1, ("rack=z1",)), Host("b", 1, ("rack=z1",))))
+            await asyncio.to_thread(api.wait_request, lambda each: (each.verb, each.resource) == ("watch", "nodes"))
+
+    api.create_all(_CLUSTER_ROLE)
+    api.forget_requests()
+    run(with_nodes)
+    assert {each.code for each in api.requests} == {200}
 
 
 def test_a_token_that_is_not_good_any_more_is_read_anew(api: FakeKubernetes, tmp_path: Path) -> None:
@@ -284,6 +307,20 @@ def test_a_token_that_is_not_good_any_more_is_read_anew(api: FakeKubernetes, tmp
             start(api, "b")
             await seen.until(lambda: seen.names == ["a", "b"])
             assert 401 in {each.code for each in api.requests}
+
+    run(scenario)
+
+
+def test_a_way_to_the_server_that_is_mended(api: FakeKubernetes, tmp_path: Path) -> None:
+    start(api, "a")
+    path = tmp_path / "later"
+
+    async def scenario() -> None:
+        async with following(api, tmp_path, environ={"KUBECONFIG": str(path)}) as seen:
+            await seen.until(lambda: "there is no kubeconfig" in str(seen.names))
+            assert "there is no kubeconfig" in seen.discovery.remark()
+            api.kubeconfig(path)
+            await seen.until(lambda: seen.names == ["a"])
 
     run(scenario)
 
@@ -334,3 +371,54 @@ def test_a_server_that_says_nothing(api: FakeKubernetes, tmp_path: Path) -> None
             assert "no answer within 0.5 s" in str(seen.names) or "has not answered within 0.5 s" in str(seen.names)
 
     run(scenario)
+
+
+def test_a_watch_that_is_silent_for_too_long_is_asked_for_anew(
+    api: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector, "_SILENT_S", 0.5)
+
+    async def scenario() -> None:
+        start(api, "a")
+        async with following(api, tmp_path) as seen:
+            await seen.until(lambda: seen.names == ["a"])
+            await asyncio.to_thread(api.wait_request, is_watch)
+            api.deafen_watches()
+            start(api, "b")
+            await seen.until(lambda: seen.names == ["a", "b"])
+            assert sum(each.verb == "list" and each.resource == "pods" for each in api.requests) == 1
+
+    run(scenario)
+
+
+def test_inside_of_a_pod(tmp_path: Path) -> None:
+    """What a pod is given: HTTPS with an authority of the cluster's, a token that is replaced, its namespace."""
+    certificate = write_certificate(tmp_path / "ca.crt")
+    with FakeKubernetes(namespaces=("team",), tls=certificate) as api:
+        user, rules = "system:serviceaccount:team:driver", {"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}
+        old, new = api.user(user, [rules]), api.user(user)
+        (tmp_path / "token").write_text(old)
+        (tmp_path / "namespace").write_text("team\n")
+        environ = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(api.port),
+            "KUBECONFIG": str(tmp_path / "none"),
+        }
+
+        async def scenario() -> None:
+            api.create_pod("a", "team", labels=LABELS)
+            api.run_pod("a", "team")
+            async with following(api, tmp_path, environ=environ) as seen:
+                await seen.until(lambda: seen.names == ["a"])
+                await asyncio.to_thread(api.wait_request, is_watch)
+                (tmp_path / "token").write_text(new)
+                api.users.revoke(old)
+                api.cut_watches()
+                api.create_pod("b", "team", labels=LABELS)
+                api.run_pod("b", "team")
+                await seen.until(lambda: seen.names == ["a", "b"])
+            (tmp_path / "token").unlink()
+            async with following(api, tmp_path, environ=environ) as seen:
+                await seen.until(lambda: "Service token file does not exist" in str(seen.names))
+
+        run(scenario)

@@ -376,6 +376,10 @@ class FakeKubernetes:
         """Breaks the connections of all watches."""
         self._on_loop(self._service.cut)
 
+    def deafen_watches(self) -> None:
+        """The watches that there are say nothing any more, and stay."""
+        self._on_loop(self._service.deafen)
+
     def bookmark(self) -> None:
         """Sends a bookmark to each watch that takes them."""
         self._on_loop(self._service.bookmark)

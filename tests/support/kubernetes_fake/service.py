@@ -80,6 +80,7 @@ class Watcher:
         self.transport = transport
         self.wake = asyncio.Event()
         self.bookmark_due = False
+        self.is_deaf = False
 
 
 class Service:
@@ -101,6 +102,11 @@ class Service:
         for watcher in list(self.watchers):
             if watcher.transport is not None:
                 watcher.transport.abort()
+
+    def deafen(self) -> None:
+        """The watches that there are say nothing any more, and stay."""
+        for watcher in self.watchers:
+            watcher.is_deaf = True
 
     def bookmark(self) -> None:
         """Sends those that want them a bookmark."""
@@ -297,6 +303,8 @@ class Service:
         end = self._loop.time() + limit_s
         while True:
             watcher.wake.clear()
+            if watcher.is_deaf:
+                await asyncio.Event().wait()  # until the client ends it
             try:
                 events, version = self._storage.since(kind, version, namespace, matches)
             except ApiError as error:

@@ -24,7 +24,10 @@ library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinit
 placement: {np_multiple: 2, ranks_per_host_multiple: 1, protect: "a, b"}
 warm_starts: {enabled: false, preload: "torch,numpy"}
 agents: {accept: true, join_token_file: t, timeout_seconds: 9, spot_notices: aws, tls: true}
-launcher: {rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
+discovery:
+  {kind: kubernetes, selector: app=train, namespace: n, pod_names: dns, slots_from: cpu, rack_from: zone,
+   departure_taints: "a,b"}
+launcher: {kind: auto, rsh_agent: rsh -x, command: run, bootstrap: command, remote_python: /p}
 ssh: {port: 22, identity_file: k, connect_timeout_seconds: 3}
 network: {interfaces: "eth0,10.0.0.0/8", port_range: 4000-4999, check: true}
 logging: {level: debug, with_timestamp: true}
@@ -72,6 +75,14 @@ def test_every_key_stands_for_a_flag(tmp_path: Path) -> None:
         "agent_timeout_s": 9,
         "spot_notices": "aws",
         "tls": True,
+        "discovery": "kubernetes",
+        "pod_selector": "app=train",
+        "pod_namespace": "n",
+        "pod_names": "dns",
+        "slots_from": "cpu",
+        "rack_from": "zone",
+        "departure_taints": "a,b",
+        "launcher": "auto",
         "rsh_agent": "rsh -x",
         "launcher_command": "run",
         "launcher_bootstrap": "command",

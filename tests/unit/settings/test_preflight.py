@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def test_a_script_that_the_kubelet_has_not_put_there_yet_is_left_to_its_first_ru
         preflight(make(hosts=None, discovery_script=script))
     (tmp_path / "..data").symlink_to("..2026")
     assert preflight(make(hosts=None, discovery_script=script)) == []
+
+
+def test_pods_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = make(hosts=None, discovery="kubernetes", pod_selector="app=train")
+    assert preflight(settings) == []
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    with pytest.raises(SettingsError, match=r"needs the package kubernetes_asyncio: pip install 'elastic-driver"):
+        preflight(settings)
 
 
 @pytest.mark.parametrize(

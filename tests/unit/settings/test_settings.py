@@ -14,6 +14,9 @@ from elastic_driver.settings.settings import Settings
 pytestmark = [pytest.mark.unit]
 
 
+PODS = {"discovery": "kubernetes", "pod_selector": "app=train", "hosts": None}
+
+
 def make(**values: Any) -> Settings:
     given = {"command": ("true",), "num_proc": 2, "min_num_proc": 2, "hosts": (Host("localhost", 4),), **values}
     return Settings(**given)
@@ -107,6 +110,24 @@ def make(**values: Any) -> Settings:
         ({"network_interfaces": ("10.0.0.256",)}, "--network-interfaces '10.0.0.256' is neither"),
         ({"network_interfaces": ("a name that is long",)}, "is neither an interface's name"),
         ({"command": ()}, "no command to run"),
+        ({"launcher": "none"}, "--launcher none has hosts join by themselves: give --accept-agents too"),
+        ({"launcher": "magic"}, "--launcher magic is none of auto, none"),
+        (
+            {"launcher": "none", "accept_agents": True, "launcher_command": "kubectl exec -i {host} --"},
+            "--launcher-command is without effect with --launcher none",
+        ),
+        ({"pod_selector": "app=x"}, "--selector is without effect: give --discovery kubernetes too"),
+        ({"pod_namespace": "n"}, "--namespace is without effect"),
+        ({"discovery": "nomad", "hosts": None}, "--discovery nomad is none of kubernetes"),
+        ({"discovery": "kubernetes", "hosts": None}, "--discovery kubernetes needs --selector"),
+        ({**PODS, "pod_selector": "app=x; rm"}, "--selector 'app=x; rm' is no selector of labels"),
+        ({**PODS, "pod_namespace": "A"}, "--namespace 'A' is not the name of a namespace"),
+        ({**PODS, "slots_from": "a b"}, "--slots-from 'a b' is no name of Kubernetes"),
+        ({**PODS, "rack_from": ""}, "--rack-from '' is no name of Kubernetes"),
+        ({**PODS, "pod_names": "uid"}, "--pod-names uid is none of auto, pod, hostname, dns, ip"),
+        ({**PODS, "departure_taints": ("a b",)}, "--departure-taints 'a b' is not the key of a taint"),
+        ({**PODS, "hosts": (Host("a", 1),)}, "give either --discovery kubernetes or fixed hosts"),
+        ({**PODS, "discovery_script": "true"}, "give either --discovery kubernetes or --host-discovery-script"),
     ],
 )
 def test_what_cannot_be(values: dict[str, Any], complaint: str) -> None:
@@ -133,6 +154,10 @@ def test_what_cannot_be(values: dict[str, Any], complaint: str) -> None:
         {"network_interfaces": ("eth0", "ib0.8001", "10.0.0.1", "10.0.0.7/8", "fd00::/8", "::1")},
         {"port_range": (1, 65535)},
         {"launcher_command": "run {host}", "launcher_bootstrap": "command"},
+        PODS,
+        {**PODS, "launcher": "none", "accept_agents": True, "departure_taints": ("example.org/repair",)},
+        {**PODS, "pod_selector": "app in (a, b),!old,tier!=web", "slots_from": "cpu", "pod_namespace": "team-a"},
+        {"launcher": "none", "accept_agents": True, "hosts": (Host("a", 1),)},
     ],
 )
 def test_what_can_be(values: dict[str, Any]) -> None:

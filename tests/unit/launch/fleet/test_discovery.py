@@ -54,9 +54,9 @@ class Source:
 class Core:
     """Asks as the driver does, and keeps what it hears."""
 
-    def __init__(self, fleet: FakeFleet, source: Source) -> None:
+    def __init__(self, fleet: FakeFleet, source: Source, *, only_listed: bool = False) -> None:
         self.settled = 0
-        self.discovery = FleetDiscovery(source, fleet.fleet, on_settled=self._settle)
+        self.discovery = FleetDiscovery(source, fleet.fleet, on_settled=self._settle, only_listed=only_listed)
         self.heard: list[Any] = []
         self.task = fleet.tasks.start(self._ask())
 
@@ -207,3 +207,20 @@ def test_a_host_that_joined_and_is_listed_is_missing_only_while_it_has_no_agent(
         assert set(core.heard) == {(J,)}
 
     on_fleet(main)
+
+
+def test_where_only_listed_hosts_are_used_others_may_join_and_wait() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        source = Source((A,), (A, J))
+        core = Core(fleet, source, only_listed=True)
+        await rest()
+        fleet.arrives("j", ticket=False)
+        await rest()
+        assert core.heard[-1] == ()
+        fleet.arrives("a", ticket=False)
+        await rest()
+        assert core.heard[-1] == (A,)
+        await asyncio.sleep(1.5)
+        assert core.heard[-1] == (A, J)
+
+    on_fleet(main, dials=False)

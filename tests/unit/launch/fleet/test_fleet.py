@@ -186,6 +186,57 @@ def test_a_host_joins_leaves_and_joins_again() -> None:
     on_fleet(main)
 
 
+def test_hosts_that_are_not_dialled_are_waited_for() -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b", "here"])
+        await rest()
+        assert (fleet.remote.hosts(), fleet.local.hosts()) == ([], ["here"])
+        fleet.arrives("here")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await fleet.fleet.settle(5)
+        assert loop.time() == began, "nobody knows when they join"
+        assert fleet.fleet.remark() == (
+            "host a has not joined yet (elasticrun join); host b has not joined yet (elasticrun join)"
+        )
+        agent = fleet.arrives("a", ticket=False)
+        assert fleet.fleet.is_up("a")
+        assert not fleet.fleet.is_up("b")
+        agent.link.lose("a test")
+        await asyncio.sleep(100)
+        assert fleet.remote.hosts() == []
+        assert not fleet.fleet.is_up("a")
+        fleet.arrives("a", ticket=False)
+        await fleet.fleet.want(["here"])
+        await fleet.fleet.want(["here", "a"])
+        assert fleet.fleet.is_up("a"), "it is there still"
+        assert fleet.listener.unready == []
+
+    on_fleet(main, dials=False)
+
+
+@pytest.mark.parametrize("dials", [True, False])
+def test_a_host_that_is_listed_again_is_not_taken_for_the_one_whose_connection_is_broken(dials: bool) -> None:
+    async def main(fleet: FakeFleet) -> None:
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        first = fleet.arrives("a", ticket=dials)
+        other = fleet.arrives("b", ticket=dials)
+        first.hang_up()
+        other.hang_up()
+        await fleet.fleet.want(["a", "b"])
+        assert fleet.fleet.is_up("a"), "it may come back"
+        await fleet.fleet.want(["b"])
+        await fleet.fleet.want(["a", "b"])
+        await rest()
+        assert not fleet.fleet.is_up("a")
+        assert fleet.fleet.is_up("b")
+        fleet.arrives("a", ticket=dials)
+        assert fleet.fleet.is_up("a")
+
+    on_fleet(main, dials=dials)
+
+
 def test_hosts_that_join_have_their_labels_and_are_in_the_order_of_their_names() -> None:
     async def main(fleet: FakeFleet) -> None:
         for number in (10, 2, 1):
