@@ -30,11 +30,12 @@ from typing import Any, cast
 import kopf
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.client.rest import RESTResponse
-from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
+from elastic_driver.discovery.kubernetes.access import Access
+from elastic_driver.errors import DiscoveryError
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
 from elastic_driver.kubernetes.objects import LABEL_JOB, Object
@@ -85,11 +86,11 @@ class Api:
     """Requests to the API server, of JSON objects.
 
     Args:
-        configuration: where it is, and who we are.
+        client: the way there; is closed with this.
     """
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._client = ApiClient(configuration)
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
 
     async def close(self) -> None:
         """Closes its connections."""
@@ -479,15 +480,9 @@ async def run(
         make: makes the controller.
 
     Raises:
-        kubernetes_asyncio.config.ConfigException: there is neither a cluster around nor a kubeconfig.
+        DiscoveryError: there is neither a cluster around nor a kubeconfig.
     """
-    configuration = Configuration()
-    try:
-        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except ConfigException:
-        # Its own default is that of the variable when it was imported.
-        await load_kube_config(config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration)
-    api = Api(configuration)
+    api = Api(await Access().client())
     controller = make(api)
     ready_flag = asyncio.Event()
 
@@ -525,8 +520,8 @@ def main(words: Sequence[str] | None = None) -> int:
     _log.setLevel(logging.INFO if arguments.verbose or os.environ.get("ELASTIC_DRIVER_VERBOSE") else logging.WARNING)
     try:
         asyncio.run(run(namespaces=arguments.namespace, ready=lambda: _log.warning("looks after ElasticJobs now")))
-    except ConfigException as error:
-        print(f"elastic-driver-controller: error: no cluster to look after: {error}", file=sys.stderr)
+    except DiscoveryError as error:
+        print(f"elastic-driver-controller: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

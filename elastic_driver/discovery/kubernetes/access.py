@@ -19,7 +19,6 @@ from kubernetes_asyncio.config import (
 )
 
 from elastic_driver.errors import DiscoveryError
-from elastic_driver.settings.pods import KUBERNETES
 from elastic_driver.system.safe_files import read_named
 
 # Where Kubernetes puts what the processes of a pod need to speak to the API.
@@ -78,8 +77,8 @@ class Access:
                 self.namespace = await asyncio.to_thread(self._own_namespace)
             else:
                 raise DiscoveryError(
-                    f"cannot reach Kubernetes (--discovery {KUBERNETES}): there is no kubeconfig ({_ENV_KUBECONFIG}, "
-                    f"{_DEFAULT_KUBECONFIG}), and this is no pod ({_ENV_HOST} is not set)"
+                    f"cannot reach Kubernetes: there is no kubeconfig ({_ENV_KUBECONFIG}, {_DEFAULT_KUBECONFIG}), and "
+                    f"this is no pod ({_ENV_HOST} is not set)"
                 )
         except DiscoveryError:
             raise
