@@ -56,7 +56,9 @@ def fill_places(t: Transition) -> None:
     # Nobody boots a spare on the cores that a reset needs.
     standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
     targets = target_places(t.state)
-    free = [place for place in (*targets, *standbys) if place not in held]
+    # On a host that was given up a new worker would be as lost as the last one. It is heard again, or leaves the list.
+    lost = {one.hostname for one in t.state.silent if one.given_up}
+    free = [place for place in (*targets, *standbys) if place not in held and place[0] not in lost]
     if not free:
         return
     fresh = name_workers(t, free)
