@@ -15,6 +15,7 @@ from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.system.first_process import leave_first_place
 
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
@@ -22,6 +23,8 @@ ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
     _open_standard_streams()
+    if argv is None:
+        leave_first_place()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         subcommand = _subcommand(words[0]) if words else None

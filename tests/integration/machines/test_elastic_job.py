@@ -21,7 +21,7 @@ from kubernetes_fake import FakeKubernetes
 from machines import marks, wait_for
 from mpi_operator import LIMITS
 from namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
-from pods import SHARED, Pods
+from pods import HOME, SHARED, SSHD, Pods
 
 from elastic_driver.kubernetes.controller import Api, Controller
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
@@ -220,4 +220,20 @@ def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
     world.stop.touch()
     world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
     world.wait("no pod that runs", lambda: set(world.phases("worker")) <= {"Succeeded"})
+    world.delete()
+
+
+def test_hosts_that_are_reached_by_ssh(world: World) -> None:
+    """With mpi-operator's command of the launcher, and its image's server."""
+    server = {"command": list(SSHD)}
+    flags = ("--host-discovery-script", "/etc/mpi/discover_hosts.sh")
+    world.create("ssh", 2, *flags, worker=server, sshAuthMountPath=f"{HOME}/.ssh")
+    world.wait_for_steps(2)
+    world.scale(1)
+    world.wait_for_steps(1)
+    world.wait("only one pod", lambda: world.names("worker") == [f"{NAME}-worker-0"])
+    check_no_step_is_lost(world.steps())
+    world.stop.touch()
+    world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
+    assert world.phases("worker") == ["Running"], "cleanPodPolicy None: its server lives on"
     world.delete()
