@@ -15,6 +15,7 @@ from elastic_driver.cli.flags import parse
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.system.first_process import leave_first_place
 
 ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 
@@ -22,7 +23,8 @@ ENV_OPTIONS = "ELASTIC_DRIVER_OPTIONS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``elasticrun``. Returns its exit code; bad usage is one line on standard error and 2."""
     _open_standard_streams()
-    _end_on_sigterm()
+    if argv is None:
+        leave_first_place()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         subcommand = _subcommand(words[0]) if words else None
@@ -114,15 +116,6 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             return status
         case _:
             return None
-
-
-def _end_on_sigterm() -> None:
-    """Lets SIGTERM end this process before a job has a handler of its own, where it is the first of a container.
-
-    The kernel gives such a process no signal that it has no handler for.
-    """
-    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _open_standard_streams() -> None:

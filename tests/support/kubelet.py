@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -86,6 +86,16 @@ class Kubelet:
         """Kills a container as its node does when that is short of memory: the pod has failed, and stays."""
         self.life(name).evict()
 
+    def exec_words(self, caller: str, name: str, words: Sequence[str]) -> list[str] | str:
+        """For ``kubectl exec``: the words that run a command in a pod, or why the caller may not have it run."""
+        spec = next(life.spec for life in reversed(self._lives.values()) if life.spec.get("hostname") == caller)
+        user = f"system:serviceaccount:{self.namespace}:{spec['serviceAccountName']}"
+        try:
+            self.cluster.users.check(user, "create", "", "pods/exec", self.namespace, name)
+        except ApiError as error:
+            return error.message
+        return self.life(name).pod.inside(words)
+
     def logs(self) -> str:
         """What all containers have said, the last of it."""
         lives = list(self._lives.values())
@@ -136,6 +146,12 @@ class Life:
         self._woken = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=self.name)
         self._thread.start()
+
+    @property
+    def spec(self) -> Object:
+        """Of the pod."""
+        spec: Object = self._body["spec"]
+        return spec
 
     def look(self, body: Object | None) -> None:
         """It may have changed, or what its volumes are made of."""

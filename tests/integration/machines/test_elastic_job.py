@@ -16,12 +16,13 @@ from controllers import running_controller
 from elastic_jobs import NAME, NAMESPACE, resource
 from jobs import ROOT, SUPPORT, check_agreement
 from json_lines import JsonLines
+from kubectl_exec import KubectlServer
 from kubelet import Kubelet
 from kubernetes_fake import FakeKubernetes
 from machines import marks, wait_for
 from mpi_operator import LIMITS
 from namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
-from pods import SHARED, Pods
+from pods import HOME, SHARED, SSHD, Pods
 
 from elastic_driver.kubernetes.controller import Api, Controller
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
@@ -152,6 +153,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             cluster.create_all((MANIFESTS / name).read_text())
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path / "config", token=cluster.user(WHO))))
         kubelet = stack.enter_context(Kubelet(cluster, pods, image(pods)))
+        stack.enter_context(KubectlServer(pods.shared, kubelet.exec_words))
         asker = Asker(pods, pods.pod("controller").host)
         stack.callback(asker.close)
         stack.enter_context(running_controller(asker.make))
@@ -164,9 +166,9 @@ def image(pods: Pods) -> dict[str, str]:
     """What containers have of their image: elasticrun, and the variables."""
     folder = pods.shared / "image"
     folder.mkdir()
-    elasticrun = folder / "elasticrun"
-    elasticrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m elastic_driver "$@"\n')
-    elasticrun.chmod(0o755)
+    for name, words in (("elasticrun", "-m elastic_driver"), ("kubectl", f"-I -S {SUPPORT / 'kubectl_exec.py'}")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (folder / name).chmod(0o755)
     return {
         "PATH": f"{SHARED}/image:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -220,4 +222,21 @@ def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
     world.stop.touch()
     world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
     world.wait("no pod that runs", lambda: set(world.phases("worker")) <= {"Succeeded"})
+    world.delete()
+
+
+@pytest.mark.parametrize("transport", ["ssh", "exec"])
+def test_hosts_that_are_reached(world: World, transport: str) -> None:
+    """With mpi-operator's command of the launcher; for ssh with its image's server."""
+    server = {"command": list(SSHD)} if transport == "ssh" else None
+    flags = ("--host-discovery-script", "/etc/mpi/discover_hosts.sh")
+    world.create(transport, 2, *flags, worker=server, sshAuthMountPath=f"{HOME}/.ssh")
+    world.wait_for_steps(2)
+    world.scale(1)
+    world.wait_for_steps(1)
+    world.wait("only one pod", lambda: world.names("worker") == [f"{NAME}-worker-0"])
+    check_no_step_is_lost(world.steps())
+    world.stop.touch()
+    world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
+    assert world.phases("worker") == ["Running"], "cleanPodPolicy None: its first process lives on"
     world.delete()
