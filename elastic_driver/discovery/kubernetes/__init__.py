@@ -1,0 +1,1 @@
+"""Hosts from the pods of a Kubernetes cluster. Needs the extra ``kubernetes``."""
