@@ -188,7 +188,9 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
     short = what_is_short(t.state)
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
     if short and is_sooner:
-        t.report(f"host {name} goes away{short}", warning=True)
+        # Restarted workers have to checkpoint: what they do after that would be lost with the machine.
+        until = ", its workers train until then" if t.state.policy.on_change is OnChange.IN_PLACE else ""
+        t.report(f"host {name} goes away{until}{short}", warning=True)
     elif short and is_news and slot is not None:
         for record in staying:
             undo = f"elasticrun drain --undo {name} gives its place back"
@@ -358,6 +360,7 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
     if record.running:
         if event.commits > record.commits:
             t.put(replace(record, commits=event.commits))
+            t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
         return False
     t.put(replace(record, running=True, has_state=True, commits=event.commits))
     t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))

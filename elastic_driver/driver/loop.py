@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
 import signal
@@ -100,6 +101,8 @@ _TICK_S = 0.5
 # Of a worker that speaks through its agent: it may be its host's only one.
 _CONNECTIONS_THROUGH_AGENTS = 1
 _MOST_ERROR_FILES = 100
+# A countdown that is told again and again is no news. A deadline that is so much sooner than it was is.
+_SOONER_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
@@ -392,7 +395,7 @@ class ElasticDriver:
 
     async def _discover(self) -> None:
         last: tuple[Host, ...] | None = None
-        last_going: tuple[tuple[str, bool], ...] = ()
+        known: dict[str, float] = {}  # hosts that are about to go, and when, as the core has heard it
         while True:
             try:
                 hosts = await self._discovery.find_hosts()
@@ -407,12 +410,17 @@ class ElasticDriver:
                 self._stepper.post(DiscoveryFailed(f"cannot look for hosts: {reason}"))
             else:
                 departures = self._discovery.departures()
-                going = tuple((departure.hostname, departure.within_s is None) for departure in departures)
+                now = self._clock()
+                going = {
+                    each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
+                }
+                sooner = any(by < known.get(name, math.inf) - _SOONER_S for name, by in going.items())
                 if hosts != last:
                     self._chronicle.hosts(hosts)
-                if (hosts, going) != (last, last_going):
+                if hosts != last or going.keys() != known.keys() or sooner:
                     self._stepper.post(HostsDiscovered(hosts, departures))
-                last, last_going = hosts, going
+                    known = going
+                last = hosts
             await self._discovery.wait_change(self._settings.discovery_interval_s)
 
     @property

@@ -267,7 +267,10 @@ def test_a_machine_without_which_there_are_too_few_stays_until_its_end(tmp_path:
         (x, _, agent), _ = (spots.join(f"node-{name}") for name in "xy")
         spots.job.wait_for_steps(4)
         x.ends_in(5)
-        spots.job.wait_for("what that means", lambda: "host node-x goes away; that leaves 2 slots" in spots.job.said())
+        spots.job.wait_for(
+            "what that means",
+            lambda: "host node-x goes away, its workers train until then; that leaves 2 slots" in spots.job.said(),
+        )
         assert "it waits for others, and ends after" in spots.job.said()
         at = time.time()
         spots.job.wait_for("its end has passed", lambda: time.time() > at + 6)
