@@ -190,7 +190,9 @@ def check_no_step_is_lost(lines: list[Line]) -> None:
 
 @pytest.mark.slow
 def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
-    world.create("join", 2, "--durable-dir", f"{WORK}/commits", runPolicy={"cleanPodPolicy": "Running"})
+    # A lease that does not end while the launcher is started again, however slow that is.
+    flags = ("--durable-dir", f"{WORK}/commits", "--agent-timeout", "60")
+    world.create("join", 2, *flags, runPolicy={"cleanPodPolicy": "Running"})
     world.wait_for_steps(2)
     world.wait("what the driver says", lambda: world.status().get("workers") == 2 and world.status().get("explain"))
     assert world.held() == ["Created", "Running"]
@@ -216,6 +218,7 @@ def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
     before = len(world.steps())
     world.wait("another launcher", lambda: len(world.names("launcher")) == 2)
     after = world.wait_for_steps(2, after=before)
+    assert world.kubelet.life(f"{NAME}-worker-0").restarts == 0, "its agent joins the new driver by itself"
     assert after[0]["step"] > world.steps()[before - 1]["step"] - 60, "it begins from its last commit"
     check_agreement(world.steps())
 
