@@ -228,6 +228,23 @@ def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
     world.delete()
 
 
+def test_the_launchers_node_is_drained(world: World) -> None:
+    """Its elasticrun is told to end, and tells its hosts: their pods have succeeded, and are made anew."""
+    world.create("join", 2, "--durable-dir", f"{WORK}/commits")
+    world.wait_for_steps(2)
+    [launcher] = world.names("launcher")
+    before = {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+    world.cluster.delete_pod(launcher, NAMESPACE)
+    world.wait("another launcher", lambda: world.names("launcher") not in ([], [launcher]))
+    done = len(world.steps())
+    after = world.wait_for_steps(2, after=done)
+    assert after[0]["step"] > world.steps()[done - 1]["step"] - 60, "it begins from its last commit"
+    assert not before & {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+    check_agreement(world.steps())
+    # Deleted while it runs: nothing may be left.
+    world.delete()
+
+
 @pytest.mark.parametrize("transport", ["ssh", "exec"])
 def test_hosts_that_are_reached(world: World, transport: str) -> None:
     """With mpi-operator's command of the launcher; for ssh with its image's server."""
