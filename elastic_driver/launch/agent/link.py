@@ -106,7 +106,7 @@ class DriverLink:
         self._bootstrap = bootstrap
         self._agent_timeout_s = bootstrap.agent_timeout_s
         self._owner = owner
-        self._pass = Pass(bootstrap.identity, bytes.fromhex(bootstrap.key), bootstrap.fingerprint)
+        self._pass = self._first_pass = Pass(bootstrap.identity, bytes.fromhex(bootstrap.key), bootstrap.fingerprint)
         self._urls = list(bootstrap.urls)
         self._agreement: Agreement | None = Agreement()  # until it is welcomed
         self._line: _Line | None = None  # the one that waits for its welcome, or has it
@@ -188,11 +188,30 @@ class DriverLink:
                 has_failed = True
                 self._owner.not_welcomed_yet(why, until - now)
             strange_since = None if not only_strangers else strange_since or now
-            if first and strange_since is not None and now - strange_since > _STRANGER_S:
-                raise StrangersError(why + self._question())
+            if strange_since is not None and now - strange_since > _STRANGER_S:
+                if first:
+                    raise StrangersError(why + self._question())
+                if await self._has_successor():
+                    raise RefusedError("the one that answers there was started since, and knows nothing of it")
             await asyncio.sleep(min(pause_s, max(0.0, until - now)))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         raise DriverLostError(f"cannot reach the driver: {why}")
+
+    async def _has_successor(self) -> bool:
+        """Whether a driver answers that has the job's secret, and takes this agent for a stranger.
+
+        Only a joiner can tell: it knows a secret that drivers share. So it need not wait for the end of its lease to
+        join the driver that a cluster has started again at the same address. A node has to find out who is the driver.
+        """
+        if self._bootstrap.identity != Role.JOINER or self._bootstrap.alike:
+            return False
+        for url in self._urls:
+            with contextlib.suppress(OSError, ElasticError):  # TimeoutError is one
+                async with asyncio.timeout(_TRY_BESIDE_S):
+                    met = await dial_in(url, self._first_pass, on_frame=lambda _: None, on_lost=lambda _: None)
+                met.connection.abort("it was only asked who it is")
+                return True
+        return False
 
     def _question(self) -> str:
         if self._bootstrap.alike:

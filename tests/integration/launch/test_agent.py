@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -413,6 +415,59 @@ def test_one_that_has_joined_and_was_given_up_begins_anew(tmp_path: Path) -> Non
             assert "the driver does not want this agent back" in text
 
     act(main)
+
+
+def test_one_that_has_joined_joins_the_driver_that_was_started_again(tmp_path: Path) -> None:
+    """At the same address, with the same secret; long before its lease with the old one ends."""
+
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=300.0) as one, successor_of(one) as begin:
+            agent = await one.ready(one.driver.joiner())
+            one.driver.python(SLEEP)
+            process = await one.driver.runs()
+            second = await begin()
+            await second.until(lambda: second.links, "it has joined")
+            await gone([process])
+            second.start(["true"], B)
+            assert (await second.hears(Exited, B)).returncode == 0
+            second.tell(Close())
+            code, text = await agent.ends()
+            assert code == 0
+            assert "the one that answers there was started since" in text
+
+    act(main)
+
+
+def test_one_that_was_dialled_knows_no_other_driver(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, agent_timeout_s=4.0) as one, successor_of(one) as begin:
+            agent = await one.ready()
+            second = await begin()
+            code, text = await agent.ends()
+            assert code == 1
+            assert "cannot reach the driver" in text
+            assert not second.links
+
+    act(main)
+
+
+@asynccontextmanager
+async def successor_of(one: Scene) -> AsyncIterator[Callable[[], Awaitable[FakeDriver]]]:
+    """Gives what ends the scene's driver and has another one listen at its port."""
+    second = FakeDriver(one.folder / "work", agent_timeout_s=one.driver.agent_timeout_s)
+
+    async def begin() -> FakeDriver:
+        await one.driver.deafen()
+        second.port = one.driver.port
+        await second.listen()
+        return second
+
+    try:
+        yield begin
+    finally:
+        await second.deafen()
+        for link in second.links.values():
+            link.close("the test is over")
 
 
 # --- who is not taken in --------------------------------------------------------------------------------------------

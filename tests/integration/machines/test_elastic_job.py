@@ -190,7 +190,9 @@ def check_no_step_is_lost(lines: list[Line]) -> None:
 
 @pytest.mark.slow
 def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
-    world.create("join", 2, "--durable-dir", f"{WORK}/commits", runPolicy={"cleanPodPolicy": "Running"})
+    # A lease that does not end while the launcher is started again, however slow that is.
+    flags = ("--durable-dir", f"{WORK}/commits", "--agent-timeout", "60")
+    world.create("join", 2, *flags, runPolicy={"cleanPodPolicy": "Running"})
     world.wait_for_steps(2)
     world.wait("what the driver says", lambda: world.status().get("workers") == 2 and world.status().get("explain"))
     assert world.held() == ["Created", "Running"]
@@ -216,12 +218,30 @@ def test_hosts_join_and_all_that_can_happen_to_them(world: World) -> None:
     before = len(world.steps())
     world.wait("another launcher", lambda: len(world.names("launcher")) == 2)
     after = world.wait_for_steps(2, after=before)
+    assert world.kubelet.life(f"{NAME}-worker-0").restarts == 0, "its agent joins the new driver by itself"
     assert after[0]["step"] > world.steps()[before - 1]["step"] - 60, "it begins from its last commit"
     check_agreement(world.steps())
 
     world.stop.touch()
     world.wait("success", lambda: world.held() == ["Created", "Succeeded"])
     world.wait("no pod that runs", lambda: set(world.phases("worker")) <= {"Succeeded"})
+    world.delete()
+
+
+def test_the_launchers_node_is_drained(world: World) -> None:
+    """Its elasticrun is told to end, and tells its hosts: their pods have succeeded, and are made anew."""
+    world.create("join", 2, "--durable-dir", f"{WORK}/commits")
+    world.wait_for_steps(2)
+    [launcher] = world.names("launcher")
+    before = {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+    world.cluster.delete_pod(launcher, NAMESPACE)
+    world.wait("another launcher", lambda: world.names("launcher") not in ([], [launcher]))
+    done = len(world.steps())
+    after = world.wait_for_steps(2, after=done)
+    assert after[0]["step"] > world.steps()[done - 1]["step"] - 60, "it begins from its last commit"
+    assert not before & {pod["metadata"]["uid"] for pod in world.cluster.list("pods", NAMESPACE)}
+    check_agreement(world.steps())
+    # Deleted while it runs: nothing may be left.
     world.delete()
 
 
