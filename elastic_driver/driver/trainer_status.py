@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,10 @@ class Way:
         try:
             token = read_named(self.token, _MOST_TOKEN_BYTES).decode("ascii").strip()
         except ValueError:
-            raise OSError(f"the file {self.token} holds no token") from None
+            token = ""
+        # What cannot stand in a header would be quoted by the error that says so.
+        if not re.fullmatch(r"[!-~]+", token):
+            raise OSError(f"the file {self.token} holds no token")
         # A session each time: the authority's file, as the token's, is replaced from time to time.
         with requests.Session() as session:
             session.trust_env = False

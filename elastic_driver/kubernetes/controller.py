@@ -180,11 +180,18 @@ class _Watched:
         woken: set when something has happened.
         task: looks after it.
         told: refusals of the API server that were told of.
+        pause_s: how long to wait after the next look that fails.
     """
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     told: set[str] = field(default_factory=set)
+    pause_s: float = _FIRST_PAUSE_S
+
+    def next_pause_s(self) -> float:
+        """Twice as long each time."""
+        pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, _MOST_PAUSE_S)
+        return pause_s
 
 
 class Controller:
@@ -229,19 +236,19 @@ class Controller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look_after(self, namespace: str, name: str, watched: _Watched) -> None:
-        pause_s = _FIRST_PAUSE_S
         while True:
             await asyncio.sleep(_GATHER_S)
             watched.woken.clear()
             try:
                 again_s = await self._look_once(namespace, name, watched)
-                pause_s = _FIRST_PAUSE_S
             except Exception as error:
                 # One job that cannot be looked after, or an API server that is away, is no reason to leave the others.
-                again_s, pause_s = pause_s, min(2 * pause_s, _MOST_PAUSE_S)
+                again_s = watched.next_pause_s()
                 if not _is_passing(error):
                     _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(error), again_s)
             if again_s is None:
+                if watched.woken.is_set():
+                    continue  # one of the same name was made while it was seen that this one is gone
                 del self._jobs[namespace, name]
                 return
             with contextlib.suppress(TimeoutError):
@@ -255,13 +262,24 @@ class Controller:
             return None
         seen, key = await self._observe(body)
         made = plan(body, seen)
+        refused: ApiException | None = None
         try:
             for action in made.actions:
-                await self._do(action, body, key, watched)
+                try:
+                    await self._do(action, body, key, watched)
+                except ApiException as error:
+                    if not _is_alone(action, error):
+                        raise
+                    refused = refused or error
         finally:
             # What was refused leaves what was done before true.
             await self._write_status(body, made)
-        return made.again_s
+        if refused is None:
+            watched.pause_s = _FIRST_PAUSE_S
+            return made.again_s
+        again_s = min(watched.next_pause_s(), made.again_s)
+        _log.warning("job %s/%s: %s; again in %.1f s", namespace, name, _said(refused), again_s)
+        return again_s
 
     async def _observe(self, body: Object) -> tuple[Observed, bytes]:
         """All there is of a job, and the key that its driver is asked with."""
@@ -343,7 +361,13 @@ class Controller:
                 said = await asyncio.to_thread(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
                 _log.info("drain of %s: %s", host, said or "no driver answers")
             case Tell(reason, message, warning):
-                await self._tell(body, reason, message, warning=warning)
+                try:
+                    await self._tell(body, reason, message, warning=warning)
+                except ApiException as error:
+                    # An event that cannot be made (a quota) must not keep from doing what it tells of.
+                    if error.status not in (*_REFUSED, _GONE, _CONFLICT):
+                        raise
+                    _log.warning("cannot tell %s of %s: %s", reason, body["metadata"]["name"], _said(error))
             case DeleteJob():
                 await self._api.delete(body)
 
@@ -391,6 +415,16 @@ class Controller:
         except ApiException as error:
             if error.status not in (_GONE, _CONFLICT):
                 raise
+
+
+def _is_alone(action: Action, error: ApiException) -> bool:
+    """Whether the rest of a plan is to be done though this was refused.
+
+    With a quota for two of four pods a job trains on two; and one that can have no more must be able to shrink.
+    """
+    if not isinstance(action, Create) or error.status not in (*_REFUSED, _CONFLICT):
+        return False
+    return action.body["kind"] in ("Pod", "Job")
 
 
 def _is_owned(found: Object, uid: str) -> bool:

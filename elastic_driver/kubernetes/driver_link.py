@@ -27,7 +27,7 @@ def ask_status(url: str, key: bytes) -> DriverSays | None:
     answer = _ask(url, key, lambda client: client.status())
     try:
         return None if answer is None else read_status(answer)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         _log.warning("cannot read the status of the driver at %s: %r", url, error)
         return None
 
@@ -40,7 +40,11 @@ def ask_drain(url: str, key: bytes, host: str, within_s: float) -> str | None:
 
 
 def read_status(answer: Mapping[str, Any]) -> DriverSays:
-    """Of ``GET /v1/status`` what is looked at here. Raises KeyError, TypeError or ValueError for another answer."""
+    """Of ``GET /v1/status`` what is looked at here.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: it is another answer.
+    """
     workers = answer["workers"]
     return DriverSays(
         explain=str(answer["explain"])[:1024],

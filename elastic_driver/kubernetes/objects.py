@@ -29,8 +29,10 @@ _TOKENS_PATH = "/etc/elastic-driver"
 _CONFIG_PATH = "/etc/mpi"
 _DEFAULT_GRACE_S = 30
 _TOKENS, _CONFIG, _SSH = "elastic-driver-tokens", "elastic-driver-config", "elastic-driver-ssh"
-# Other than the group's files, which ssh does not care about: StrictModes is off in mpi-operator's images.
-_READABLE = 0o440
+# Files in such volumes are root's, and of the pod's fsGroup where there is one. Without one who is not root (an image's
+# own user, or a container's runAsUser) could not read them: then they have Kubernetes's usual mode, as mpi-operator's.
+# A group is not given to pods that have none: it would change the owners of all that is on their other volumes.
+_READABLE, _READABLE_BY_ALL = 0o440, 0o444
 
 
 def labels_of(job: ElasticJob, role: str = "") -> dict[str, str]:
@@ -163,11 +165,11 @@ def worker_pod(job: ElasticJob, index: int) -> Object:
     spec |= {"hostname": name, "subdomain": job.name, "restartPolicy": job.worker_restart}
     container, grace_s = spec["containers"][0], spec.setdefault("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
     if job.transport is Transport.SSH:
-        _mount(spec, container, _SSH, _ssh_volume(job), job.ssh_path)
+        _mount(spec, container, _SSH, _ssh_volume(job, spec), job.ssh_path)
         if "command" not in container and "args" not in container:
             container["command"] = ["/usr/sbin/sshd", "-De"]
     if job.transport is Transport.JOIN:
-        _mount(spec, container, _TOKENS, _tokens_volume(job, JOIN_TOKEN), _TOKENS_PATH)
+        _mount(spec, container, _TOKENS, _tokens_volume(job, spec, JOIN_TOKEN), _TOKENS_PATH)
         if "command" not in container and "args" not in container:
             container["command"] = _join_command(job, name)
     if job.transport is Transport.EXEC and "command" not in container and "args" not in container:
@@ -196,9 +198,9 @@ def launcher_job(job: ElasticJob) -> Object:
     scripts = ["discover_hosts.sh", *(["kubexec.sh"] if job.transport is Transport.EXEC else [])]
     items += [{"key": name, "path": name, "mode": 0o555} for name in scripts]
     _mount(spec, container, _CONFIG, {"configMap": {"name": job.config_name, "items": items}}, _CONFIG_PATH)
-    _mount(spec, container, _TOKENS, _tokens_volume(job, JOIN_TOKEN, OPERATOR_TOKEN), _TOKENS_PATH)
+    _mount(spec, container, _TOKENS, _tokens_volume(job, spec, JOIN_TOKEN, OPERATOR_TOKEN), _TOKENS_PATH)
     if job.transport is Transport.SSH:
-        _mount(spec, container, _SSH, _ssh_volume(job), job.ssh_path)
+        _mount(spec, container, _SSH, _ssh_volume(job, spec), job.ssh_path)
     _add_env(container, _launcher_env(job))
     body: Object = {
         "podReplacementPolicy": "Failed",
@@ -272,15 +274,20 @@ def _mount(spec: Object, container: Object, name: str, volume: Object, path: str
     container.setdefault("volumeMounts", []).append({"name": name, "mountPath": path, "readOnly": True})
 
 
-def _tokens_volume(job: ElasticJob, *keys: str) -> Object:
+def _mode_in(spec: Object) -> int:
+    """Of secret files in this pod."""
+    return _READABLE if "fsGroup" in spec["securityContext"] else _READABLE_BY_ALL
+
+
+def _tokens_volume(job: ElasticJob, spec: Object, *keys: str) -> Object:
     items = [{"key": key, "path": key} for key in keys]
-    return {"secret": {"secretName": job.tokens_name, "items": items, "defaultMode": _READABLE}}
+    return {"secret": {"secretName": job.tokens_name, "items": items, "defaultMode": _mode_in(spec)}}
 
 
-def _ssh_volume(job: ElasticJob) -> Object:
+def _ssh_volume(job: ElasticJob, spec: Object) -> Object:
     paths = {"ssh-privatekey": "id_rsa", "ssh-publickey": "id_rsa.pub"}
     items = [{"key": key, "path": path} for key, path in paths.items()]
     items.append({"key": "ssh-publickey", "path": "authorized_keys"})
     # ssh refuses a private key that others may read. Kubernetes gives files of root's home this mode in mpi-operator.
-    mode = 0o600 if job.ssh_path == "/root/.ssh" else _READABLE
+    mode = 0o600 if job.ssh_path == "/root/.ssh" else _mode_in(spec)
     return {"secret": {"secretName": job.ssh_name, "items": items, "defaultMode": mode}}

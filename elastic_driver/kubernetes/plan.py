@@ -303,6 +303,13 @@ class _Planner:
             or _drained_since(pod) is not None
         )
 
+    def _is_put_away(self) -> bool:
+        """Whether a suspended job's launcher has ended: there is no driver any more whom a worker could leave."""
+        launcher = self._seen.launcher or {}
+        status = launcher.get("status") or {}
+        is_suspended = self._job.suspend and bool((launcher.get("spec") or {}).get("suspend"))
+        return is_suspended and not status.get("active") and not status.get("terminating")
+
     def _drain_and_delete(self) -> None:
         """Pods that are too many leave the list first; they are deleted when their workers have left them."""
         job, seen = self._job, self._seen
@@ -310,7 +317,7 @@ class _Planner:
             if not self._is_to_go(pod) or _is_ending(pod):
                 continue
             host, since = job.host_of(_name(pod)), _drained_since(pod)
-            if not _runs(pod) or seen.launcher is None:
+            if not _runs(pod) or seen.launcher is None or self._is_put_away():
                 self._actions.append(Delete(pod))
                 continue
             is_fresh = since is None

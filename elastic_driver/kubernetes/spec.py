@@ -8,10 +8,10 @@ a schema cannot say is checked here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from elastic_driver.errors import ElasticError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST
@@ -57,6 +57,19 @@ class LauncherCreation(StrEnum):
 
     AT_STARTUP = "AtStartup"
     WHEN_READY = "WaitForWorkersReady"
+
+
+class _LauncherRestart(StrEnum):
+    """What a Job takes."""
+
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+
+
+class _Restart(StrEnum):
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+    ALWAYS = "Always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +161,13 @@ class ElasticJob:
             max_replicas=most,
             launcher=launcher.template(),
             worker=worker.template(),
-            launcher_restart=launcher.text("restartPolicy", "OnFailure"),
+            launcher_restart=launcher.one_of("restartPolicy", _LauncherRestart, _LauncherRestart.ON_FAILURE).value,
             # An agent that has lost its driver ends, and begins anew.
-            worker_restart=worker.text("restartPolicy", "OnFailure" if transport is Transport.JOIN else "Never"),
+            worker_restart=worker.one_of(
+                "restartPolicy",
+                _Restart,
+                _Restart.ON_FAILURE if transport is Transport.JOIN else _Restart.NEVER,
+            ).value,
             launcher_creation=spec.one_of("launcherCreationPolicy", LauncherCreation, LauncherCreation.AT_STARTUP),
             clean=policy.one_of("cleanPodPolicy", CleanPodPolicy, CleanPodPolicy.NONE),
             ttl_s=policy.number("ttlSecondsAfterFinished", None, 0, None),
@@ -237,8 +254,35 @@ class _Reader:
             raise SpecError(f"{self.at}.{name} {str(value)[:40]!r} is none of {', '.join(kind)}") from None
 
     def template(self) -> Mapping[str, Any]:
+        """A pod template, of the shape that what is put into it needs. The rest is the API server's to check."""
         template = self.reader("template")
-        containers = template.reader("spec").get("containers")
-        if not isinstance(containers, list) or not containers or not all(isinstance(c, Mapping) for c in containers):
-            raise SpecError(f"{template.at}.spec.containers: a pod needs one")
-        return template._fields
+        template.reader("metadata").objects("labels", "annotations")
+        pod = template.reader("spec")
+        pod.objects("securityContext", "dnsConfig")
+        pod.reader("dnsConfig").list_of("searches", str)
+        pod.list_of("volumes", Mapping)
+        containers = pod.list_of("containers", Mapping)
+        if not containers:
+            raise SpecError(f"{pod.at}.containers: a pod needs one")
+        first = _Reader(containers[0], f"{pod.at}.containers[0]")
+        first.objects("lifecycle", "securityContext")
+        first.list_of("env", Mapping)
+        first.list_of("volumeMounts", Mapping)
+        # In a pod a null is the same as nothing; in a template that the API server does not look into it stays.
+        return cast(Mapping[str, Any], _without_nulls(template._fields))
+
+    def objects(self, *names: str) -> None:
+        for name in names:
+            self.reader(name)
+
+    def list_of(self, name: str, kind: type) -> Sequence[Any]:
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+            raise SpecError(f"{self.at}.{name} is no list of {'texts' if kind is str else 'objects'}")
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.token_file import LEAST_CHARACTERS, MOST_BYTES
+from elastic_driver.system.mounted_volumes import is_in_mounted_volume
 from elastic_driver.system.safe_files import read_named
 
 ENV_JOIN_TOKEN = "ELASTIC_DRIVER_JOIN_TOKEN"
@@ -59,7 +60,12 @@ def join_token(data: bytes, source: str) -> str:
 
 
 def who_else_reads(path: Path) -> str:
-    """Who, besides this user, root and the file's group, may read it, in words; "" for nobody."""
+    """Who, besides this user, root and the file's group, may read it, in words; "" for nobody.
+
+    A Secret that Kubernetes has mounted is there for one pod's containers only, and its mode is the manifest's.
+    """
+    if is_in_mounted_volume(path):
+        return ""
     try:
         status = path.stat()
     except OSError:

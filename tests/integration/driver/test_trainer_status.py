@@ -208,3 +208,13 @@ def test_from_what_a_driver_knows() -> None:
     assert standing_of(status) == Standing(25, 180.0, {**metrics, "steps_per_second": "2"})
     bare = {"step": 120, "total": None, "per_s": None, "left_s": None}
     assert standing_of({**status, "progress": bare}).percentage is None
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines-of-a-secret", "a secret", "secret\x00", "s\u00e9cret"])
+def test_a_token_that_is_none_is_not_told(text: str, tmp_path: Path) -> None:
+    """The libraries' own errors would quote it, and this goes to the job's log."""
+    (tmp_path / "token").write_text(text)
+    way = Way("https://127.0.0.1:9/", tmp_path / "ca", tmp_path / "token")
+    with pytest.raises(OSError, match="holds no token") as caught:
+        way.tell(STANDING)
+    assert "cret" not in str(caught.value).replace(str(tmp_path), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -215,6 +216,60 @@ def test_what_is_anothers_is_left_alone_and_told(world: World) -> None:
     found = world.cluster.get("configmaps", f"{NAME}-config", NAMESPACE)
     assert found is not None
     assert found["data"] == {"a": "b"}
+
+
+def test_a_quota_for_fewer_pods_lets_the_job_begin_and_shrink(world: World) -> None:
+    """It is told, too; and an event that cannot be made keeps nothing from being done."""
+
+    def refuse_new(resource: str) -> None:
+        world.cluster.refuse(
+            403, times=1_000_000, when=lambda asked: (asked.verb, asked.resource) == ("create", resource)
+        )
+
+    with world.controller():
+        world.cluster.create(job())
+        world.run_pods(2)
+        world.wait(lambda: world.names("jobs"), "launcher")
+        refuse_new("pods")
+        world.scale(4)
+        world.cluster.delete("jobs", f"{NAME}-launcher", NAMESPACE)
+        refused = lambda: [e for e in world.cluster.list("events", NAMESPACE) if e["reason"] == "Refused"]  # noqa: E731
+        world.wait(refused, "event")
+        world.trains()  # there is a launcher
+        refuse_new("events")
+        world.scale(1)
+        world.cluster.delete_pod(f"{NAME}-worker-0", NAMESPACE, grace_s=0)  # its like is refused now
+        world.wait(lambda: world.driver.drained, "drain")
+        world.wait(lambda: _is_ending(world.cluster.get("pods", f"{NAME}-worker-1", NAMESPACE)), "pod's end")
+    world.cluster.forget_requests()
+
+
+def _is_ending(pod: dict[str, Any] | None) -> bool:
+    return pod is None or bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def test_a_job_that_is_made_anew_while_its_end_is_seen_is_looked_after() -> None:
+    class Empty:
+        """An API server that has nothing; while it says so the first time, something is made."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        async def find(self, *what: str) -> None:
+            self.asked += 1
+            if self.asked == 1:
+                controller.look_at(NAMESPACE, NAME)
+
+    async def scenario() -> int:
+        controller.look_at(NAMESPACE, NAME)
+        async with asyncio.timeout(30):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.01)
+        return empty.asked
+
+    empty = Empty()
+    controller = Controller(cast(Api, empty))
+    assert asyncio.run(scenario()) == 2
 
 
 def test_watches_that_break_and_an_api_server_that_is_away(world: World) -> None:

@@ -127,6 +127,40 @@ def test_users_that_are_not_root_can_read_what_is_mounted() -> None:
     assert objects.worker_pod(ElasticJob.of(body), 0)["spec"]["securityContext"]["fsGroup"] == 1000
 
 
+def modes_in(pod: dict[str, Any]) -> set[int]:
+    return {volume["secret"]["defaultMode"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+
+
+@pytest.mark.parametrize("transport", ["join", "ssh"])
+def test_images_with_a_user_of_their_own_can_read_it_too(transport: str) -> None:
+    """Secret files are root's: without a group of the pod's, mode 0440 is for root alone."""
+    body = resource(transport=transport, sshAuthMountPath="/home/mpiuser/.ssh")
+    spec = body["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert modes_in(objects.worker_pod(ElasticJob.of(body), 0)) == {0o444}
+    spec["containers"][0]["securityContext"] = {"runAsUser": 1000}
+    pod = objects.worker_pod(ElasticJob.of(body), 0)
+    assert modes_in(pod) == {0o444}
+    assert "fsGroup" not in pod["spec"]["securityContext"], "it would change the owners on other volumes"
+    assert modes_in(objects.launcher_job(ElasticJob.of(body))["spec"]["template"]) == {0o444}
+    spec["securityContext"] = {"fsGroup": 7}
+    assert modes_in(objects.worker_pod(ElasticJob.of(body), 0)) == {0o440}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nulls_in_a_template_are_nothing(transport: str) -> None:
+    """As a template engine leaves them where a value is empty; the API server drops them in pods, and not here."""
+    body, plain = resource(transport=transport), resource(transport=transport)
+    for role in ("Launcher", "Worker"):
+        template = body["spec"]["mpiReplicaSpecs"][role]["template"]
+        nothing = dict.fromkeys(("securityContext", "dnsConfig", "volumes", "terminationGracePeriodSeconds"))
+        template["metadata"] = dict.fromkeys(("labels", "annotations"))
+        template["spec"] |= nothing
+        template["spec"]["containers"][0] |= dict.fromkeys(("env", "volumeMounts", "lifecycle", "command", "args"))
+        plain["spec"]["mpiReplicaSpecs"][role]["template"]["metadata"] = {}
+    for made in (objects.launcher_job, lambda job: objects.worker_pod(job, 0)):
+        assert made(ElasticJob.of(body)) == made(ElasticJob.of(plain))
+
+
 def test_kubexec_hands_on_words_as_a_shell_would(tmp_path: Path) -> None:
     kubectl, agent = tmp_path / "kubectl", tmp_path / "kubexec.sh"
     kubectl.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')

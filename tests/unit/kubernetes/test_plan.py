@@ -10,6 +10,8 @@ from elastic_jobs import Cluster, resource
 from elastic_driver.kubernetes.objects import exec_pods_of
 from elastic_driver.kubernetes.plan import Create, Update, plan
 
+TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "image"}]}}
+
 
 def started(**more: Any) -> Cluster:
     """A job whose pods run."""
@@ -191,12 +193,18 @@ def test_exec_is_allowed_before_a_pod_is_listed_and_only_for_pods_that_there_are
 def test_a_suspended_job_has_no_pods_and_comes_back() -> None:
     cluster = started()
     cluster.says()
+    cluster.others["Job"]["status"] = {"active": 1}
     cluster.body["spec"]["runPolicy"] = {"suspend": True}
     cluster.look()
     assert cluster.others["Job"]["spec"]["suspend"] is True
     assert cluster.listed() == []
+    # Its pod is being ended: the driver may have its workers checkpoint yet.
+    cluster.others["Job"]["status"] = {"active": 0, "terminating": 1}
     cluster.driver = None
-    cluster.now += 121
+    cluster.look()
+    assert not cluster.deleted
+    # Once it is gone, nobody is waited for.
+    cluster.others["Job"]["status"] = {"active": 0, "terminating": 0}
     cluster.settle()
     assert not cluster.pods
     assert condition(cluster) == "Suspended"
@@ -230,6 +238,27 @@ def test_replicas_stay_within_their_bounds() -> None:
         ({"mpiReplicaSpecs": {}}, "spec.mpiReplicaSpecs.Launcher.template.spec.containers: a pod needs one"),
         ({"mpiReplicaSpecs": []}, "spec.mpiReplicaSpecs is no object"),
         ({"runLauncherAsWorker": True}, "spec.runLauncherAsWorker is not supported"),
+        (
+            {
+                "mpiReplicaSpecs": {
+                    "Launcher": {"restartPolicy": "Always", "template": TEMPLATE},
+                    "Worker": {"template": TEMPLATE},
+                }
+            },
+            "spec.mpiReplicaSpecs.Launcher.restartPolicy 'Always' is none of Never, OnFailure",
+        ),
+        (
+            {"mpiReplicaSpecs": {"Launcher": {"template": {"spec": {**TEMPLATE["spec"], "volumes": "none"}}}}},
+            "spec.mpiReplicaSpecs.Launcher.template.spec.volumes is no list of objects",
+        ),
+        (
+            {"mpiReplicaSpecs": {"Launcher": {"template": {"spec": {**TEMPLATE["spec"], "securityContext": 7}}}}},
+            "spec.mpiReplicaSpecs.Launcher.template.spec.securityContext is no object",
+        ),
+        (
+            {"mpiReplicaSpecs": {"Launcher": {"template": {"spec": {"containers": [{"env": ["A=1"]}]}}}}},
+            "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].env is no list of objects",
+        ),
         (
             {"runPolicy": {"cleanPodPolicy": "Some"}},
             "cleanPodPolicy 'Some' is none of None, Running, All",

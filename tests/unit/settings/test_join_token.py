@@ -52,3 +52,13 @@ def test_who_else_reads(tmp_path: Path) -> None:
     for mode, text in ((0o600, ""), (0o640, ""), (0o644, "all users may read it")):
         path.chmod(mode)
         assert who_else_reads(path) == text
+
+
+def test_the_mode_of_a_mounted_secret_is_the_manifests(tmp_path: Path) -> None:
+    data = tmp_path / "..2026"
+    data.mkdir()
+    (data / "token").write_text(TOKEN)
+    (data / "token").chmod(0o644)
+    (tmp_path / "..data").symlink_to(data.name)
+    (tmp_path / "token").symlink_to("..data/token")
+    assert who_else_reads(tmp_path / "token") == ""
