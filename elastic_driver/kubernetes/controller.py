@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import kopf
@@ -463,6 +464,24 @@ def registry_of(controller: Controller) -> kopf.OperatorRegistry:
     return registry
 
 
+async def _configuration() -> Configuration:
+    """Where the API server is and as whom it is asked: as the pod's service account, or as the kubeconfig says."""
+    made = Configuration()
+    try:
+        load_incluster_config(client_configuration=made)  # type: ignore[no-untyped-call]
+    except ConfigException as error:
+        # The package's own default is that of the variable when it was imported.
+        named = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
+            raise ConfigException(f"no pod around ({error}), and no kubeconfig: {named} (KUBECONFIG)") from None
+        try:
+            await load_kube_config(config_file=named, client_configuration=made)
+        except Exception as unusable:  # what is read is anybody's, and the package checks little of it
+            reason = " ".join(str(unusable).split())[:500] or type(unusable).__name__
+            raise ConfigException(f"cannot use {named}: {reason}") from unusable
+    return made
+
+
 async def run(
     *,
     namespaces: Sequence[str] = (),
@@ -479,15 +498,10 @@ async def run(
         make: makes the controller.
 
     Raises:
-        kubernetes_asyncio.config.ConfigException: there is neither a cluster around nor a kubeconfig.
+        kubernetes_asyncio.config.ConfigException: there is neither a cluster around nor a kubeconfig, or what is there
+            cannot be used.
     """
-    configuration = Configuration()
-    try:
-        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except ConfigException:
-        # Its own default is that of the variable when it was imported.
-        await load_kube_config(config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration)
-    api = Api(configuration)
+    api = Api(await _configuration())
     controller = make(api)
     ready_flag = asyncio.Event()
 
