@@ -44,7 +44,7 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
     if living and after.policy.on_change is not OnChange.IN_PLACE:
         leave = ": its workers are told to end"
     if living and goes:
-        leave += ", and are killed when they have not a second before it goes away"
+        leave += "; those that have not by a second before it goes away are killed"
     return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
 
 

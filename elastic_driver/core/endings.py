@@ -45,13 +45,14 @@ def end_if_given_up(t: Transition) -> bool:
         when = f"within the first {START_S:g} s of the training"
         t.end(ExitCode.USER_CODE_FAILED, f"{what_failed(state)}, {when}; {state.policy.limit_flag} N would try again")
     elif t.in_reset().unplanned and _limit_is_used_up(t):
+        limit = state.policy.reset_limit
         first, told = state.first_failure, "; ".join(causes(state))
         if first is not None and first.where:
             told += f"; first: {described(first)}"
         t.end(
             ExitCode.RESET_LIMIT,
-            f"the limit of {state.policy.reset_limit} unplanned resets ({state.policy.limit_flag}) is used up; the "
-            f"last cause: {told}",
+            f"the limit of {limit} unplanned reset{'' if limit == 1 else 's'} ({state.policy.limit_flag}) is used up; "
+            f"the last cause: {told}",
         )
     else:
         return False

@@ -119,6 +119,8 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
     if outage is not None and (discovery.told_at == outage.since or t.now - outage.since >= DISCOVERY_OUTAGE_S):
         t.report(f"host discovery answers again, after {t.now - outage.since:.0f} s")
     listed = dict.fromkeys(host.name for host in hosts)
+    # Who comes back is a new machine, even if the old one, no longer listed, has said again that it goes.
+    kept = {host.name for host in t.state.hosts if host.name in listed}
     living = dict.fromkeys(record.worker.hostname for record in t.state.workers)
     # While nobody has been started there are no ranks to keep: hosts that come up one by one take the lister's order.
     known = () if t.state.phase is JobPhase.WAITING else discovery.order
@@ -130,8 +132,8 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         ),
         blacklist=t.state.blacklist.forgive_absent(listed),
         cuts=t.state.cuts.forget_absent(listed),
-        drained=frozenset(place for place in t.state.drained if place[0] in listed),
-        departing=tuple(one for one in t.state.departing if one.hostname in listed),
+        drained=frozenset(place for place in t.state.drained if place[0] in kept),
+        departing=tuple(one for one in t.state.departing if one.hostname in kept),
     )
     _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 

@@ -59,10 +59,11 @@ def launch_next(t: Transition) -> None:
         return
     if t.state.phase is not JobPhase.RESETTING:
         return
-    if judge(t):
-        report_pause(t, pause_until(t.state))
+    fails_again = judge(t)
     if _end_if_over(t):
         return
+    if fails_again:
+        report_pause(t, pause_until(t.state))
     if _waits_for_ends(t):
         t.state = replace(t.state, last_call=None)  # that time is as good
         return

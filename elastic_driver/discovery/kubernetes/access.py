@@ -76,9 +76,11 @@ class Access:
                 )
                 self.namespace = await asyncio.to_thread(self._own_namespace)
             else:
+                named = self._environ.get(_ENV_KUBECONFIG)
+                where = f"{named} ({_ENV_KUBECONFIG})" if named else _DEFAULT_KUBECONFIG
                 raise DiscoveryError(
-                    f"cannot reach Kubernetes: there is no kubeconfig ({_ENV_KUBECONFIG}, {_DEFAULT_KUBECONFIG}), and "
-                    f"this is no pod ({_ENV_HOST} is not set)"
+                    f"cannot reach Kubernetes: there is no kubeconfig {where}, and this is no pod ({_ENV_HOST} is not "
+                    "set)"
                 )
         except DiscoveryError:
             raise

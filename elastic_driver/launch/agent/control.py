@@ -165,6 +165,7 @@ def leave(
     """
     agents = [one for one in agents_here() if host in (None, one.host) and one.job.startswith(job or "")]
     if len(agents) != 1:
+        agents.sort(key=lambda one: (one.host, one.job))
         there = ", ".join(f"host {one.host} of job {one.job or '?'}" for one in agents)
         raise SettingsError(
             f"cannot tell which agent is to leave: say --host or --job ({there})"

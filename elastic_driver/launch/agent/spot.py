@@ -81,7 +81,7 @@ class SpotWatch:
                     failures += 1
                     if failures == _TELL_AFTER and not was_told:
                         was_told = True
-                        self._say(f"no notices of {self._cloud} (--spot-notices): {error}; it is asked on")
+                        self._say(f"no notices of {self._cloud} (--spot-notices): {error}; trying on")
                     most_s = _RETRY_S if has_answered else _NEVER_THERE_S
                     self._closing.wait(min(0.5 * 2.0 ** min(failures, 10), most_s))
                     continue

@@ -54,7 +54,7 @@ _REASONS = {
 }
 _HELLO, _PROOF = HELLO.encode(), PROOF.encode()
 _READER = Identity(Role.READER)
-_NOBODY = 'this is for who proves that he belongs to the job; see docs/design.md, "Wire"'
+_NOBODY = 'this is only for those who prove that they belong to the job; see docs/design.md, "Wire"'
 # Old workers look for exactly this spelling of Content-Length.
 _HEADS = {
     (status, is_json): f"HTTP/1.1 {status} {reason}\r\n"

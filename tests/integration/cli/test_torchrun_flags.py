@@ -143,7 +143,7 @@ def test_restarts_on_the_same_host_and_logs_of_all_generations(tmp_path: Path) -
 def test_no_restart_is_left(tmp_path: Path) -> None:
     with start(tmp_path, "--nproc-per-node", "2", "--max-restarts", "1", script(tmp_path, FAIL), "9") as job:
         assert job.wait() == 4
-        assert "the limit of 1 unplanned resets (--max-restarts) is used up" in job.said()
+        assert "the limit of 1 unplanned reset (--max-restarts) is used up" in job.said()
         # One process, and another in its place.
         assert len([event for event in job.events("worker_exited") if event["returncode"] == 7]) == 2
         assert "blacklisted" not in job.said()

@@ -181,4 +181,4 @@ def test_restarts_on_the_same_host_are_counted(tmp_path: Path) -> None:
         assert members(job, 2) == ["localhost[0]", "localhost[1]"]
         os.kill(second[0]["pid"], signal.SIGKILL)
         assert job.wait() == 4
-        assert "the limit of 1 unplanned resets (--reset-limit) is used up" in job.said()
+        assert "the limit of 1 unplanned reset (--reset-limit) is used up" in job.said()

@@ -344,13 +344,25 @@ def test_it_runs_as_a_program_and_ends_at_once(world: World) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
-    env = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no kubeconfig {file} (KUBECONFIG), and this is no pod (KUBERNETES_SERVICE_HOST is not set)"),
+        ("x: [", "cannot use {file}: while parsing a flow node"),
+        ("- 1", "cannot use {file}: "),
+        ("kind: Config", "cannot use {file}: "),
+    ],
+)
+def test_without_a_cluster_it_says_so(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "kubeconfig"
+    if text is not None:
+        file.write_text(text)
+    env = {**os.environ, "KUBECONFIG": str(file)}
     command = [sys.executable, "-m", "elastic_driver.kubernetes"]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
-    [said] = ran.stderr.splitlines()
-    assert said.startswith("elastic-driver-controller: error: cannot reach Kubernetes: there is no kubeconfig")
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith(f"elastic-driver-controller: error: cannot reach Kubernetes: {said.format(file=file)}")
 
 
 def test_without_its_libraries_it_says_what_to_install() -> None:

@@ -43,7 +43,7 @@ def connections(service: Service) -> int:
 
 # --- strangers -------------------------------------------------------------------------------------
 
-NOBODY = 'this is for who proves that he belongs to the job; see docs/design.md, "Wire"'
+NOBODY = 'this is only for those who prove that they belong to the job; see docs/design.md, "Wire"'
 
 
 @pytest.mark.parametrize(
