@@ -23,9 +23,10 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import kopf
 from cryptography.hazmat.primitives import serialization
@@ -62,6 +63,8 @@ _GATHER_S = 0.05
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 # What the API server may take for an answer.
 _ANSWER_S = 30.0
+# Drivers; each answers at once, or takes seconds.
+_ASKED_AT_ONCE = 128
 _GONE, _CONFLICT, _REFUSED = 404, 409, (400, 403, 422)
 
 _PATHS = {
@@ -78,6 +81,8 @@ _PATHS = {
     ),
     (API_VERSION, KIND): f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
 }
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("elastic_driver.kubernetes")
 
@@ -214,6 +219,8 @@ class Controller:
         self._api = api
         self._ask_status, self._ask_drain = ask_status, ask_drain
         self._clock = clock
+        # Drivers that cannot be reached take their time: nobody else waits for them.
+        self._asking = ThreadPoolExecutor(_ASKED_AT_ONCE, "driver-link")
         self._jobs: dict[tuple[str, str], _Watched] = {}
         self._closed = False
 
@@ -234,6 +241,10 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._asking.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, question: Callable[..., _T], *words: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._asking, question, *words)
 
     async def _look_after(self, namespace: str, name: str, watched: _Watched) -> None:
         while True:
@@ -306,7 +317,7 @@ class Controller:
         key = _operator_key(tokens)
         driver = None
         if key and ((launcher or {}).get("status") or {}).get("active"):
-            driver = await asyncio.to_thread(self._ask_status, job.driver_url, key)
+            driver = await self._ask(self._ask_status, job.driver_url, key)
         return Observed(
             status=status,
             pods=[pod for pod in cast(list[Object], pods) if _is_owned(pod, job.uid)],
@@ -337,9 +348,16 @@ class Controller:
                 return  # somebody was faster
             if error.status == _CONFLICT and isinstance(action, Delete):
                 return
-            if error.status in _REFUSED or (error.status == _CONFLICT and isinstance(action, Create)):
+            what = _made_by(action, body)
+            is_taken = error.status == _CONFLICT and what is not None and await self._is_anothers(what, body)
+            if error.status in _REFUSED or is_taken:
                 await self._tell_refusal(action, body, error, watched)
             raise
+
+    async def _is_anothers(self, what: tuple[str, str, str], body: Object) -> bool:
+        """Whether an object that could not be made is there, and not this job's: another controller may make them."""
+        found = await self._api.find(*what[:2], body["metadata"]["namespace"], what[2])
+        return found is not None and not _is_owned(found, body["metadata"]["uid"])
 
     async def _do_one(self, action: Action, body: Object, key: bytes) -> None:
         match action:
@@ -358,7 +376,7 @@ class Controller:
                 await self._api.delete(seen)
                 _log.info("deleted %s %s", seen["kind"], seen["metadata"]["name"])
             case Drain(host, within_s):
-                said = await asyncio.to_thread(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
+                said = await self._ask(self._ask_drain, ElasticJob.of(body).driver_url, key, host, within_s)
                 _log.info("drain of %s: %s", host, said or "no driver answers")
             case Tell(reason, message, warning):
                 try:
@@ -373,10 +391,8 @@ class Controller:
 
     async def _tell_refusal(self, action: Action, body: Object, error: ApiException, watched: _Watched) -> None:
         """Says at the job what the API server refuses: a quota, a webhook, a name that is another's. Once for each."""
-        what = type(action).__name__
-        if isinstance(action, Create):
-            what = f"making {action.body['kind']} {action.body['metadata']['name']}"
-        text = f"{what}: {_said(error)}"
+        made = _made_by(action, body)
+        text = f"{type(action).__name__ if made is None else f'making {made[1]} {made[2]}'}: {_said(error)}"
         if text not in watched.told:
             watched.told.add(text)
             with contextlib.suppress(ApiException):
@@ -415,6 +431,19 @@ class Controller:
         except ApiException as error:
             if error.status not in (_GONE, _CONFLICT):
                 raise
+
+
+def _made_by(action: Action, body: Object) -> tuple[str, str, str] | None:
+    """What an action makes: its API's version, its kind and its name; None where it makes nothing."""
+    match action:
+        case Create(wanted):
+            return wanted["apiVersion"], wanted["kind"], wanted["metadata"]["name"]
+        case MakeTokens():
+            return "v1", "Secret", ElasticJob.of(body).tokens_name
+        case MakeSshKeys():
+            return "v1", "Secret", ElasticJob.of(body).ssh_name
+        case _:
+            return None
 
 
 def _is_alone(action: Action, error: ApiException) -> bool:

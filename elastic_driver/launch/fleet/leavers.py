@@ -15,6 +15,8 @@ from elastic_driver.system.tasks import Tasks
 
 # As often as a discovery script is run.
 _LOOK_S = 1.0
+# Look-ups block threads that others need, for seconds where names do not resolve; and many hosts may leave together.
+_AT_ONCE = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,7 @@ class Leavers:
         self._tasks = tasks
         self._on_another = on_another
         self._leavers: dict[str, _Leaver] = {}
+        self._side_by_side = asyncio.Semaphore(_AT_ONCE)
 
     def __contains__(self, name: str) -> bool:
         """Whether this name is left alone."""
@@ -78,10 +81,14 @@ class Leavers:
     async def _look_for_another(self, name: str, leaver: _Leaver, address: str) -> None:
         loop = asyncio.get_running_loop()
         # A machine with several addresses may have come from one that its name does not have.
-        old = {address, *await loop.run_in_executor(None, self._addresses_of, name)}
+        old = {address, *await self._look_up(name)}
         while self._leavers.get(name) is leaver and loop.time() < leaver.gone_at:
             await asyncio.sleep(_LOOK_S)
-            new = await loop.run_in_executor(None, self._addresses_of, name)
+            new = await self._look_up(name)
             if new and old.isdisjoint(new):
                 leaver.gone_at = -math.inf
                 self._on_another()
+
+    async def _look_up(self, name: str) -> Sequence[str]:
+        async with self._side_by_side:
+            return await asyncio.get_running_loop().run_in_executor(None, self._addresses_of, name)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any, cast
 import pytest
 import yaml
 from controllers import running_controller
-from elastic_jobs import NAME, NAMESPACE, resource
+from elastic_jobs import NAME, NAMESPACE, UID, resource
 from kubernetes_fake import FakeKubernetes
 
 from elastic_driver.kubernetes import objects
@@ -216,6 +217,66 @@ def test_what_is_anothers_is_left_alone_and_told(world: World) -> None:
     found = world.cluster.get("configmaps", f"{NAME}-config", NAMESPACE)
     assert found is not None
     assert found["data"] == {"a": "b"}
+
+
+def test_a_secret_of_that_name_which_is_anothers_is_told_too(world: World) -> None:
+    theirs = {"apiVersion": "v1", "kind": "Secret", "data": {"join-token": "dGhlaXJz"}}
+    world.cluster.create({**theirs, "metadata": {"name": f"{NAME}-tokens", "namespace": NAMESPACE}})
+    with world.controller():
+        world.cluster.create(job())
+        texts = lambda: [e["message"] for e in world.cluster.list("events", NAMESPACE) if e["reason"] == "Refused"]  # noqa: E731
+        world.wait(texts, "event")
+        assert f"making Secret {NAME}-tokens" in texts()[0]
+    assert not world.pods(), "it would join nobody knows whom"
+
+
+def test_drivers_that_do_not_answer_keep_nobody_waiting() -> None:
+    class Jobs:
+        """An API server with jobs whose launchers run."""
+
+        async def find(self, version: str, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            owned = {"metadata": {"name": name, "namespace": namespace, "ownerReferences": [{"uid": UID}]}}
+            match kind:
+                case "ElasticJob":
+                    return resource(name=name)
+                case "Secret" if name.endswith("-tokens"):
+                    return {**owned, "data": {objects.OPERATOR_TOKEN: base64.b64encode(b"00" * 32).decode()}}
+                case "Job":
+                    return {**owned, "spec": {}, "status": {"active": 1}}
+            return None
+
+        async def list(self, *what: Any) -> list[Any]:
+            return []
+
+        async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+            return body
+
+        async def patch(self, seen: dict[str, Any], changes: dict[str, Any], *, part: str = "") -> None:
+            pass
+
+    answered, release = threading.Event(), threading.Event()
+
+    def ask_status(url: str, key: bytes) -> None:
+        if "//quick-" in url:
+            answered.set()
+        else:
+            release.wait(60)
+
+    async def scenario() -> None:
+        controller = Controller(cast(Api, Jobs()), ask_status=ask_status)
+        for index in range(40):
+            controller.look_at(NAMESPACE, f"slow-{index}")
+        await asyncio.sleep(0.2)
+        controller.look_at(NAMESPACE, "quick")
+        try:
+            async with asyncio.timeout(20):
+                while not answered.is_set():
+                    await asyncio.sleep(0.01)  # threads are what is short
+        finally:
+            release.set()
+            await controller.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_quota_for_fewer_pods_lets_the_job_begin_and_shrink(world: World) -> None:
