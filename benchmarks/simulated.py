@@ -190,6 +190,7 @@ def _agents_of(settings: Settings, dialler: SimulatedDialler) -> AgentSide:
         local=dialler,
         remote=dialler,
         is_local=lambda name: False,
+        addresses_of=lambda name: [],
         address=lambda facts, route: route,
         tasks=tasks,
     )
