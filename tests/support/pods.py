@@ -336,7 +336,7 @@ class Pod:
 
     def environments(self, command: str) -> list[list[str]]:
         """The variables of its processes whose command line has this word."""
-        found = [pid for pid in self._processes() if command in command_of(pid)]
+        found = [pid for pid in self.processes() if command in command_of(pid)]
         return [Path(f"/proc/{pid}/environ").read_text().strip("\0").split("\0") for pid in found]
 
     def delete(self, pre_stop: Sequence[str] | None = None, *, grace_s: float = 30.0) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -274,32 +271,6 @@ def test_a_variable_that_is_no_number(name: str) -> None:
         settings("-np", "1", "true", env={name: "soon"})
     with pytest.raises(SettingsError, match=f"the variable {name}: -4 is not a number of seconds above 0"):
         settings("-np", "1", "true", env={name: "-4"})
-
-
-@pytest.mark.parametrize("pid", [1, 7])
-def test_sigterm_ends_a_containers_first_process_before_there_is_a_job(
-    pid: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def settings_come(*_: object) -> Settings:
-        seen.append(signal.getsignal(signal.SIGTERM))
-        if pid == 1:
-            signal.raise_signal(signal.SIGTERM)
-        raise SettingsError("enough")
-
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    monkeypatch.setattr(os, "getpid", lambda: pid)
-    monkeypatch.setattr("elastic_driver.cli.main.settings_from", settings_come)
-    try:
-        with pytest.raises(SystemExit) if pid == 1 else contextlib.nullcontext() as caught:
-            assert main(["-np", "1", "true"]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if pid == 1:
-        assert caught.value.code == 128 + signal.SIGTERM
-    else:
-        assert seen == [signal.SIG_DFL], "the kernel ends all others"
 
 
 def test_version_help_and_build(capsys: pytest.CaptureFixture[str]) -> None:
