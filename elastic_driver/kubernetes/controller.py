@@ -7,7 +7,7 @@ task a job looks at all there is of it, has a plan made, and carries it out. It 
 the plan says so, and once a minute. Objects are changed only if they are still as they were seen: what somebody else
 has changed is looked at again. Several controllers do no harm beside each other, and no good.
 
-Owns the requests to the API server, and their errors. Decides nothing.
+Owns the looking and the doing, and what becomes of refusals. Decides nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from typing import Any, TypeVar, cast
 import kopf
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.client.exceptions import ApiException
-from kubernetes_asyncio.client.rest import RESTResponse
 
 from elastic_driver.discovery.kubernetes.access import Access
 from elastic_driver.errors import DiscoveryError
 from elastic_driver.kubernetes import objects
+from elastic_driver.kubernetes.api import GONE, Api
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
 from elastic_driver.kubernetes.objects import LABEL_JOB, Object
 from elastic_driver.kubernetes.plan import (
@@ -61,120 +60,13 @@ from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, PLURAL, VER
 _GATHER_S = 0.05
 # After an error of the API server's, and at most so long when it does not stop.
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
-# What the API server may take for an answer.
-_ANSWER_S = 30.0
 # Drivers; each answers at once, or takes seconds.
 _ASKED_AT_ONCE = 128
-_GONE, _CONFLICT, _REFUSED = 404, 409, (400, 403, 422)
-
-_PATHS = {
-    ("v1", "Pod"): "/api/v1/namespaces/{namespace}/pods",
-    ("v1", "Service"): "/api/v1/namespaces/{namespace}/services",
-    ("v1", "ConfigMap"): "/api/v1/namespaces/{namespace}/configmaps",
-    ("v1", "Secret"): "/api/v1/namespaces/{namespace}/secrets",
-    ("v1", "ServiceAccount"): "/api/v1/namespaces/{namespace}/serviceaccounts",
-    ("v1", "Event"): "/api/v1/namespaces/{namespace}/events",
-    ("batch/v1", "Job"): "/apis/batch/v1/namespaces/{namespace}/jobs",
-    ("rbac.authorization.k8s.io/v1", "Role"): "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
-    ("rbac.authorization.k8s.io/v1", "RoleBinding"): (
-        "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
-    ),
-    (API_VERSION, KIND): f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}",
-}
+_CONFLICT, _REFUSED = 409, (400, 403, 422)
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger("elastic_driver.kubernetes")
-
-
-class Api:
-    """Requests to the API server, of JSON objects.
-
-    Args:
-        client: the way there; is closed with this.
-    """
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-
-    async def close(self) -> None:
-        """Closes its connections."""
-        await self._client.close()
-
-    async def find(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
-        """One object; None where there is none. Raises ApiException."""
-        try:
-            return await self._call("GET", f"{_path(api_version, kind, namespace)}/{name}")
-        except ApiException as error:
-            if error.status == _GONE:
-                return None
-            raise
-
-    async def list(self, api_version: str, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
-        """All objects with these labels, page by page. Raises ApiException."""
-        query = [("labelSelector", ",".join(f"{key}={value}" for key, value in labels.items())), ("limit", "500")]
-        found: list[Object] = []
-        following = ""
-        while True:
-            more = [("continue", following)] if following else []
-            page = await self._call("GET", _path(api_version, kind, namespace), query=[*query, *more])
-            # In a list objects are without these two.
-            found += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
-            following = (page.get("metadata") or {}).get("continue") or ""
-            if not following:
-                return found
-
-    async def create(self, body: Object) -> Object:
-        """Raises ApiException."""
-        return await self._call("POST", _path_of(body, named=False), body)
-
-    async def patch(self, seen: Object, changes: Object, *, part: str = "") -> Object:
-        """A JSON merge patch of an object, unless it has changed since it was seen. Raises ApiException."""
-        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
-        metadata = {**changes.get("metadata", {}), **version}
-        path = _path_of(seen) + (f"/{part}" if part else "")
-        return await self._call("PATCH", path, {**changes, "metadata": metadata}, kind="application/merge-patch+json")
-
-    async def delete(self, seen: Object) -> None:
-        """Deletes an object, if it is still that one. Raises ApiException."""
-        options = {"preconditions": {"uid": seen["metadata"]["uid"]}, "propagationPolicy": "Background"}
-        await self._call("DELETE", _path_of(seen), options)
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Object | None = None,
-        *,
-        query: Sequence[tuple[str, str]] = (),
-        kind: str = "application/json",
-    ) -> Object:
-        answer = await self._client.call_api(
-            path,
-            method,
-            query_params=list(query),
-            header_params={"Accept": "application/json", "Content-Type": kind},
-            body=body,
-            auth_settings=["BearerToken"],
-            response_types_map={},
-            _preload_content=False,
-            _request_timeout=_ANSWER_S,
-        )
-        # Unread and unchecked, as it comes where it is not to become an object of the library's.
-        data = await answer.read()
-        if not 200 <= answer.status < 300:
-            raise ApiException(http_resp=RESTResponse(answer, data))  # type: ignore[arg-type]
-        return cast(Object, json.loads(data))
-
-
-def _path(api_version: str, kind: str, namespace: str) -> str:
-    return _PATHS[api_version, kind].format(namespace=namespace)
-
-
-def _path_of(body: Object, *, named: bool = True) -> str:
-    metadata = body["metadata"]
-    path = _path(body["apiVersion"], body["kind"], metadata["namespace"])
-    return f"{path}/{metadata['name']}" if named else path
 
 
 @dataclass(eq=False, slots=True)
@@ -344,7 +236,7 @@ class Controller:
         try:
             await self._do_one(action, body, key)
         except ApiException as error:
-            if error.status == _GONE and isinstance(action, Delete | Update):
+            if error.status == GONE and isinstance(action, Delete | Update):
                 return  # somebody was faster
             if error.status == _CONFLICT and isinstance(action, Delete):
                 return
@@ -383,7 +275,7 @@ class Controller:
                     await self._tell(body, reason, message, warning=warning)
                 except ApiException as error:
                     # An event that cannot be made (a quota) must not keep from doing what it tells of.
-                    if error.status not in (*_REFUSED, _GONE, _CONFLICT):
+                    if error.status not in (*_REFUSED, GONE, _CONFLICT):
                         raise
                     _log.warning("cannot tell %s of %s: %s", reason, body["metadata"]["name"], _said(error))
             case DeleteJob():
@@ -429,7 +321,7 @@ class Controller:
         try:
             await self._api.patch(body, {"status": status}, part="status")
         except ApiException as error:
-            if error.status not in (_GONE, _CONFLICT):
+            if error.status not in (GONE, _CONFLICT):
                 raise
 
 

@@ -7,10 +7,8 @@ mpi-operator has such an object, name, keys and environment are its own, so what
 from __future__ import annotations
 
 import copy
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 from elastic_driver.kubernetes.spec import API_VERSION, GROUP, KIND, ElasticJob, Transport
@@ -21,8 +19,6 @@ LABEL_JOB, LABEL_ROLE, LABEL_INDEX = f"{GROUP}/job-name", f"{GROUP}/job-role", f
 LAUNCHER, WORKER = "launcher", "worker"
 # On a pod that is to go: since when its host is drained.
 DRAINED_SINCE = f"{GROUP}/drained-since"
-# On a pod: what its template was, so that a change of it is seen.
-TEMPLATE = f"{GROUP}/template"
 
 JOIN_TOKEN, OPERATOR_TOKEN = "join-token", "operator-token"
 _TOKENS_PATH = "/etc/elastic-driver"
@@ -150,18 +146,12 @@ def exec_pods_of(role_object: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for rule in rules for name in rule.get("resourceNames") or ())
 
 
-def template_digest(template: Mapping[str, Any]) -> str:
-    """What tells one template from another."""
-    return sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def worker_pod(job: ElasticJob, index: int) -> Object:
     """One worker's pod."""
     name = job.worker_name(index)
     metadata, spec = _pod_of(job, job.worker, WORKER)
     metadata |= {key: value for key, value in _metadata(job, name).items() if key not in ("labels",)}
     metadata["labels"] |= {LABEL_INDEX: str(index)}
-    metadata["annotations"] |= {TEMPLATE: template_digest(job.worker)}
     spec |= {"hostname": name, "subdomain": job.name, "restartPolicy": job.worker_restart}
     container, grace_s = spec["containers"][0], spec.setdefault("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
     if job.transport is Transport.SSH:

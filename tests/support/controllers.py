@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elastic_driver.kubernetes.controller import Api, Controller, run
+from elastic_driver.kubernetes.api import Api
+from elastic_driver.kubernetes.controller import Controller, run
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from elastic_jobs import NAME, NAMESPACE, UID, resource
 from kubernetes_fake import FakeKubernetes
 
 from elastic_driver.kubernetes import objects
-from elastic_driver.kubernetes.controller import Api, Controller
+from elastic_driver.kubernetes.api import Api
+from elastic_driver.kubernetes.controller import Controller
 from elastic_driver.kubernetes.plan import DriverSays
 from elastic_driver.kubernetes.spec import PLURAL
 

@@ -24,7 +24,8 @@ from mpi_operator import LIMITS
 from namespaces import NamespaceHost, Namespaces, cannot_serve_ssh
 from pods import HOME, SHARED, SSHD, Pods
 
-from elastic_driver.kubernetes.controller import Api, Controller
+from elastic_driver.kubernetes.api import Api
+from elastic_driver.kubernetes.controller import Controller
 from elastic_driver.kubernetes.driver_link import ask_drain, ask_status
 from elastic_driver.kubernetes.spec import PLURAL
 
