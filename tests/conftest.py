@@ -17,9 +17,10 @@ import pytest
 hypothesis.settings.register_profile("loaded", deadline=None)
 hypothesis.settings.load_profile("loaded")
 
-# A shell starts jobs in the background with SIGINT ignored, nohup does so with SIGHUP, and what is ignored stays so in
-# every process that a test starts. Tests send these signals.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+# A shell starts jobs in the background with SIGINT and SIGQUIT ignored, nohup does so with SIGHUP, and what is ignored
+# stays so in every process that a test starts. Tests send these signals.
+_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in _HANDLERS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 

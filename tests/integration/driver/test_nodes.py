@@ -174,8 +174,7 @@ def test_an_endpoint_that_nobody_answers_at(tmp_path: Path) -> None:
 
 
 def test_a_node_shows_its_own_workers_as_its_flags_say_and_leaves_by_their_signals(tmp_path: Path) -> None:
-    # Not SIGQUIT: a shell that has this in its background lets it be ignored, and what is ignored stays so.
-    flags = {"log_line_prefix_template": "<${role_name} ${rank} ${local_rank}> ", "signals_to_handle": "SIGUSR1"}
+    flags = {"log_line_prefix_template": "<${role_name} ${rank} ${local_rank}> ", "signals_to_handle": "SIGQUIT"}
     given = {"torchrun": {**flags, "local_ranks_filter": "1"}}
     with NodesJob(tmp_path, endpoint=endpoint(), least=1, most=2, nproc_per_node=2, role="trainer") as job:
         driver = job.start("a")
@@ -185,9 +184,9 @@ def test_a_node_shows_its_own_workers_as_its_flags_say_and_leaves_by_their_signa
         job.wait_for("what it shows", lambda: "<trainer 3 1> I am rank 3 of 4 on b" in late.out)
         assert "I am rank 2" not in late.out
         job.wait_for("the driver shows all", lambda: "I am rank 2 of 4 on b" in driver.out)
-        late.signal(signal.SIGUSR1)
-        assert late.wait() == 128 + signal.SIGUSR1
-        assert "SIGUSR1: leaving the job" in late.err
+        late.signal(signal.SIGQUIT)
+        assert late.wait() == 128 + signal.SIGQUIT
+        assert "SIGQUIT: leaving the job" in late.err
         job.wait_for_world("a")
         job.end(0)
         assert driver.wait() == 0
