@@ -26,6 +26,8 @@ from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
 _READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
+# Where hosts come from that are asked for again and again.
+_SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
 _WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
@@ -111,9 +113,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         values["remarks"] = (*(values.get("remarks") or ()), remark)
     hosts = _fixed_hosts(values)
     num_proc = values["num_proc"]
-    elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint(
-        ("discovery_script", "discovery_socket", "discovery", "min_num_proc")
-    )
+    elastic = bool(values.get("accept_agents")) or not values.keys().isdisjoint((*_SOURCES, "min_num_proc"))
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
@@ -182,7 +182,7 @@ def _mounted_hostfile(values: Mapping[str, Any], environ: Mapping[str, str]) -> 
 
     What runs on this machine alone there runs in a pod that has none of the job's resources.
     """
-    named = ("hosts", "hostfile", "discovery_script", "discovery_socket", "accept_agents")
+    named = ("hosts", "hostfile", *_SOURCES, "accept_agents")
     mounted = given_hostfile(environ)
     if mounted is None or any(values.get(name) is not None for name in named):
         return None
@@ -208,7 +208,7 @@ def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
         return parse_list(listed, slots)
     if file is not None:
         return read_hostfile(Path(file), slots)
-    if not values.keys().isdisjoint(("discovery_script", "discovery_socket", "discovery")):
+    if not values.keys().isdisjoint(_SOURCES):
         return None
     if values.get("accept_agents"):
         return ()

@@ -59,6 +59,7 @@ def test_intels_and_mpichs_notation(hostfile: Path) -> None:
 def test_whoever_names_hosts_has_them(hostfile: Path) -> None:
     assert make(OPEN_MPI, hosts="a:2").hosts == (Host("a", 2),)
     assert make(OPEN_MPI, discovery_script="/etc/mpi/discover_hosts.sh").hosts is None
+    assert make(OPEN_MPI, discovery="kubernetes", pod_selector="app=train").hosts is None
     assert make(OPEN_MPI, accept_agents=True).hosts == ()
     one_node = settings_from({"command": ("true",), "torchrun": {"nproc_per_node": "2"}}, OPEN_MPI)
     assert one_node.hosts == (Host("localhost", 2),)
