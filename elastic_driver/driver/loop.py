@@ -53,7 +53,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
-from elastic_driver.core.state import LAST_CALL_S, JobPhase
+from elastic_driver.core.state import LAST_CALL_S, LAST_MOMENT_S, JobPhase
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
@@ -101,8 +101,6 @@ _TICK_S = 0.5
 # Of a worker that speaks through its agent: it may be its host's only one.
 _CONNECTIONS_THROUGH_AGENTS = 1
 _MOST_ERROR_FILES = 100
-# A countdown that is told again and again is no news. A deadline that is so much sooner than it was is.
-_SOONER_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What ending the workers may take beyond their grace, and what is left after that: a few seconds for processes that the
 # kernel holds, and for output. Where it takes longer something is wrong here, and the guard ends them.
@@ -414,7 +412,8 @@ class ElasticDriver:
                 going = {
                     each.hostname: now + (math.inf if each.within_s is None else each.within_s) for each in departures
                 }
-                sooner = any(by < known.get(name, math.inf) - _SOONER_S for name, by in going.items())
+                # As the core has it: a countdown that is told again is no news.
+                sooner = any(by < known.get(name, math.inf) - LAST_MOMENT_S for name, by in going.items())
                 if hosts != last:
                     self._chronicle.hosts(hosts)
                 if hosts != last or going.keys() != known.keys() or sooner:

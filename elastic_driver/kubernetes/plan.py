@@ -328,13 +328,10 @@ class _Planner:
                 self._actions.append(Tell("Draining", f"pod {_name(pod)} is to go: its workers leave first"))
             left_s = since + job.drain_s - seen.now
             driver = seen.driver
-            has_left = driver is not None and host not in driver.busy
-            if (
-                driver is not None
-                and has_left
-                and not is_fresh
-                and (host in driver.drained or host not in driver.hosts)
-            ):
+            has_left = (
+                driver is not None and host not in driver.busy and (host in driver.drained or host not in driver.hosts)
+            )
+            if has_left and not is_fresh:
                 self._actions.append(Delete(pod))
             elif left_s <= 0 and not is_fresh:
                 text = f"pod {_name(pod)} is deleted: its workers had not left it after {job.drain_s} s"
