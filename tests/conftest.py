@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -23,6 +24,15 @@ _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.S
 for number, handler in _HANDLERS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where job files and agents' sockets are, for one test."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
 
 
 # What stays together: a wheel is built once, a training alone is run once for each example, and the checks of an

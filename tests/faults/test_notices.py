@@ -35,15 +35,6 @@ FLAGS = ("-np", "4", "--min-np", "1", "--reset-limit", "0")
 NEVER = "1000000"
 
 
-@pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where job files and agents' sockets are."""
-    folder = tmp_path / "runtime"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
-
-
 def drain(host: str, within_s: float) -> str:
     """What the driver of the one job answers."""
     [running] = running_jobs()

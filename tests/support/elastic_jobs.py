@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+from kubernetes_fake.patches import merged
 
 from elastic_driver.kubernetes import objects
 from elastic_driver.kubernetes.objects import LABEL_INDEX, Object
@@ -46,19 +47,6 @@ def resource(*, replicas: int = 2, transport: str = "join", name: str = NAME, **
             **spec,
         },
     }
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """A JSON merge patch (RFC 7386)."""
-    if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 class Cluster:

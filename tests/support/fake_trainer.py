@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.server
-import ipaddress
 import json
 import ssl
 import threading
@@ -14,39 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from kubernetes_fake.certificate import write_certificate
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/train/status"
 PATIENCE_S = 60.0
 # Of TrainerStatus, as the custom resource's schema has it.
 _FIELDS = {"progressPercentage": 100, "estimatedRemainingSeconds": (1 << 31) - 1}
-
-
-def certificate(folder: Path, name: str) -> Path:
-    """A certificate for 127.0.0.1 that vouches for itself; the file ``name.crt``, and its key beside it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, SHA256())
-    )
-    (folder / f"{name}.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    path = folder / f"{name}.crt"
-    path.write_bytes(made.public_bytes(Encoding.PEM))
-    return path
 
 
 @dataclass
@@ -109,7 +81,7 @@ class FakeTrainer:
 @contextlib.contextmanager
 def fake_trainer(folder: Path) -> Iterator[FakeTrainer]:
     folder.mkdir(exist_ok=True)
-    certificate(folder, "ca")
+    write_certificate(folder / "ca.crt")
     trainer = FakeTrainer(folder)
     trainer.give_token(trainer.token)
 
@@ -137,7 +109,7 @@ def fake_trainer(folder: Path) -> Iterator[FakeTrainer]:
 
     server = Server(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "ca.crt", folder / "ca.key")
+    context.load_cert_chain(folder / "ca.crt")
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     trainer.url = f"https://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

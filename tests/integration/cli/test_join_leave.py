@@ -29,15 +29,6 @@ HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 TOKEN = "a token of the test's own"
 
 
-@pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where job files and agents' sockets are."""
-    folder = tmp_path / "runtime"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
-
-
 def elasticrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "elastic_driver", *words]
 

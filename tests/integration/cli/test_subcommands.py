@@ -31,15 +31,6 @@ Ran = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where job files are."""
-    folder = tmp_path / "runtime"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
-
-
-@pytest.fixture
 def job(tmp_path: Path, runtime: Path) -> Iterator[Job]:
     with Job(tmp_path, "localhost:2\n", "-np", "2", "--grace-time", "20") as running:
         running.wait_for_steps(2)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trainer import FakeTrainer, certificate, fake_trainer
+from fake_trainer import FakeTrainer, fake_trainer
 from jobs import Job
+from kubernetes_fake.certificate import write_certificate
 
 from elastic_driver.driver import trainer_status
 from elastic_driver.driver.trainer_status import Standing, TrainerStatus, Way, standing_of
@@ -77,7 +78,7 @@ def test_the_token_and_the_authority_change(tmp_path: Path) -> None:
         known = len(trainer.told)
         await until(trainer, "the new token", lambda one: len(one.told) > known)
         ca, ours = tmp_path / "ca.crt", (tmp_path / "ca.crt").read_bytes()
-        other = certificate(tmp_path, "other")
+        other = write_certificate(tmp_path / "other.crt")
         other.replace(ca)
         while len(warnings) < 2:
             await asyncio.sleep(0.01)

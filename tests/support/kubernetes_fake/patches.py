@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import jsonpatch
@@ -47,22 +48,23 @@ def patched(kind: Kind, old: Object, how: str, patch: Any) -> Object:
     if not isinstance(patch, dict):
         raise ApiError("BadRequest", "a patch is a map")
     if how == MERGE:
-        merged: Object = _merged(copy.deepcopy(old), patch)
-        return merged
+        made: Object = merged(copy.deepcopy(old), patch)
+        return made
     if how == STRATEGIC and not kind.is_custom:
         return _strategic(copy.deepcopy(old), patch)
     raise ApiError("UnsupportedMediaType", f"the body of the request was in an unknown format: {how}")
 
 
-def _merged(old: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict):
+def merged(old: Any, patch: Any) -> Any:
+    """A value with a JSON merge patch (RFC 7386). Both stay as they are; it shares what is not patched."""
+    if not isinstance(patch, Mapping):
         return copy.deepcopy(patch)
-    made = old if isinstance(old, dict) else {}
+    made = dict(old) if isinstance(old, Mapping) else {}
     for key, value in patch.items():
         if value is None:
             made.pop(key, None)
         else:
-            made[key] = _merged(made.get(key), value)
+            made[key] = merged(made.get(key), value)
     return made
 
 
