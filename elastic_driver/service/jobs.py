@@ -176,7 +176,7 @@ class Jobs:
         job = known.job
         if job.nodes is not before.nodes:
             known.index = {node.member.node: node for node in job.nodes}
-            if isinstance(event, NodeClaimed):
+            if job.formed is not before.formed:
                 for node in known.index:
                     known.liveness.heard(node, now)  # they have as much time as anybody to be heard
         if job.formed is not before.formed and before.formed is not None:

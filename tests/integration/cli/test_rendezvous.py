@@ -80,9 +80,10 @@ def test_rubbish_does_nothing_to_it() -> None:
         answer = client.say_node(JOIN.to_json(), wait_s=30.0)
         assert answer is not None
         reply = NodeReply.from_json(answer)
-        assert (reply.standing, reply.formed is not None) == (Standing.PLACED, True)
-        jobs = client.jobs()
-        assert jobs["j"]["nodes"] == ["host"]
+        assert reply.standing is Standing.PLACED
+        assert reply.formed is not None
+        assert [placed.name for placed in reply.formed.members] == ["host"]
+        assert list(client.jobs()) == ["j"]
         stored = client.ask_store(StoreRequest(StoreOp.ADD, "", (b"n", b"1"), client=1, number=1).to_bytes())
         assert stored is not None
         assert StoreReply.from_bytes(stored).parts == (b"1",)
