@@ -1,0 +1,170 @@
+"""TensorFlow's coordinator, whose workers come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import tensorflow as tf
+
+from elastic_driver.tensorflow.cluster import Cluster
+from elastic_driver.tensorflow.cluster_spec import checked_address
+from elastic_driver.tensorflow.private import (
+    ClusterCoordinator,
+    VariableClosure,
+    has_resources,
+)
+from elastic_driver.tensorflow.schedule import Member, Phase
+from elastic_driver.tensorflow.values import (
+    ElasticDatasetFromDataset,
+    ElasticDatasetFromFunction,
+    ElasticValues,
+    Recipe,
+)
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands."""
+
+    RUNNING = "running"  # its thread takes closures
+    LOST = "lost"  # its server does not answer; it takes closures again when that does
+    STOPPED = "stopped"  # its thread has ended
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker.
+
+    Attributes:
+        index: its task index; no other worker ever has the same.
+        address: of its server, "host:port".
+        state: where it stands.
+    """
+
+    index: int
+    address: str
+    state: WorkerState
+
+
+class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
+    """A ``tf.distribute.coordinator.ClusterCoordinator`` whose workers may be added and removed while closures run.
+
+    What that class promises holds here, too: see there for ``schedule``, ``join``, ``done``, ``fetch`` and
+    ``create_per_worker_dataset``. There is one coordinator for a strategy; if one of TensorFlow's own was made for it
+    already, by ``strategy.scope()`` for instance, it becomes this one.
+
+    Args:
+        strategy: a ``tf.distribute.ParameterServerStrategy``.
+        worker_timeout_s: how long a server may be silent while it runs a closure, until that closure is given to
+            another worker, in seconds; None for ever.
+
+    Raises:
+        ValueError: the strategy is of another kind.
+        RuntimeError: the strategy has a coordinator of TensorFlow's that is in use.
+    """
+
+    def __new__(cls, strategy: Any, **_: Any) -> ElasticClusterCoordinator:
+        there = getattr(strategy, "_cluster_coordinator", None)
+        if there is not None and not isinstance(there, ElasticClusterCoordinator):
+            if has_resources(there):
+                raise RuntimeError(
+                    "the strategy has a ClusterCoordinator that is in use: make the ElasticClusterCoordinator first"
+                )
+            there._cluster.stop()
+            # What was made in the strategy's scope already, such as a table, holds it.
+            there.__class__ = cls
+            there._has_initialized = False
+        made: ElasticClusterCoordinator = super().__new__(cls, strategy)
+        return made
+
+    def __init__(self, strategy: Any, *, worker_timeout_s: float | None = 60.0) -> None:
+        if getattr(self, "_has_initialized", False):
+            return
+        if not hasattr(strategy, "_is_parameter_server_strategy_v2"):
+            raise ValueError("only a tf.distribute.ParameterServerStrategy can have an ElasticClusterCoordinator")
+        if worker_timeout_s is not None and not worker_timeout_s > 0:
+            raise ValueError(f"worker_timeout_s is {worker_timeout_s}: it has to be above 0, or None")
+        self._strategy = strategy
+        strategy.extended._used_with_coordinator = True
+        self._cluster = Cluster(worker_timeout_s=worker_timeout_s)
+        self._has_initialized = True
+
+    def __del__(self) -> None:
+        cluster = getattr(self, "_cluster", None)
+        if cluster is not None:
+            cluster.stop()
+
+    def add_worker(self, address: str, timeout_s: float = 60.0) -> WorkerInfo:
+        """Adds a worker. Blocks until it takes closures.
+
+        A new address extends the cluster as it runs; the others go on. The address of a stopped worker starts that one
+        again. Where a worker runs already nothing is done; one that is lost is waited for.
+
+        Args:
+            address: of a TensorFlow server, "host:port". Its job and task index may be any.
+            timeout_s: how long the server may take to answer, and the cluster to take it in, seconds.
+
+        Returns:
+            The worker.
+
+        Raises:
+            TimeoutError: it did not in time. Nothing of it stays.
+            ValueError: that is no address, or one of a parameter server.
+            tf.errors.CancelledError: it was removed meanwhile.
+        """
+        address = checked_address(address)
+        if self._cluster.is_parameter_server(address):
+            raise ValueError(f"there is a parameter server at {address}")
+        return _info(self._cluster.add(address, timeout_s))
+
+    def remove_worker(self, address: str, timeout_s: float | None = None) -> WorkerInfo:
+        """Removes a worker. Blocks until it has stopped.
+
+        It ends the closure that it has in hand, and takes no other. What it has of its own, such as iterators, is
+        freed. Its server goes on, and may be added again.
+
+        Args:
+            address: of its server.
+            timeout_s: how long it may take to end the closure, seconds; then that is cancelled, and another worker
+                runs it again from its beginning. None for no bound.
+
+        Returns:
+            The worker as it stands then; RUNNING if somebody has added it again meanwhile.
+
+        Raises:
+            ValueError: there is no worker at this address.
+        """
+        return _info(self._cluster.remove(address, timeout_s))
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """All workers, by index. Those that have stopped are forgotten when the cluster changes next."""
+        return tuple(_info(member) for member in self._cluster.members() if member.phase is not Phase.JOINING)
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
+        """See ``ClusterCoordinator.create_per_worker_dataset``. Workers that come later make their iterators, too."""
+        if callable(dataset_fn) and not isinstance(dataset_fn, tf.data.Dataset):
+            return ElasticDatasetFromFunction(dataset_fn, self)
+        return ElasticDatasetFromDataset(dataset_fn, self)
+
+    def _create(self, recipe: Recipe, kind: type[ElasticValues] = ElasticValues) -> ElasticValues:
+        return self._cluster.create(recipe, kind)
+
+    def _create_per_worker_resources(self, fn: Any, args: Any = None, kwargs: Any = None) -> ElasticValues:
+        return self._create(Recipe.of(fn, args, kwargs))
+
+    def _create_per_worker_variables(self, fn: Any, args: Any = None, kwargs: Any = None) -> ElasticValues:
+        return self._create(Recipe.of(fn, args, kwargs, closure=VariableClosure))
+
+
+_STATES = {
+    Phase.JOINING: WorkerState.STOPPED,
+    Phase.RUNNING: WorkerState.RUNNING,
+    Phase.STOPPING: WorkerState.RUNNING,
+    Phase.LOST: WorkerState.LOST,
+    Phase.STOPPED: WorkerState.STOPPED,
+}
+
+
+def _info(member: Member[Any]) -> WorkerInfo:
+    return WorkerInfo(member.index, member.address, _STATES[member.phase])

@@ -1,0 +1,155 @@
+"""Asking TensorFlow's servers whether they are there, and which process answers: a request of a few bytes.
+
+Owns the channels. Knows nothing of workers and of what they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+import psutil
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tensorflow.core.framework import device_attributes_pb2
+
+_METHOD = "/tensorflow.WorkerService/GetStatus"
+# Between two requests to a server that is not there yet.
+_PAUSE_S = (0.05, 1.0)
+_OPTIONS = (
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+Server = frozenset[int]
+"""The incarnations of a server's devices: a random number each, for each start of its process."""
+
+
+def _status_class() -> Any:
+    """TensorFlow's ``GetStatusResponse``, of which its wheel has no class: field 1 is the list of devices."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="elastic_driver/status.proto",
+        package="elastic_driver",
+        syntax="proto3",
+        dependency=[device_attributes_pb2.DESCRIPTOR.name],
+    )
+    message = file.message_type.add(name="Status")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    message.field.add(
+        name="device_attributes",
+        number=1,
+        label=kinds.LABEL_REPEATED,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".tensorflow.DeviceAttributes",
+    )
+    pool = descriptor_pool.Default()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("elastic_driver.Status"))
+
+
+_Status = _status_class()
+
+
+class Probes:
+    """Asks servers. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def ask(self, addresses: Iterable[str], limit_s: float) -> Mapping[str, Server]:
+        """Asks servers at once. Blocks for ``limit_s`` at most.
+
+        Returns:
+            Those that have answered, and as which process.
+        """
+        asked = {address: self._ask(address, limit_s) for address in addresses}
+        answers: dict[str, Server] = {}
+        for address, future in asked.items():
+            with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
+                answers[address] = frozenset(device.incarnation for device in future.result().device_attributes)
+        return {address: server for address, server in answers.items() if server}
+
+    def wait(self, address: str, deadline: float, stop: threading.Event) -> Server | None:
+        """Asks a server again and again until it answers.
+
+        Args:
+            address: of the server.
+            deadline: until when, on the monotonic clock.
+            stop: ends the wait.
+
+        Returns:
+            As which process it has answered; None when it has not.
+        """
+        pause = _PAUSE_S[0]
+        while not stop.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            server = self.ask((address,), min(left, 2.0)).get(address)
+            if server is not None:
+                return server
+            stop.wait(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(2 * pause, _PAUSE_S[1])
+        return None
+
+    def forget(self, address: str) -> None:
+        """Nobody will ask for this one for a while."""
+        with self._lock:
+            channel = self._channels.pop(address, None)
+        if channel is not None:
+            channel.close()
+
+    def close(self) -> None:
+        """Gives all connections back."""
+        for address in tuple(self._channels):
+            self.forget(address)
+
+    def _ask(self, address: str, limit_s: float) -> Any:
+        with self._lock:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = grpc.insecure_channel(address, options=_OPTIONS)
+            method = channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=_Status.FromString)
+            return method.future(b"", timeout=limit_s)
+
+
+def sever(addresses: Iterable[str]) -> int:
+    """Shuts this process's connections to some servers, so that who waits for their answers gets an error.
+
+    The runtime itself waits for an answer of a server that is stopped, or has lost its network, for ever.
+
+    Returns:
+        How many were shut.
+    """
+    ends = {end for address in addresses for end in _ends(address)}
+    if not ends:
+        return 0
+    number = 0
+    for connection in psutil.Process().net_connections("tcp"):
+        far: Any = connection.raddr  # empty where nobody is connected
+        if far and _end(far.ip, far.port) in ends and connection.fd >= 0:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+                number += 1
+    return number
+
+
+def _ends(address: str) -> Iterable[tuple[str, int]]:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        return {_end(str(end[4][0]), int(port)) for end in found}
+    return ()
+
+
+def _end(ip: str, port: int) -> tuple[str, int]:
+    return ip.removeprefix("::ffff:"), port
