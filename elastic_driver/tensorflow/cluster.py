@@ -154,6 +154,20 @@ class Cluster:
         """Whether one of them has this address."""
         return address in self._parameter_servers.values()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    def addresses(self) -> frozenset[str]:
+        """Of the workers that are not stopped, nor about to."""
+        with self._lock:
+            return frozenset(
+                member.address
+                for member in self._schedule.members
+                if member.phase not in (Phase.STOPPING, Phase.STOPPED)
+            )
+
     def members(self) -> tuple[Member[Any], ...]:
         """All workers."""
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from elastic_driver.tensorflow.addresses import checked_address
+
 
 def add_task(spec: tf.train.ClusterSpec, job: str, address: str) -> tf.train.ClusterSpec:
     """The spec with another task, whose index is the one after the highest.
@@ -49,16 +51,3 @@ def remove_task(spec: tf.train.ClusterSpec, job: str, address: str) -> tf.train.
 
 def _jobs(spec: tf.train.ClusterSpec) -> dict[str, dict[int, str]]:
     return {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
-
-
-def checked_address(address: str) -> str:
-    """The address of a server, as it was given.
-
-    Raises:
-        ValueError: it is not "host:port", or "[IPv6]:port".
-    """
-    host, colon, port = address.rpartition(":")
-    is_host = bool(host) and not any(c.isspace() or c == "/" for c in host) and (":" not in host or host[0] == "[")
-    if not (colon and is_host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f"cannot read {address!r} as the address of a server: expected host:port")
-    return address

@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from elastic_driver.tensorflow.addresses import checked_address
 from elastic_driver.tensorflow.cluster import Cluster
-from elastic_driver.tensorflow.cluster_spec import checked_address
+from elastic_driver.tensorflow.following import Following
+from elastic_driver.tensorflow.listings import as_source
 from elastic_driver.tensorflow.private import (
     ClusterCoordinator,
     VariableClosure,
@@ -140,6 +142,28 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     def workers(self) -> tuple[WorkerInfo, ...]:
         """All workers, by index. Those that have stopped are forgotten when the cluster changes next."""
         return tuple(_info(member) for member in self._cluster.members() if member.phase is not Phase.JOINING)
+
+    def follow(
+        self, discovery: Any, *, port: int | None = None, interval_s: float = 1.0, drain_timeout_s: float = 30.0
+    ) -> Following:
+        """Adds and removes workers as hosts come and go, until :meth:`Following.close` or the end of the coordinator.
+
+        Whoever runs at present and is not listed is removed. While there is no answer, all stay.
+
+        Args:
+            discovery: an object with ``find_available_hosts_and_slots()`` (its names are hosts, or "host:port" where no
+                ``port`` is given), a script that prints hosts, or :func:`~elastic_driver.tensorflow.pods`.
+            port: where the first server of each host listens; those of its other slots have the ports after it. A host
+                with the label ``port=N`` has its own.
+            interval_s: between an answer of an object or a script and the next question, seconds.
+            drain_timeout_s: how long a worker that is to leave may take to end its closure, where nobody says, seconds;
+                then another one runs it again.
+
+        Raises:
+            SettingsError: the discovery cannot be used so.
+        """
+        source = as_source(discovery, port=port, interval_s=interval_s)
+        return Following(self._cluster, source, drain_timeout_s=drain_timeout_s)
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
         """See ``ClusterCoordinator.create_per_worker_dataset``. Workers that come later make their iterators, too."""
