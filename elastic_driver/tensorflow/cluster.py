@@ -14,6 +14,7 @@ Threads hold the cluster, and not the coordinator: what the script lets go ends 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -28,7 +29,7 @@ import tensorflow as tf
 from elastic_driver.tensorflow import private
 from elastic_driver.tensorflow.failures import Judge, Verdict
 from elastic_driver.tensorflow.private import Closure, Place, ResourceClosure, cancelled_by
-from elastic_driver.tensorflow.probes import Probes, Server, sever
+from elastic_driver.tensorflow.probes import Probes, Server, bound, sever
 from elastic_driver.tensorflow.schedule import Member, Phase, Schedule
 from elastic_driver.tensorflow.values import ElasticValues, Recipe
 
@@ -90,7 +91,8 @@ class Cluster:
         self._probes = Probes()
         self._schedule = Schedule[Any](addresses, capacity=private.QUEUE_SIZE)
         self._judge = Judge(len(addresses))
-        self._lock = threading.Lock()
+        # The last reference to the coordinator may go while a thread holds it.
+        self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # there may be something to do for a worker
         self._idle = threading.Condition(self._lock)  # closures have ended
         self._room = threading.Condition(self._lock)  # another closure may be put
@@ -116,6 +118,7 @@ class Cluster:
         closure = Closure(function, args, kwargs)
         value = closure.build_output_remote_value()
         with self._put, self._lock:
+            self._check_open()
             while self._schedule.is_full and not self._closed:
                 self._room.wait()
             self._schedule.put(closure)
@@ -142,7 +145,7 @@ class Cluster:
             values = kind(recipe)
             self._values.append(weakref.ref(values, self._values_gone))
             for member in self._schedule.members:
-                if member.phase in (Phase.RUNNING, Phase.STOPPING):
+                if member.phase is Phase.RUNNING:
                     self._schedule.build(member.index, values.closure_for(member.index))
                 elif member.phase is Phase.LOST:
                     values.closure_for(member.index)
@@ -202,6 +205,7 @@ class Cluster:
                 self._schedule.abandoned(member.index)
                 if not member.belongs:
                     del self._workers[member.index]
+                self._work.notify_all()
                 self._moved.notify_all()
             self._probes.forget(address)
             raise
@@ -280,6 +284,16 @@ class Cluster:
             worker.thread.start()
 
     def _run(self, worker: _Worker) -> None:
+        try:
+            self._work_on(worker)
+        except BaseException as error:
+            # Nobody else would hear of it, and who waits for its closure would wait for ever.
+            with self._lock:
+                self._schedule.fail(error)
+                self._idle.notify_all()
+            raise
+
+    def _work_on(self, worker: _Worker) -> None:
         member = worker.member
         worker.stop.wait(_start_delay_s(member.index))
         while True:
@@ -497,6 +511,7 @@ class Cluster:
                 asked, told = self._asked, self._told
             if asked == told:
                 self._look()
+                self._bound()
                 continue
             try:
                 self._tell()
@@ -507,6 +522,7 @@ class Cluster:
                 pause = min(2 * pause, _AGAIN_S[1])
                 continue
             pause = _AGAIN_S[0]
+            self._bound()
             with self._lock:
                 self._told = asked
                 self._ps_failures = 0
@@ -542,19 +558,24 @@ class Cluster:
         """Servers do not answer: what they have in hand goes to others, and who has nothing is lost at once."""
         sever(silent.values())
         with self._lock:
-            for index in silent:
-                member = self._schedule.member(index)
-                if member.phase is Phase.RUNNING and member.is_idle:
-                    self._lose(self._workers[index], RuntimeError("its server does not answer"))
+            for worker in [self._workers[index] for index in silent if index in self._workers]:
+                if worker.member.phase is Phase.RUNNING and worker.member.is_idle:
+                    self._lose(worker, RuntimeError("its server does not answer"))
 
     def _judge_telling(self, error: BaseException) -> None:
         """A parameter server that is gone is the script's business; workers come back, or do not."""
         failed = private.failed_parameter_servers(error) or "/job:ps/" in str(error)
         with self._lock:
             self._ps_failures = self._ps_failures + 1 if failed else 0
-            if self._ps_failures == _PS_TRIES:
+            if failed and self._ps_failures % _PS_TRIES == 0:
                 self._schedule.fail(error)
                 self._idle.notify_all()
+
+    def _bound(self) -> None:
+        """Connections are made anew at any time; so this is done again and again."""
+        if self._worker_timeout_s is not None:
+            known = (_addresses(private.server_def(), job).values() for job in ("worker", "ps"))
+            bound(itertools.chain(*known), self._worker_timeout_s)
 
     def _look(self) -> None:
         """Who has had something in hand for long, and does not answer, is severed: its closure goes to another."""

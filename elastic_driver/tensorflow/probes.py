@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
-import psutil
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework import device_attributes_pb2
 
@@ -62,7 +62,7 @@ class Probes:
     """Asks servers. From any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._channels: dict[str, grpc.Channel] = {}
 
     def ask(self, addresses: Iterable[str], limit_s: float) -> Mapping[str, Server]:
@@ -130,15 +130,55 @@ def sever(addresses: Iterable[str]) -> int:
     Returns:
         How many were shut.
     """
+
+    def shut(connection: socket.socket) -> None:
+        connection.shutdown(socket.SHUT_RDWR)
+
+    return _for_connections(addresses, shut)
+
+
+def bound(addresses: Iterable[str], limit_s: float) -> int:
+    """Has the system end connections to some servers when their machine has acknowledged nothing for so long.
+
+    That takes no thread of this process: the runtime may wait for a server, and hold the interpreter meanwhile.
+
+    Returns:
+        How many connections there are.
+    """
+    seconds = max(1, round(limit_s / 3))
+    options = (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * limit_s))),
+    )
+
+    def set_options(connection: socket.socket) -> None:
+        for level, name, value in options:
+            connection.setsockopt(level, name, value)
+
+    return _for_connections(addresses, set_options)
+
+
+def _for_connections(addresses: Iterable[str], do: Callable[[socket.socket], object]) -> int:
+    """Does something with each TCP connection of this process to one of these addresses. Returns how many there are."""
     ends = {end for address in addresses for end in _ends(address)}
-    if not ends:
-        return 0
     number = 0
-    for connection in psutil.Process().net_connections("tcp"):
-        far: Any = connection.raddr  # empty where nobody is connected
-        if far and _end(far.ip, far.port) in ends and connection.fd >= 0:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
+    for name in os.listdir("/proc/self/fd") if ends else ():
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            # Whoever owns the descriptor may close it at any time: a copy stays what it is.
+            copy = os.dup(int(name))
+            stack.callback(os.close, copy)
+            if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+                continue
+            connection = socket.socket(fileno=copy)
+            stack.pop_all()
+            stack.enter_context(connection)
+            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+                continue
+            if _end(*connection.getpeername()[:2]) in ends:
+                do(connection)
                 number += 1
     return number
 
