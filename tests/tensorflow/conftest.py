@@ -1,4 +1,4 @@
-"""Tests with TensorFlow's servers. Each runs in a process of its own, forked from pytest's, which has imported TensorFlow.
+"""Tests with TensorFlow's servers. Each runs in a process of its own, forked from pytest's, which has imported it.
 
 TensorFlow's runtime is one for a process, and takes part in one cluster. An import takes seconds, a fork does not; the
 runtime of the process that is forked is never used.

@@ -314,7 +314,7 @@ def test_indices_are_never_used_twice(servers: Servers) -> None:
 @pytest.mark.parametrize("address", ["", "nowhere", "host:", "host:port", "host:0", "host:70000", ":2222", "a b:1"])
 def test_what_is_no_address_is_refused(servers: Servers, address: str) -> None:
     job = Job(servers, 1)
-    with pytest.raises(ValueError, match="address|port"):
+    with pytest.raises(ValueError, match=r"address|port"):
         job.coordinator.add_worker(address)
     with pytest.raises(ValueError, match="no worker at"):
         job.coordinator.remove_worker(address)
