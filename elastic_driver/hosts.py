@@ -27,6 +27,8 @@ _MAX_LABEL_PART = 63
 _NO_LABELS = frozenset(("slots", "max_slots", "max-slots"))
 RACK, PROTECTED = "rack", "protected"
 """The labels that mean something here; all others are the user's."""
+CHIEF = "chief"
+"""Where a name of a host stands for a process of the driver's own machine: the chief's."""
 _WORKER_KEY = re.compile(r"^(?P<hostname>[^\[\]\s]+)\[(?P<slot>\d+)\]#(?P<attempt>\d+)$")
 
 

@@ -129,6 +129,18 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         help="the number of workers on each host is always a multiple of K (default {default})",
     )
     add(
+        "num_parameter_servers",
+        metavar="N",
+        help="the command is the chief of TensorFlow's parameter server training: it runs here, once, and N servers on "
+        "the first slots keep its variables; -np counts its workers (docs/parameter-servers.md)",
+    )
+    add(
+        "restart_chief",
+        action="store_const",
+        const=True,
+        help="start the chief again when it fails or a parameter server is lost: it has to go on from a checkpoint",
+    )
+    add(
         "discovery_script",
         metavar="COMMAND",
         help="prints a line 'host' or 'host:slots' for each host there is, and perhaps its labels behind it (rack=a "

@@ -13,6 +13,7 @@ from elastic_driver.core.placement import (
     that_fit,
 )
 from elastic_driver.core.state import (
+    ChiefPhase,
     JobPhase,
     State,
     WorkerPhase,
@@ -142,5 +143,7 @@ def next_deadline(state: State) -> float | None:
             times.append(checkpoints_by(state))
         case OnChange.NO_ROUNDS:
             times.append(state.setbacks.present.until)
+    if state.chief is not None and state.chief.phase is ChiefPhase.RUNNING:
+        times.append(state.chief.ends_by)
     times += [state.slots_deadline, state.blacklist.next_expiry(), state.cuts.next_expiry()]
     return min((time for time in times if time is not None), default=None)

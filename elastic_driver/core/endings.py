@@ -44,7 +44,7 @@ def end_if_given_up(t: Transition) -> bool:
     elif _fails_at_start(t):
         when = f"within the first {START_S:g} s of the training"
         t.end(ExitCode.USER_CODE_FAILED, f"{what_failed(state)}, {when}; {state.policy.limit_flag} N would try again")
-    elif t.in_reset().unplanned and _limit_is_used_up(t):
+    elif t.in_reset().unplanned and limit_is_used_up(t):
         limit = state.policy.reset_limit
         first, told = state.first_failure, "; ".join(causes(state))
         if first is not None and first.where:
@@ -136,7 +136,8 @@ def check_deadlines(t: Transition) -> None:
         t.end(ExitCode.TOO_FEW_SLOTS, f"host discovery has failed for {limit}; last: {outage.error}")
 
 
-def _limit_is_used_up(t: Transition) -> bool:
+def limit_is_used_up(t: Transition) -> bool:
+    """Whether there were as many unplanned resets already as there may be."""
     policy = t.state.policy
     limit, window_s = policy.reset_limit, policy.reset_window_s
     return limit is not None and t.state.tally.that_count(t.now, window_s) >= limit

@@ -166,9 +166,53 @@ class WorkerSpared:
     worker: WorkerId
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerServing:
+    """A server, of a job with a chief, answers there: ``host:port``."""
+
+    worker: WorkerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReleased:
+    """The chief says that it has taken a worker out, and gives it nothing any more."""
+
+    worker: WorkerId
+
+
 WorkerReport = (
-    WorkerStarted | WorkerReady | WorkerRunning | WorkerDying | WorkerExited | WorkerExiting | WorkerHung | WorkerSpared
+    WorkerStarted
+    | WorkerReady
+    | WorkerRunning
+    | WorkerDying
+    | WorkerExited
+    | WorkerExiting
+    | WorkerHung
+    | WorkerSpared
+    | WorkerServing
+    | WorkerReleased
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChiefExited:
+    """A chief's process has ended, or could not be started.
+
+    Attributes:
+        number: of its start.
+        returncode: exit code; negative for a signal; None where there was no process.
+        how: in words, "exited with code 1".
+        error, where: see WorkerExited.
+        bad_command: whether the command itself cannot be run.
+    """
+
+    number: int
+    returncode: int | None
+    how: str
+    error: str = ""
+    where: str = ""
+    bad_command: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +313,7 @@ Event = (
     | HostReport
     | HostsReported
     | WorkerNotStarted
+    | ChiefExited
     | DrainRequested
     | StopRequested
     | DriverFailed
@@ -286,13 +331,45 @@ class StartWorker:
         worker: its name.
         planned: the place it would have if the round were formed now.
         standby: whether it is to wait without a rank.
-        hosts: those of all who are planned, in the order of their first ranks: rank 0 is on the first.
+        hosts: those of all who are planned, in the order of their first ranks: rank 0 is on the first; none where
+            workers do not meet by themselves.
+        parameter_server: which of the parameter servers it is; None for a worker.
     """
 
     worker: WorkerId
     planned: SlotInfo
     standby: bool = False
     hosts: tuple[str, ...] = ()
+    parameter_server: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartChief:
+    """Start the script, with the servers that answer now.
+
+    Attributes:
+        number: how often that was done, with this time.
+        parameter_servers, workers: addresses of the servers, in the order in which the script is told of them.
+    """
+
+    number: int
+    parameter_servers: tuple[str, ...]
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopChief:
+    """TERM to the script's process tree, grace, KILL; another is started when it has ended.
+
+    Attributes:
+        number: of its start.
+        reason: why, in words.
+        grace_s: how long the grace is; None for what is usual.
+    """
+
+    number: int
+    reason: str
+    grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +504,8 @@ class EndJob:
 
 Command = (
     StartWorker
+    | StartChief
+    | StopChief
     | StopWorker
     | KillWorker
     | GiveUpHost

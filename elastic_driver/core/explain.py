@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from elastic_driver.core.deadlines import checkpoints_by, gone_by, joiners_wait_until, pause_until
 from elastic_driver.core.placement import (
+    all_offered,
     free_slots,
     in_target,
     is_drained,
@@ -13,6 +14,7 @@ from elastic_driver.core.placement import (
     left_over,
     next_members,
     reachable,
+    server_places,
     standby_places,
     standing_by,
     target_places,
@@ -20,7 +22,18 @@ from elastic_driver.core.placement import (
     wanted_places,
     why_left_over,
 )
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, concerning, finishing, gives_time, in_phase
+from elastic_driver.core.state import (
+    ChiefPhase,
+    JobPhase,
+    State,
+    WorkerPhase,
+    concerning,
+    finishing,
+    gives_time,
+    in_phase,
+    parameter_servers,
+    serving_workers,
+)
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.words import NoticeKind, OnChange
 
@@ -54,7 +67,12 @@ def explain(state: State, now: float, *, gives_up: bool = False) -> str:
                 slots = _count(usable_slots(state), "slot")
                 return f"{slots} there, giving others a moment{_left(state.last_call, now)}"
             left = _discovery(state, now) + slots_left
+            if number := policy.num_parameter_servers:
+                wanted = f"{policy.start_flag} {policy.num_proc} and --parameter-servers {number}"
+                return f"waiting for {_count(policy.num_proc + number, 'slot')} ({wanted}), {_slots(state, now)}{left}"
             return f"waiting for {_count(policy.num_proc, 'slot')} ({policy.start_flag}), {_slots(state, now)}{left}"
+        case JobPhase.RUNNING | JobPhase.RESETTING if policy.num_parameter_servers:
+            return _explain_chief(state, now, slots_left)
         case JobPhase.RUNNING | JobPhase.RESETTING if policy.on_change is OnChange.NO_ROUNDS:
             return _explain_roundless(state, now, slots_left)
         case JobPhase.STARTING if restarts:
@@ -141,6 +159,34 @@ def _explain_roundless(state: State, now: float, slots_left: str) -> str:
     )
     out = _unheard(state, now) + _kept_out(state, now, before="; ")
     return f"{text}{_booting(state)}{short}{out}{_discovery(state, now)}"
+
+
+def _explain_chief(state: State, now: float, slots_left: str) -> str:
+    policy, chief = state.policy, state.chief
+    servers = [record for record in parameter_servers(state).values() if record.phase is WorkerPhase.MEMBER]
+    workers = serving_workers(state)
+    there = f"{_count(len(workers), 'worker')} and {_count(len(servers), 'parameter server')}"
+    text = f"the chief runs with {there}"
+    if chief is None:
+        text = f"the chief is not started yet: there are {there}"
+        if state.chiefs:
+            text = f"the chief is to be started again: there are {there}"
+    elif chief.phase is ChiefPhase.STOPPING:
+        text = f"the chief is told to end, to be started again; there are {there}"
+    elif chief.lost:
+        text = f"{chief.lost}; waiting for the chief to end{_left(chief.ends_by, now)}"
+    until = state.setbacks.present.until
+    if until is not None:
+        text += f"; {_pausing(state, 'start')}; the next starts after a pause{_left(until, now)}"
+    if state.slots_deadline is not None:
+        least = f"{_count(policy.min_num_proc, 'worker')} needed ({policy.least_flag})"
+        text += f"; {least}, {_slots(state, now)}{slots_left}"
+    off = [record.worker for record in workers if record.leave_by is not None]
+    text += f"; {names(off)} to leave" if off else ""
+    stay = [r.server_name for r in servers if not all_offered(state, (r.worker,))] if chief is not None else []
+    text += f"; {_listed(stay)} {'stay' if len(stay) > 1 else 'stays'} where no worker may be" if stay else ""
+    out = _unheard(state, now) + ("" if state.slots_deadline is not None else _kept_out(state, now, before="; "))
+    return f"{text}{_booting(state)}{out}{_discovery(state, now)}"
 
 
 def _pausing(state: State, what: str) -> str:
@@ -257,14 +303,18 @@ def why_no_place(state: State, hostname: str, slot: int) -> str:
         return f"host {hostname} is left out"
     if flag := why_left_over(state, hostname):
         return f"slot {slot} of host {hostname} is not used: {flag}"
+    if (hostname, slot) in server_places(state):
+        return f"slot {slot} of host {hostname} is for a parameter server"
     most = _count(state.policy.max_num_proc or len(state.members), "worker")
     return f"the job has its {most} ({state.policy.most_flag})"
 
 
 def _booting(state: State) -> str:
     """Who is on the way, and who still holds a place for which another waits."""
-    booting = [record.worker for record in in_phase(state, WorkerPhase.BOOTING)]
-    text = f"; {names(booting)} starting" if booting else ""
+    boots = in_phase(state, WorkerPhase.BOOTING)
+    booting = [record.worker for record in boots if record.parameter_server is None]
+    text = "".join(f"; {record.who} starting" for record in boots if record.parameter_server is not None)
+    text += f"; {names(booting)} starting" if booting else ""
     leaving = in_phase(state, WorkerPhase.LEAVING)
     places = target_places(state) if leaving else {}
     ending = [record.worker for record in leaving if in_target(record, places)]

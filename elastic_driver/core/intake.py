@@ -16,6 +16,7 @@ from elastic_driver.core.becoming import become_in_place
 from elastic_driver.core.cuts import Accused, Accuser
 from elastic_driver.core.draining import what_is_short
 from elastic_driver.core.events import (
+    ChiefExited,
     DiscoveryFailed,
     DrainRequested,
     DriverFailed,
@@ -39,21 +40,33 @@ from elastic_driver.core.events import (
     WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReleased,
     WorkerReport,
     WorkerRunning,
+    WorkerServing,
     WorkerSpared,
     WorkersReported,
     WorkerStarted,
 )
+from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.past import IllegalEventError, record_unless_late, why_impossible
-from elastic_driver.core.placement import all_offered, in_target, standby_places, usable_slots, wanted_places
+from elastic_driver.core.placement import (
+    all_offered,
+    has_place,
+    in_target,
+    standby_places,
+    usable_slots,
+    wanted_places,
+)
 from elastic_driver.core.registry import WorkerState
-from elastic_driver.core.setbacks import START_S, Failure, described, fault_of
+from elastic_driver.core.setbacks import LONG_ROUND_S, START_S, Failure, described, fault_of
 from elastic_driver.core.state import (
     DISCOVERY_OUTAGE_S,
     DISCOVERY_TOLD_S,
     HEALING_S,
     LAST_MOMENT_S,
+    Chief,
+    ChiefPhase,
     Departing,
     JobPhase,
     Kill,
@@ -69,7 +82,7 @@ from elastic_driver.core.state import (
     leaving,
 )
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import Departure, Host, WorkerId
+from elastic_driver.hosts import CHIEF, Departure, Host, WorkerId
 from elastic_driver.words import ExitCode, OnChange, ReadyCause
 
 
@@ -101,6 +114,8 @@ def take(t: Transition, event: Event) -> None:
                 _take_host_report(t, report)
         case WorkerNotStarted():
             _take_not_started(t, event)
+        case ChiefExited():
+            _take_chief_exit(t, event)
         case DrainRequested():
             _take_drain(t, event)
         case StopRequested():
@@ -135,7 +150,8 @@ def _take_hosts(t: Transition, hosts: tuple[Host, ...]) -> None:
         drained=frozenset(place for place in t.state.drained if place[0] in kept),
         departing=tuple(one for one in t.state.departing if one.hostname in kept),
     )
-    _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
+    if not t.state.policy.num_parameter_servers:  # what is set there is for as long as the place is gone
+        _lift_drain_limits(t, [record for record in t.state.workers if record.worker.hostname not in listed])
 
 
 def _take_host_report(t: Transition, event: HostReport) -> None:
@@ -186,6 +202,10 @@ def _take_drain(t: Transition, event: DrainRequested, *, listed: bool = False) -
         when = "leaves at the next commit" if t.state.policy.on_change is OnChange.IN_PLACE else "leaves now"
         left = "" if event.within_s is None else f"; its machine goes away in {event.within_s:.3g} s"
         t.report(f"{what} {when}: {event.why}{left}")
+    used = [r for r in inside if r.parameter_server is not None and r.phase is WorkerPhase.MEMBER]
+    if used and t.state.chief is not None and (is_news or is_sooner):
+        what_then = "until there is a place for another" if t.state.policy.restart_chief else "as long as it can"
+        t.report(f"{used[0].server_name} stays {what_then}: its variables are nowhere else", warning=True)
     # Who drains a host by hand is answered; a signal's sender, and a machine that goes away, are not.
     short = what_is_short(t.state)
     staying = [record for record in inside if record.phase is not WorkerPhase.LEAVING]
@@ -256,6 +276,13 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
         match report:
             case WorkerStarted():
                 _take_started(t, record, report)
+            case WorkerServing():
+                fresh = replace(record, phase=WorkerPhase.MEMBER, since=t.now, running=True, address=report.address)
+                t.put(fresh)
+                t.state = replace(t.state, ever_ready=True)
+            case WorkerReleased():
+                worker = record.worker
+                t.retire(record, why_no_place(t.state, worker.hostname, worker.slot))
             case WorkerReady():
                 _take_ready(t, record, report)
             case WorkerRunning():
@@ -370,7 +397,7 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
 
 
 def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
-    wanted = in_target(record, wanted_places(t.state))
+    wanted = _is_wanted(t.state, record)
     t.forget(event.worker)
     was_leaving = record.phase is WorkerPhase.LEAVING
     t.commands.append(ReportExit(event.worker, expected=was_leaving and not record.failed))
@@ -388,6 +415,34 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
             _end_at_start(t, record, failure, end.fault)
 
 
+def _is_wanted(state: State, record: WorkerRecord) -> bool:
+    """Whether there is to be a worker in its place."""
+    return has_place(state, record) if state.policy.num_parameter_servers else in_target(record, wanted_places(state))
+
+
+def _take_chief_exit(t: Transition, event: ChiefExited) -> None:
+    chief = t.state.chief
+    if chief is None or event.number != chief.number:
+        return  # of one that is known to have ended
+    if chief.phase is ChiefPhase.STOPPING:
+        t.state = replace(t.state, chief=None)
+        return
+    if event.bad_command and event.number == 1:
+        t.end(ExitCode.BAD_USAGE, event.how)
+        return
+    if event.returncode == 0:
+        t.end(ExitCode.SUCCESS, "the chief ended with code 0")
+        return
+    worker = WorkerId(CHIEF, 0, event.number - 1)
+    failure = Failure.said(worker, None, event.how, event.error, event.where, "the chief")
+    setbacks = t.state.setbacks.failed(failure, Fault.OWN if event.returncode is None else fault_of(event.returncode))
+    if t.now - chief.since >= LONG_ROUND_S:
+        setbacks = setbacks.ran_long()
+    reset = t.in_reset().with_cause(failure.told, failure)
+    failed = replace(chief, phase=ChiefPhase.FAILED, failed=described(failure))
+    t.state = replace(t.state, reset=reset, setbacks=setbacks, chief=failed)
+
+
 def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) -> None:
     """Who was given time to end, and was killed: its host is lost, or it has crashed. It is no failure of its."""
     until = gives_time(t.state, record)
@@ -397,7 +452,7 @@ def _note_lost_peer(t: Transition, record: WorkerRecord, event: WorkerExited) ->
 
 
 def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None:
-    wanted = in_target(record, wanted_places(t.state))
+    wanted = _is_wanted(t.state, record)
     end = record.killed or Kill(event.how, fault_of(event.returncode))
     t.commands.append(ReportDying(event.worker, end.how))
     # It counts as one that is being stopped: its end will be no news.
@@ -456,10 +511,15 @@ def _take_hung(t: Transition, record: WorkerRecord, event: WorkerHung) -> None:
 
 
 def _failure(record: WorkerRecord, how: str, error: str = "", where: str = "") -> Failure:
-    return Failure.said(record.worker, record.rank if record.round_id else None, how, error, where)
+    role = "" if record.parameter_server is None else record.server_name
+    return Failure.said(record.worker, record.rank if record.round_id else None, how, error, where, role)
 
 
 def _take_clean_exit(t: Transition, record: WorkerRecord, *, wanted: bool) -> None:
+    if t.state.policy.num_parameter_servers:
+        # A server serves until it is told to end.
+        take_crash(t, record, _failure(record, "exited with code 0"), Fault.OWN, 0.0, wanted=wanted)
+        return
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
         t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.SUCCESS))
         return
@@ -510,7 +570,7 @@ def take_crash(
     """
     worker, how = record.worker, failure.how
     if t.state.policy.on_change is OnChange.NO_ROUNDS:
-        _take_loss(t, worker, failure, fault, draw, wanted=wanted, told=told)
+        _take_loss(t, record, failure, fault, draw, wanted=wanted, told=told)
         return
     if wanted and (stays or (ran and not t.state.policy.blames_hosts)):
         fault = Fault.OWN  # its host stays: if that is the cause, it will be so again, and there must be an end
@@ -538,10 +598,11 @@ def take_crash(
 
 
 def _take_loss(
-    t: Transition, worker: WorkerId, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
+    t: Transition, record: WorkerRecord, failure: Failure, fault: Fault, draw: float, *, wanted: bool, told: bool
 ) -> None:
     """A worker without rounds has failed: the others, on its host too, go on."""
-    text = f"worker {worker} {failure.how}"
+    worker = record.worker
+    text = f"{failure.who} {failure.how}"
     own = fault is Fault.OWN and all_offered(t.state, (worker,))
     reset = t.in_reset().with_cause(text, failure)
     registry = t.state.registry
@@ -553,8 +614,27 @@ def _take_loss(
         registry=registry.record(worker, WorkerState.FAILURE) if ending else registry.without(worker),
         setbacks=t.state.setbacks.failed(failure, Fault.OWN if own else Fault.OUTSIDE),
     )
+    if record.address and t.now - record.since >= LONG_ROUND_S:
+        t.state = replace(t.state, setbacks=t.state.setbacks.ran_long())
     known = _blacklist(t, worker.hostname, draw, wanted=wanted)
     _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
+    if record.parameter_server is not None and t.state.chief is not None:
+        _lose_server(t, t.state.chief, f"{text}, and its variables are lost")
+
+
+def _lose_server(t: Transition, chief: Chief, text: str) -> None:
+    """A parameter server that the chief works with is lost. The chief learns of it by itself."""
+    if chief.lost or chief.phase is not ChiefPhase.RUNNING:
+        return
+    then = "it is started again when another server is there"
+    ends_by = None
+    if not t.state.policy.restart_chief:
+        ends_by = t.now + t.state.policy.drain_timeout_s
+        then = (
+            "no other one is started: the chief's next use of it fails (with --restart-chief it would be started again)"
+        )
+    t.report(f"{text}; {then}", warning=True)
+    t.state = replace(t.state, chief=replace(chief, lost=text, ends_by=ends_by))
 
 
 def _blacklist(t: Transition, hostname: str, draw: float, *, wanted: bool, ran: bool = True) -> bool:
@@ -573,8 +653,9 @@ def _report_blacklisted(t: Transition, hostname: str, text: str, *, told: bool, 
 
 def give_up_start(t: Transition, record: WorkerRecord) -> None:
     """A worker's process is not there in time. Whatever comes of it is no news."""
-    how = f"was not started within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
-    wanted = in_target(record, wanted_places(t.state))
+    what = "did not answer" if t.state.policy.num_parameter_servers else "was not started"
+    how = f"{what} within {t.state.policy.start_timeout_s:g} s (--start-timeout)"
+    wanted = _is_wanted(t.state, record)
     t.retire(record, f"it {how}")
     take_crash(t, record, _failure(record, how), Fault.OUTSIDE, 0.0, wanted=wanted, ran=False)
 
@@ -583,7 +664,7 @@ def _take_not_started(t: Transition, event: WorkerNotStarted) -> None:
     record = record_unless_late(t.state, event)
     if record is None:
         return
-    wanted = in_target(record, wanted_places(t.state))
+    wanted = _is_wanted(t.state, record)
     t.forget(event.worker)
     if event.bad_command and not t.state.ever_ready:
         t.end(ExitCode.BAD_USAGE, event.message)

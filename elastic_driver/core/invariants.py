@@ -6,7 +6,7 @@ from collections import Counter
 
 from elastic_driver.core.assignment import rack_of
 from elastic_driver.core.deadlines import next_deadline
-from elastic_driver.core.state import JobPhase, State, WorkerPhase, in_phase
+from elastic_driver.core.state import ChiefPhase, JobPhase, State, WorkerPhase, in_phase
 from elastic_driver.words import Ending, OnChange
 
 
@@ -28,6 +28,7 @@ def check_invariants(state: State) -> None:
     assert state.round is None or roundless or state.round_id > state.rounds_before, "a number of a round of the past"
     waits = (JobPhase.WAITING, JobPhase.RUNNING, JobPhase.RESETTING, JobPhase.ENDED)
     assert state.last_call is None or (restarts and state.phase in waits), "slots wait for others in vain"
+    _check_chief(state)
     if roundless:
         assert not state.round_id, "a round of workers that have none"
     elif state.round is not None:
@@ -69,6 +70,27 @@ def check_invariants(state: State) -> None:
         assert not in_place or not boots or not record.round_id, "one that boots has had a round"
         assert record.round_id <= state.round_id, "a round that is to come"
         assert record.stopped or record.ending is Ending.USUAL, "one that was not told to end is given time for it"
+
+
+def _check_chief(state: State) -> None:
+    number, chief = state.policy.num_parameter_servers, state.chief
+    if not number:
+        assert chief is None and not state.chiefs, "a chief of a job without parameter servers"  # noqa: PT018
+        assert not any(record.address for record in state.workers), "an address of one that is no server"
+        assert all(record.parameter_server is None for record in state.workers), "a parameter server too many"
+        return
+    assert state.policy.on_change is OnChange.NO_ROUNDS, "servers that have rounds"
+    there = [record.parameter_server for record in state.workers if record.phase is not WorkerPhase.LEAVING]
+    numbers = [index for index in there if index is not None]
+    assert len(numbers) == len(set(numbers)), "two parameter servers with one number"
+    assert all(0 <= index < number for index in numbers), "a parameter server that is not asked for"
+    for record in state.workers:
+        assert bool(record.address) == (record.phase is WorkerPhase.MEMBER), "a server that does not answer"
+    assert chief is None or chief.number == state.chiefs, "a chief of the past"
+    assert state.ended or chief is None or chief.phase is not ChiefPhase.FAILED, "a failure that is not judged"
+    lost = chief is not None and chief.lost
+    whole = len(numbers) == number or state.ended or chief is None or chief.phase is not ChiefPhase.RUNNING
+    assert whole or lost, "a chief that lacks a parameter server, and nothing is said of it"
 
 
 def _check_hosts(state: State) -> None:

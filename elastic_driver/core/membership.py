@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elastic_driver.core import restarting, roundless
+from elastic_driver.core import chief, restarting, roundless
 from elastic_driver.core.deadlines import held_until, joiners_wait_until, next_deadline, pause_until
 from elastic_driver.core.endings import (
     check_deadlines,
@@ -117,7 +117,8 @@ def _after_the_end(state: State, event: Event) -> tuple[State, list[Command]]:
 def settle(t: Transition) -> None:
     """Looks at the levels and does what is due. Every branch leaves a deadline, an end, or a running round."""
     # Each may end the job, and then nothing more is to be done.
-    for decide in _DECIDERS[t.state.policy.on_change]:
+    policy = t.state.policy
+    for decide in _WITH_CHIEF if policy.num_parameter_servers else _DECIDERS[policy.on_change]:
         if t.state.ended:
             return
         decide(t)
@@ -339,7 +340,19 @@ def _tell_of_unused(t: Transition) -> None:
             t.report(text)
 
 
-# For each kind of workers, in this order.
+# For jobs with a chief, in this order: when it has ended, nobody who has to leave is used any more.
+_WITH_CHIEF: tuple[Callable[[Transition], None], ...] = (
+    stop_late_starts,
+    roundless.judge_losses,
+    chief.mind_chief,
+    chief.place_servers,
+    chief.start_chief,
+    chief.end_or_wait,
+    check_deadlines,
+    give_up_silent,
+)
+
+# For each kind of other workers, in this order.
 _DECIDERS: Mapping[OnChange, tuple[Callable[[Transition], None], ...]] = {
     OnChange.IN_PLACE: (
         _vote_out,

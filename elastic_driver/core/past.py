@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 from elastic_driver.core.events import (
+    ChiefExited,
     DiscoveryFailed,
     DrainRequested,
     DriverFailed,
@@ -28,8 +29,10 @@ from elastic_driver.core.events import (
     WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReleased,
     WorkerReport,
     WorkerRunning,
+    WorkerServing,
     WorkerSpared,
     WorkersReported,
     WorkerStarted,
@@ -75,6 +78,12 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
     match event:
         case WorkerStarted():
             late = record.phase is not WorkerPhase.BOOTING or state.policy.on_change is OnChange.IN_PLACE
+            late = late or bool(state.policy.num_parameter_servers)  # there, who answers has started
+        case WorkerServing():
+            late = record.phase is not WorkerPhase.BOOTING or not state.policy.num_parameter_servers
+        case WorkerReleased():
+            # One whose place has come back stays: the chief is told of it again.
+            late = record.phase is not WorkerPhase.MEMBER or record.leave_by is None
         case WorkerReady() if state.policy.on_change is not OnChange.IN_PLACE:
             # Of those that may become others, the first that asks; no other worker of theirs asks for a round.
             asks = state.policy.becomes_in_place and event.after_round == 0
@@ -87,7 +96,8 @@ def record_unless_late(state: State, event: WorkerEvent) -> WorkerRecord | None:
         case WorkerDying():
             late = record.phase is WorkerPhase.LEAVING
         case WorkerExiting():
-            late = record.exit_by is not None or record.killed is not None  # it has said so before
+            # It has said so before; and no server has a script that could be over.
+            late = record.exit_by is not None or record.killed is not None or bool(state.policy.num_parameter_servers)
         case WorkerHung():
             late = record.killed is not None
         case WorkerSpared():
@@ -116,6 +126,8 @@ def why_impossible(state: State, event: Event) -> str:
             return "" if event.silent_s >= 0 else f"host {event.hostname} is silent for {event.silent_s} s"
         case HostHeard():
             return ""
+        case ChiefExited():
+            return "" if 1 <= event.number <= state.chiefs else f"chief {event.number} was never started"
         case DiscoveryFailed() | HostsUnusable() | StopRequested() | DriverFailed() | TimerExpired():
             return ""
         case _:

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_driver.core.state import (
+    ChiefPhase,
     Policy,
     State,
     WorkerPhase,
     WorkerRecord,
     in_phase,
     most_advanced,
+    parameter_servers,
     protected_hosts,
     silent_hosts,
 )
@@ -30,11 +32,54 @@ Places = Mapping[tuple[str, int], None]
 
 
 def usable_slots(state: State) -> int:
-    """Slots of all listed hosts that may be used, at most max-np, as far as the multiples let them be used."""
+    """Slots of all listed hosts that workers may use, at most max-np, as far as the multiples let them be used."""
     policy = state.policy
     slots = sum(_floor(free_slots(state, host), policy.ranks_per_host_multiple) for host in state.hosts)
+    if policy.num_parameter_servers:
+        slots = max(0, slots - _slots_of_servers(state))
     limit = policy.max_num_proc
     return _floor(slots if limit is None else min(slots, limit), policy.multiple)
+
+
+def _slots_of_servers(state: State) -> int:
+    """How many of the slots that may be used parameter servers have, or are to have."""
+    # Where the chief works with one whose place is gone, it takes no other.
+    elsewhere = (r for r in parameter_servers(state).values() if not all_offered(state, (r.worker,)))
+    return state.policy.num_parameter_servers - (sum(1 for _ in elsewhere) if state.chief is not None else 0)
+
+
+def server_places(state: State) -> Mapping[tuple[str, int], int]:
+    """The places of the parameter servers, and which has which.
+
+    Who has one keeps it. One that is lost while the chief works with it is not replaced: its variables are gone, and
+    the chief goes on with no other. The others go to places without a worker: on protected hosts first, then in the
+    order of the hosts. Where there are none, workers make room, the last ones first.
+    """
+    number = state.policy.num_parameter_servers
+    if not number:
+        return {}
+    there = parameter_servers(state)
+    places = {(record.worker.hostname, record.worker.slot): index for index, record in there.items()}
+    lacking = [index for index in range(number) if index not in there]
+    if not lacking or (state.chief is not None and state.chief.phase is ChiefPhase.RUNNING):
+        return places
+    offered = [place for place in _offered_places(state, frozenset()) if place not in places]
+    closed = {host.name for host in state.hosts if not free_slots(state, host)}
+    gone = {one.hostname for one in state.silent if one.given_up}
+    protected = protected_hosts(state)
+    living: set[tuple[str, int]] = set()
+    leaving: set[tuple[str, int]] = set()
+    for record in state.workers:
+        held = leaving if record.phase is WorkerPhase.LEAVING else living
+        held.add((record.worker.hostname, record.worker.slot))
+
+    def rank(index: int) -> tuple[bool, bool, bool, bool, int]:
+        name, _ = place = offered[index]
+        last_first = -index if place in living else index
+        return name in gone, place in living, place in leaving, name not in protected, last_first
+
+    order = sorted((index for index in range(len(offered)) if offered[index][0] not in closed), key=rank)
+    return places | {offered[at]: index for at, index in zip(order, lacking, strict=False)}
 
 
 def free_slots(state: State, host: Host) -> int:
@@ -101,12 +146,14 @@ def standby_places(state: State) -> Places:
 def wanted_places(state: State) -> Places:
     """The places that are to have a worker, with a rank or standing by."""
     targets, standbys = _choose_places(state)
-    return {**targets, **standbys} if standbys else targets
+    servers = server_places(state)
+    return {**dict.fromkeys(servers), **targets, **standbys} if standbys or servers else targets
 
 
 def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> tuple[Places, Places]:
     policy = state.policy
-    places = _offered_places(state, but)
+    servers = server_places(state)
+    places = _offered_places(state, but | servers.keys() if servers else but)
     limit = policy.max_num_proc
     fits = limit is None or len(places) <= limit
     if fits and _is_whole(policy, [hostname for hostname, _ in places]):
@@ -118,8 +165,8 @@ def _choose_places(state: State, *, but: Set[tuple[str, int]] = frozenset()) -> 
         if record.phase is WorkerPhase.LEAVING:
             leaving.add(place)
         else:
-            # Of an older round is who has stood by since.
-            is_member = record.round_id and record.round_id == state.round_id
+            # Of an older round is who has stood by since. Servers have no rounds.
+            is_member = bool(record.address) or (record.round_id and record.round_id == state.round_id)
             alive[place] = 0 if is_member else 1 if record.phase is WorkerPhase.READY else 2
     urgency = [alive.get(place, 4 if place in leaving else 3) for place in places]
     by_urgency = sorted(range(len(places)), key=lambda index: (urgency[index], index))
@@ -234,6 +281,13 @@ def standing_by(state: State) -> tuple[WorkerRecord, ...]:
     """Workers that are READY, have no rank, and are to get one when a member is lost; in order of start."""
     standbys = standby_places(state)
     return tuple(record for record in in_phase(state, WorkerPhase.READY) if in_target(record, standbys))
+
+
+def has_place(state: State, record: WorkerRecord) -> bool:
+    """Whether the place of a worker of a job with a chief, or of a parameter server, is still for it."""
+    if record.parameter_server is not None:
+        return all_offered(state, (record.worker,))
+    return in_target(record, target_places(state))
 
 
 def in_target(record: WorkerRecord, targets: Places) -> bool:

@@ -18,7 +18,15 @@ from elastic_driver.core.endings import (
 from elastic_driver.core.placement import target_places, usable_slots
 from elastic_driver.core.registry import WorkerState
 from elastic_driver.core.staffing import fill_places, stop_misplaced
-from elastic_driver.core.state import JobPhase, Round, WorkerPhase, finishing, in_phase
+from elastic_driver.core.state import (
+    JobPhase,
+    Round,
+    WorkerPhase,
+    finishing,
+    in_phase,
+    lacks_servers,
+    serving_workers,
+)
 from elastic_driver.core.transition import Transition
 from elastic_driver.words import ExitCode
 
@@ -44,7 +52,7 @@ def judge_losses(t: Transition) -> None:
 def _await_others(t: Transition) -> None:
     """Where hosts are plenty and nobody comes up on any, the job lacks workers all the same."""
     reset = t.in_reset()
-    if len(in_phase(t.state, WorkerPhase.MEMBER)) < t.state.policy.min_num_proc:
+    if len(serving_workers(t.state)) < t.state.policy.min_num_proc or lacks_servers(t.state):
         t.state = replace(t.state, reset=reset.waiting_for_slots(t.now + t.state.policy.elastic_timeout_s))
 
 

@@ -75,6 +75,7 @@ class Failure:
         how: what happened to it, in words: "exited with code 1".
         error: what it said of it, one line; "" for nothing.
         where: the line of the user's code; "" when that is not known.
+        role: what it is, in words, where that is no worker; else "".
     """
 
     worker: WorkerId
@@ -82,20 +83,26 @@ class Failure:
     how: str
     error: str = ""
     where: str = ""
+    role: str = ""
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" (rank {self.rank})"
-        return f"worker {self.worker}{rank} {self.how}"
+        return f"{self.who}{rank} {self.how}"
 
     @classmethod
-    def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str) -> Failure:
+    def said(cls, worker: WorkerId, rank: int | None, how: str, error: str, where: str, role: str = "") -> Failure:
         """With what a worker said, as one line of a bounded length."""
-        return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR])
+        return cls(worker, rank, how, " ".join(error.split())[:_LONGEST_ERROR], where[:_LONGEST_ERROR], role)
+
+    @property
+    def who(self) -> str:
+        """Whose it is, in words."""
+        return self.role or f"worker {self.worker}"
 
     @property
     def told(self) -> str:
         """As the cause of a new round."""
-        return f"worker {self.worker} {self.how}{self.error and f' ({self.error})'}"
+        return f"{self.who} {self.how}{self.error and f' ({self.error})'}"
 
     @property
     def full(self) -> str:
@@ -180,6 +187,10 @@ class Setbacks:
         """Whether no round of restarted workers has run for a while yet, nor does the present one."""
         began = self.present.began
         return not self.trained and (began is None or now - began < START_S)
+
+    def ran_long(self) -> Setbacks:
+        """Whoever has failed, where nobody tells of progress, had run for long before."""
+        return replace(self, present=replace(self.present, moved=True))
 
     def another_training(self, commits: int) -> Setbacks:
         """A member of the present round has ended a training and begins another, whose commits are counted anew."""

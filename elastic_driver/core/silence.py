@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elastic_driver.core.events import GiveUpHost
 from elastic_driver.core.placement import target_places, that_fit
-from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, concerning, parameter_servers
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange
@@ -62,6 +62,9 @@ def why_needed(state: State, hostnames: Collection[str]) -> str:
     rest = replace(state, discovery=unlisted)
     # Those who are restarted are other processes than these.
     living = [record for record in elsewhere if _is_there(state, record)]
+    used = [record for record in parameter_servers(state).values() if record.worker in there]
+    if used and state.chief is not None:
+        return f"{used[0].server_name} has variables that nobody else has"
     left = len(that_fit(rest, living) if in_place else target_places(rest))
     if left < policy.min_num_proc:
         which = "it" if len(names) == 1 else f"hosts {', '.join(dict.fromkeys(worker.hostname for worker in there))}"

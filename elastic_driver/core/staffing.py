@@ -7,17 +7,25 @@ who decide it: :mod:`elastic_driver.core.membership`, :mod:`~elastic_driver.core
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from elastic_driver.core.assignment import assign_ranks, hosts_of
 from elastic_driver.core.events import StartWorker
 from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.intake import give_up_start
-from elastic_driver.core.placement import first_root, in_target, standby_places, target_places, wanted_places
+from elastic_driver.core.placement import (
+    first_root,
+    in_target,
+    server_places,
+    standby_places,
+    target_places,
+    wanted_places,
+)
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase
 from elastic_driver.core.transition import Transition
-from elastic_driver.hosts import WorkerId
+from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import OnChange
 
 
@@ -56,13 +64,17 @@ def fill_places(t: Transition) -> None:
     # Nobody boots a spare on the cores that a reset needs.
     standbys = standby_places(t.state) if t.state.phase is JobPhase.RUNNING else {}
     targets = target_places(t.state)
+    servers = server_places(t.state)
     # On a host that was given up a new worker would be as lost as the last one. It is heard again, or leaves the list.
     lost = {one.hostname for one in t.state.silent if one.given_up}
-    free = [place for place in (*targets, *standbys) if place not in held and place[0] not in lost]
+    free = [place for place in (*servers, *targets, *standbys) if place not in held and place[0] not in lost]
     if not free:
         return
-    fresh = name_workers(t, free)
+    fresh = name_workers(t, free, servers)
     staying = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
+    if t.state.policy.num_parameter_servers:
+        t.commands += _server_starts(t, [record for record in staying if record.worker in fresh])
+        return
     ranked = dict.fromkeys(record.worker for record in staying if not in_target(record, standbys))
     # Before the first round it is known who will have rank 0.
     starts = t.state.policy.on_change is OnChange.IN_PLACE and not t.state.round_id
@@ -78,13 +90,37 @@ def fill_places(t: Transition) -> None:
             t.commands.append(StartWorker(one.worker, one.slot, standby=True, hosts=hosts))
 
 
-def name_workers(t: Transition, places: Iterable[tuple[str, int]]) -> dict[WorkerId, None]:
-    """A worker for each of these places, in their order. They boot from now on; the caller has them started."""
+def _server_starts(t: Transition, fresh: list[WorkerRecord]) -> list[StartWorker]:
+    """The starts of servers. None of them knows of others: the chief tells them."""
+    number = t.state.policy.num_parameter_servers
+    workers = [r.worker for r in t.state.workers if r.parameter_server is None and r.phase is not WorkerPhase.LEAVING]
+    slots = {one.worker: one.slot for one in assign_ranks(workers, host_order=t.state.discovery.order, root=None)}
+    starts = []
+    for record in fresh:
+        index = record.parameter_server
+        slot = slots[record.worker] if index is None else SlotInfo(index, number, 0, 1, index, number)
+        starts.append(StartWorker(record.worker, slot, parameter_server=index))
+    return starts
+
+
+def name_workers(
+    t: Transition, places: Iterable[tuple[str, int]], servers: Mapping[tuple[str, int], int] = MappingProxyType({})
+) -> dict[WorkerId, None]:
+    """A worker for each of these places, in their order. They boot from now on; the caller has them started.
+
+    Args:
+        t: the step.
+        places: theirs.
+        servers: which of them are of parameter servers.
+    """
     free = list(places)
     held = {(record.worker.hostname, record.worker.slot) for record in t.state.workers}
     listed = {host.name for host in t.state.hosts}
     attempts, given = t.state.attempts.give(free, needed=lambda place: place[0] in listed or place in held)
     fresh = dict.fromkeys(WorkerId(*place, attempt) for place, attempt in zip(free, given, strict=True))
-    records = (WorkerRecord(worker, WorkerPhase.BOOTING, t.now) for worker in fresh)
+    records = (
+        WorkerRecord(worker, WorkerPhase.BOOTING, t.now, parameter_server=servers.get((worker.hostname, worker.slot)))
+        for worker in fresh
+    )
     t.state = replace(t.state, workers=t.state.workers.put(*records), attempts=attempts)
     return fresh

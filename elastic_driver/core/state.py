@@ -89,6 +89,9 @@ class Policy:
         ends_at_start: whether a restarted worker's own failure, before the job has trained for a while, ends the job,
             where its host cannot be done without, or is not blamed; on several hosts, two of them in a row.
         sizing: by which flags these numbers were given.
+        num_parameter_servers: servers that have slots before the workers, and are counted beside them; 0 for a job that
+            has no chief.
+        restart_chief: whether the chief is started again when it has failed, or a parameter server is lost.
     """
 
     num_proc: int
@@ -115,6 +118,8 @@ class Policy:
     last_call_s: float = LAST_CALL_S
     ends_at_start: bool = False
     sizing: Sizing = Sizing.NP
+    num_parameter_servers: int = 0
+    restart_chief: bool = False
 
     @property
     def start_flag(self) -> str:
@@ -200,6 +205,8 @@ class WorkerRecord:
         killed: why it is being killed; None when it is not.
         leave_by: when it is killed if it still trains in a drained place; None for no bound.
         exit_by: when it is killed if it has not ended, though it said that it exits; None for no bound.
+        parameter_server: which of the parameter servers it is, from its start to its end; None for a worker.
+        address: where its server answers, ``host:port``; "" for one that has none, or has not said so yet.
     """
 
     worker: WorkerId
@@ -217,6 +224,47 @@ class WorkerRecord:
     killed: Kill | None = None
     leave_by: Moment | None = None
     exit_by: Moment | None = None
+    parameter_server: int | None = None
+    address: str = ""
+
+    @property
+    def who(self) -> str:
+        """What it is, in words."""
+        return f"worker {self.worker}" if self.parameter_server is None else self.server_name
+
+    @property
+    def server_name(self) -> str:
+        """The name of a parameter server, in words."""
+        return f"parameter server {self.parameter_server} ({self.worker})"
+
+
+class ChiefPhase(StrEnum):
+    """Where the chief stands, while there is one."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"  # it is told to end, and another is started then
+    FAILED = "failed"  # it has ended, and not well: what comes of that is decided in the same step
+
+
+@dataclass(frozen=True, slots=True)
+class Chief:
+    """The script of a job with parameter servers, which gives their work to the workers.
+
+    Attributes:
+        number: of its start, from 1.
+        phase: where it stands.
+        since: when it entered the phase.
+        lost: what has become of the first parameter server that it lost, in words; "" while it has all of them.
+        failed: how it has failed itself, in words; "" for not.
+        ends_by: when the job ends if the chief has not, since it cannot go on without that one; None for no bound.
+    """
+
+    number: int
+    phase: ChiefPhase
+    since: Moment
+    lost: str = ""
+    failed: str = ""
+    ends_by: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +472,8 @@ class State:
         rounds_before: how many rounds restarted workers had before the job's workers became such that reset in place;
             the numbers of rounds go on from there.
         last_call: until when new slots for restarted workers wait for others; None when nothing waits for that.
+        chief: of a job with parameter servers; None before its start, and between two of them.
+        chiefs: how many were started.
     """
 
     policy: Policy
@@ -450,6 +500,8 @@ class State:
     launch: Launch | None = None
     rounds_before: int = 0
     last_call: Moment | None = None
+    chief: Chief | None = None
+    chiefs: int = 0
 
     @property
     def phase(self) -> JobPhase:
@@ -530,7 +582,9 @@ def deadline_of(state: State, record: WorkerRecord) -> float | None:
 
 def leaving(record: WorkerRecord, now: float, *, stopped: bool) -> WorkerRecord:
     """As it is once it was dismissed, or is being stopped."""
-    return replace(record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None)
+    return replace(
+        record, phase=WorkerPhase.LEAVING, since=now, running=False, stopped=stopped, leave_by=None, address=""
+    )
 
 
 def gives_time(state: State, record: WorkerRecord) -> Moment | None:
@@ -557,6 +611,28 @@ def record_of(state: State, worker: WorkerId) -> WorkerRecord | None:
 def in_phase(state: State, *phases: WorkerPhase) -> tuple[WorkerRecord, ...]:
     """Living workers in one of these phases, in order of start."""
     return tuple(record for record in state.workers if record.phase in phases)
+
+
+def parameter_servers(state: State) -> dict[int, WorkerRecord]:
+    """The parameter servers that run, or are being started, by their numbers, in this order."""
+    there = [r for r in state.workers if r.parameter_server is not None and r.phase is not WorkerPhase.LEAVING]
+    return {r.parameter_server: r for r in sorted(there, key=_number) if r.parameter_server is not None}
+
+
+def _number(record: WorkerRecord) -> int:
+    return -1 if record.parameter_server is None else record.parameter_server
+
+
+def serving_workers(state: State) -> tuple[WorkerRecord, ...]:
+    """The workers without rounds that run, in order of start; those of a chief answer."""
+    return tuple(r for r in state.workers if r.phase is WorkerPhase.MEMBER and r.parameter_server is None)
+
+
+def lacks_servers(state: State) -> bool:
+    """Whether a job has no chief, and some of the parameter servers do not answer that it needs."""
+    number = state.policy.num_parameter_servers
+    there = parameter_servers(state).values() if number and state.chief is None else ()
+    return state.chief is None and sum(record.phase is WorkerPhase.MEMBER for record in there) < number
 
 
 def concerning(state: State) -> tuple[Silence, ...]:

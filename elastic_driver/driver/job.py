@@ -19,12 +19,15 @@ from pathlib import Path
 import uvloop
 
 from elastic_driver.core.heartbeats import interval_s
+from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
+from elastic_driver.dialects.servers import ServerDialect, server_command
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
 from elastic_driver.discovery.source import FixedHosts, HostDiscovery
 from elastic_driver.driver.agents import AgentSide, Ways
+from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
 from elastic_driver.driver.loop import ElasticDriver
 from elastic_driver.driver.trainer_status import TrainerStatus, Way, standing_of
@@ -42,6 +45,7 @@ from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.output_files import OutputFiles
 from elastic_driver.launch.processes.binding import ENV_BINDING
@@ -171,23 +175,30 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             # Where nobody lists any, all are used that join.
             only_listed=settings.launcher == NO_LAUNCHER and settings.hosts != (),
         )
-        dialect = OurDialect(
-            # Nodes have their own, see _agents_of.
-            os.environ if gathering is None else {},
-            exported={
-                **settings.passed_env,
-                ENV_HEARTBEAT: f"{heard_s:g}",
-                ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
-                **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
-                **durable_env(settings),
-                **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),
-                **settings.worker_env,
-            },
-            horovod_shim=settings.horovod_shim,
-            more_routes=routes,
-            on_change=on_change,
-            torchrun=_torchrun_job(settings, job_id, gathering),
-        )
+        exported = {
+            **settings.passed_env,
+            ENV_HEARTBEAT: f"{heard_s:g}",
+            ENV_HOST_TIMEOUT: f"{settings.host_timeout_s:g}",
+            **({} if settings.port_range is None else {ENV_PORTS: "{}-{}".format(*settings.port_range)}),
+            **durable_env(settings),
+            **({} if settings.numa_binding is None else {ENV_BINDING: settings.numa_binding}),
+            **settings.worker_env,
+        }
+        chief: ChiefSide | None = None
+        dialect: Dialect
+        if settings.num_parameter_servers:
+            servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
+            chief = _chief_of(settings, servers, agents.launcher, outputs, chronicle)
+        else:
+            dialect = OurDialect(
+                # Nodes have their own, see _agents_of.
+                os.environ if gathering is None else {},
+                exported=exported,
+                horovod_shim=settings.horovod_shim,
+                more_routes=routes,
+                on_change=on_change,
+                torchrun=_torchrun_job(settings, job_id, gathering),
+            )
         driver = ElasticDriver(
             settings,
             discovery=discovery,
@@ -198,6 +209,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             clock=clock,
             on_round=agents.launcher.warm_up if _starts_again(settings) else None,
             agents=agents,
+            chief=chief,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
@@ -226,9 +238,32 @@ async def _run(driver: ElasticDriver, chronicle: Chronicle) -> int:
 
 def first_kind(settings: Settings) -> OnChange:
     """What the job's workers are at first. Those that may be either are restarted until one of them says otherwise."""
+    if settings.num_parameter_servers:
+        return OnChange.NO_ROUNDS
     if settings.on_change != AUTO_ON_CHANGE:
         return OnChange(settings.on_change)
     return OnChange.IN_PLACE if calls_init(settings.command, Path.cwd()) else OnChange.RESTART
+
+
+def _chief_of(
+    settings: Settings, servers: ServerDialect, launcher: AgentLauncher, outputs: OutputFiles, chronicle: Chronicle
+) -> ChiefSide:
+    """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them."""
+    hosts = settings.hosts
+    fixed_here = not settings.accept_agents and hosts is not None and all(is_local_host(host.name) for host in hosts)
+    return ChiefSide(
+        LocalLauncher(
+            outputs,
+            prefix_timestamp=settings.prefix_timestamp,
+            mark=secrets.token_hex(8),
+            warn=chronicle.warning,
+        ),
+        servers.environment_of_chief,
+        server_command(settings.command),
+        # What a server is called once it is called for good: other hosts may come that have to reach it.
+        lambda name: LOOPBACK if fixed_here else launcher.address_for_all(name),
+        settings.port_range,
+    )
 
 
 def _starts_again(settings: Settings) -> bool:
@@ -349,7 +384,8 @@ def _agents_of(
         poll_s=heard_s,
         cwd=os.getcwd(),
         umask=mask,
-        warm=settings.warm_starts,
+        # TensorFlow has threads once it is imported: what is forked of it would hang.
+        warm=settings.warm_starts and not settings.num_parameter_servers,
         # They will be started again and again, and mostly several on a host.
         warm_first=_starts_again(settings) and on_change is OnChange.RESTART,
         preload=settings.preload,

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_driver.core.events import (
+    ChiefExited,
     Command,
     DiscoveryFailed,
     DismissWorker,
@@ -41,7 +42,9 @@ from elastic_driver.core.events import (
     ReportExit,
     ReportResumed,
     SetNotice,
+    StartChief,
     StartWorker,
+    StopChief,
     StopRequested,
     StopWorker,
     WorkerDying,
@@ -53,12 +56,21 @@ from elastic_driver.core.events import (
 from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.core.membership import Policy
 from elastic_driver.core.setbacks import last_words
-from elastic_driver.core.state import LAST_CALL_S, LAST_MOMENT_S, JobPhase
+from elastic_driver.core.state import (
+    LAST_CALL_S,
+    LAST_MOMENT_S,
+    ChiefPhase,
+    JobPhase,
+    parameter_servers,
+    serving_workers,
+)
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
@@ -81,7 +93,7 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
-from elastic_driver.rendezvous.routes import WORKER, Route
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
@@ -145,6 +157,8 @@ def policy_of(settings: Settings, on_change: OnChange = OnChange.IN_PLACE) -> Po
         last_call_s=LAST_CALL_S if said is None else float(said),
         ends_at_start=not asks_for_tries and (is_fixed or settings.sizing is not Sizing.NP),
         sizing=settings.sizing,
+        num_parameter_servers=settings.num_parameter_servers,
+        restart_chief=settings.restart_chief,
     )
 
 
@@ -160,6 +174,7 @@ class ElasticDriver:
         clock: the job's time.
         on_round: called whenever a round has formed.
         agents: through whom workers speak; None where they ask the driver's own server.
+        chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
@@ -177,6 +192,7 @@ class ElasticDriver:
         clock: JobClock | None = None,
         on_round: Callable[[], None] | None = None,
         agents: AgentSide | None = None,
+        chief: ChiefSide | None = None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -196,12 +212,21 @@ class ElasticDriver:
         self._workers = Workers(
             launcher,
             dialect,
-            command=settings.command,
+            command=settings.command if chief is None else chief.server_command,
             grace_s=settings.grace_s,
             drain_s=settings.drain_timeout_s,
             tasks=self._tasks,
             listener=self,
         )
+        self._chief: ChiefKeeper | None = None
+        self._servers: ServerList | None = None
+        if chief is not None:
+            self._chief = ChiefKeeper(
+                chief, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
+            )
+            self._servers = ServerList(
+                self._stepper, clock=self._clock, call_later=self._clock.call_later, address_of=chief.address_of
+            )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
             heartbeats,
@@ -225,6 +250,10 @@ class ElasticDriver:
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
         routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
+        own = DRIVER_ROUTES
+        if self._servers is not None:
+            routes |= self._servers.routes_of_workers
+            own = {**own, **self._servers.routes_of_chief}
         self._server = RendezvousServer(
             self.rounds,
             routes={} if agents is not None else routes,
@@ -234,6 +263,7 @@ class ElasticDriver:
             call_later=self._clock.call_later,
             keys=None if agents is None else agents.door.key_of,
             on_agent=None if agents is None else agents.reception.take_over,
+            own=own,
         )
         self._spokesman: Spokesman | None = None
         if agents is not None:
@@ -286,6 +316,7 @@ class ElasticDriver:
                 way_out.callback(loop.remove_signal_handler, number)
             way_out.push_async_callback(self._server.close)
             way_out.push_async_callback(self._close_launcher)
+            way_out.push_async_callback(self._close_chief)
             way_out.push_async_callback(self._end_tasks)
             address = self._settings.rendezvous_address
             port = await self._server.start(
@@ -343,6 +374,14 @@ class ElasticDriver:
         self._stepper.close()
         await self._tasks.end()
 
+    async def _close_chief(self) -> None:
+        if self._chief is not None:
+            try:
+                async with asyncio.timeout(self._settings.grace_s + _END_S):
+                    await self._chief.close()
+            except TimeoutError:
+                self._chronicle.warning("cannot see that all processes of the chief have ended; the guard has to")
+
     async def _close_launcher(self) -> None:
         try:
             async with asyncio.timeout(self._settings.grace_s + _END_S):
@@ -364,6 +403,8 @@ class ElasticDriver:
         self.rounds.job_over(end.message)
         if self._agents is not None:
             self._agents.fleet.job_over(end.exit_code, end.message)
+        if self._chief is not None:  # it uses the others
+            await self._chief.end(self._settings.grace_s + _END_S)
         await self._workers.stop_all(self._settings.grace_s + _END_S)
         self._stepper.catch_up()
         folder = self._settings.durable_dir
@@ -377,6 +418,8 @@ class ElasticDriver:
         if self._stepper.is_over:
             self._chronicle.warning(f"{name} again: killing all workers now")
             self._launcher.kill()
+            if self._chief is not None:
+                self._chief.kill()
             return
         self._chronicle.warning(f"{name}: stopping all workers (again to kill them at once)")
         self._stepper.post(StopRequested(number, name))
@@ -438,6 +481,8 @@ class ElasticDriver:
         self._chronicle.workers_stopped([command for command in commands if isinstance(command, StopWorker)])
         for command in commands:
             self._carry_out(command)
+        if self._servers is not None:
+            self._servers.look()
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or commands):
@@ -448,6 +493,13 @@ class ElasticDriver:
             case StartWorker():
                 state, restarted = self._stepper.state, self._on_change is OnChange.RESTART
                 self._workers.start(command, self._job, state.round_id, state.resets, restarted=restarted)
+            case StartChief():
+                assert self._chief is not None
+                self._chief.start(command, self._job)
+            case StopChief():
+                assert self._chief is not None
+                self._chronicle.chief_stopped(command.reason)
+                self._chief.stop(command)
             case StopWorker():
                 self._workers.stop(command.worker, command.ending)
             case KillWorker():
@@ -653,6 +705,21 @@ class ElasticDriver:
     def failed(self, error: BaseException) -> None:
         """An error of our own, while an agent was listened to."""
         self._crash(error)
+
+    # --- the chief (ChiefListener) ---------------------------------------------------------------------------------
+
+    def chief_started(self, number: int, pid: int) -> None:
+        """Its process runs."""
+        state = self._stepper.state
+        self._chronicle.chief_started(number, pid, len(parameter_servers(state)), len(serving_workers(state)))
+
+    def chief_exited(self, event: ChiefExited, pid: int | None) -> None:
+        """Its process has ended, or there was none."""
+        chief = self._stepper.state.chief
+        expected = self._stepper.is_over or (chief is not None and chief.phase is ChiefPhase.STOPPING)
+        if pid is not None and event.returncode is not None:
+            self._chronicle.chief_exited(event.number, pid, event.returncode, event.how, expected=expected)
+        self._stepper.post(event)
 
     # --- processes (ProcessListener of the workers) ----------------------------------------------------------------
 

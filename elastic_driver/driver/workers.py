@@ -116,7 +116,16 @@ class Workers:
             round_id, resets, restarted: see WorkerStart.
         """
         cores = self._launcher.cores(order.worker.hostname)
-        start = WorkerStart(order.worker, order.planned, order.hosts, round_id, cores, resets, restarted=restarted)
+        start = WorkerStart(
+            order.worker,
+            order.planned,
+            order.hosts,
+            round_id,
+            cores,
+            resets,
+            restarted=restarted,
+            parameter_server=order.parameter_server,
+        )
         generation = self._generation_of(start)
         self._starting[order.worker] = self._tasks.start(self._start(order, start, job, generation))
 
@@ -229,8 +238,8 @@ class Workers:
                 worker,
                 self._command,
                 env,
-                label="standby" if order.standby else str(order.planned.rank),
-                rank_at_launch=order.planned.rank,
+                label=_label_of(order),
+                rank_at_launch=order.planned.rank if order.parameter_server is None else -1,
             )
         except LaunchError as error:
             self._stop_when_started.pop(worker, None)
@@ -271,3 +280,9 @@ class Workers:
 
     async def _stop(self, process: WorkerProcess, ending: Ending = Ending.USUAL) -> None:
         await process.stop(self._grace_s[ending], sever=ending is Ending.BROKEN)
+
+
+def _label_of(order: StartWorker) -> str:
+    if order.parameter_server is not None:
+        return f"ps{order.parameter_server}"
+    return "standby" if order.standby else str(order.planned.rank)

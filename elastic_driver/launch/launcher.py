@@ -59,8 +59,15 @@ class ExitStatus:
 class OutputSink(Protocol):
     """Takes the workers' output. Called on the event loop."""
 
-    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
-        """A worker runs, and was started for this rank. Comes before its output."""
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
+        """A worker runs, and was started for this rank. Comes before its output.
+
+        Args:
+            worker: which.
+            pid: of its process.
+            rank: -1 for a process that has none.
+            label: as it stands in the prefix of its output at first.
+        """
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
         """Takes whole lines, prefix and newline included."""
@@ -178,6 +185,7 @@ class Launcher(Protocol):
     ) -> WorkerProcess:
         """Starts ``command`` with exactly the environment ``env`` plus the marks of job and worker.
 
+        Its rank is -1 where it has none.
         No shell has a part in it; ``${local_rank}`` in an argument becomes what ENV_LOCAL_RANK says, if it is set.
 
         Raises:

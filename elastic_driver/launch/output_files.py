@@ -37,7 +37,8 @@ class OutputFiles:
 
     Args:
         screen: takes all output, too.
-        folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``; None to keep none.
+        folder: keeps each worker's in ``rank.R/stdout`` and ``stderr``, that of other processes under their labels;
+            None to keep none.
         width: digits of R.
         logs: keeps, too, and says what the screen gets; None where nothing was said of that.
         warn: takes one-line reports of what went wrong and does not end the job. The log, when not given.
@@ -67,7 +68,7 @@ class OutputFiles:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
         """See OutputSink."""
         keeps_logs = self._logs is not None and self._logs.keeps_files
         if self._folder is None and not keeps_logs:
@@ -89,7 +90,8 @@ class OutputFiles:
             self._logs.begin(worker, pid, self._writer, warn)
         if self._folder is None:
             return
-        files = self._files[worker] = LogFiles(self._folder, f"rank.{rank:0{self._width}d}", self._writer, warn)
+        name = f"rank.{rank:0{self._width}d}" if rank >= 0 else label
+        files = self._files[worker] = LogFiles(self._folder, name, self._writer, warn)
         files.begin(worker, pid)
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:

@@ -42,6 +42,9 @@ from elastic_driver.rendezvous.messages import (
     PublishReply,
     PublishRequest,
     RunningReport,
+    Servers,
+    ServersRequest,
+    ServingReport,
     WatchRequest,
     parse_json,
     parse_next_round_reply,
@@ -314,6 +317,27 @@ class RendezvousClient:
     def running(self, report: RunningReport) -> None:
         """Tells the driver that this worker trains in the round."""
         self._request("POST", "running", report.to_json(), expected=(204,))
+
+    def serving(self, report: ServingReport) -> None:
+        """Tells the driver that this worker's server answers.
+
+        Raises:
+            RendezvousClosedError: the worker is to end.
+            RendezvousError: the driver cannot be reached.
+        """
+        self._request("POST", "serving", report.to_json(), expected=(204,))
+
+    def servers(self, request: ServersRequest, *, wait_s: float = _POLL_S) -> Servers | None:
+        """One long poll of the chief for other servers than those of the request's version; None: there were none.
+
+        Raises:
+            RendezvousClosedError: the driver has ended, or another chief is started, or :meth:`close` was called.
+            RendezvousError: the driver cannot be reached.
+        """
+        status, body = self._request(
+            "POST", "servers", request.to_json(), wait_s=min(wait_s, _POLL_S), expected=(200, 204)
+        )
+        return None if status == 204 else Servers.from_json(body)
 
     def leave(self, request: LeaveRequest) -> None:
         """Says that this worker was told to leave; the notice to do so comes as for any planned change.

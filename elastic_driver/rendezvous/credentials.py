@@ -16,7 +16,7 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import WorkerId
-from elastic_driver.rendezvous.environment import ENV_WORKER
+from elastic_driver.rendezvous.environment import ENV_CHIEF, ENV_WORKER
 
 KEY_BYTES = 32
 
@@ -33,11 +33,12 @@ class Role(StrEnum):
     TICKET = "ticket"  # an agent that the driver has started, at its first connection: good for that one
     JOINER = "joiner"  # an agent that somebody else has started, at its first connection: who knows the join token
     AGENT = "agent"  # an agent at its later connections, with the key that it has agreed on with the driver
+    CHIEF = "chief"  # the script of a job with parameter servers, at one of its starts
     MEMBER = "member"  # of a job at elasticrun rendezvous: an agent of torchrun, a Store; who knows the service's token
     READER = "reader"  # pages and scrapers; the only one whose secret travels, and so it may only look
 
 
-_NUMBERED = (Role.TICKET, Role.AGENT)
+_NUMBERED = (Role.TICKET, Role.AGENT, Role.CHIEF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Identity:
     Attributes:
         role: what kind of credential it is.
         worker: which worker; None for other roles.
-        number: which ticket or agent, in hexadecimal digits; "" for other roles.
+        number: which ticket or agent, in hexadecimal digits, or which start of the chief; "" for other roles.
     """
 
     role: Role
@@ -101,6 +102,21 @@ class Credential:
             raise SettingsError(f"cannot join the job: {ENV_KEY} is not set, although elasticrun sets it")
         return cls(Identity(Role.WORKER, WorkerId.parse(name)), key)
 
+    @classmethod
+    def of_chief(cls, environ: Mapping[str, str]) -> Self | None:
+        """That of the chief that this process is; None where it is none.
+
+        Raises:
+            SettingsError: the variables hold something else.
+        """
+        number = environ.get(ENV_CHIEF)
+        if not number:
+            return None
+        key = _key_from(environ, ENV_KEY)
+        if not key or not number.isdecimal():
+            raise SettingsError(f"cannot ask the driver: {ENV_CHIEF} and {ENV_KEY} are not as elasticrun sets them")
+        return cls(Identity(Role.CHIEF, number=number), key)
+
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
@@ -130,6 +146,10 @@ class JobKey:
     def of_worker(self, worker: WorkerId) -> bytes:
         """With which this worker and the driver prove themselves to each other."""
         return self.of(Identity(Role.WORKER, worker))
+
+    def of_chief(self, number: int) -> bytes:
+        """With which this start of the chief and the driver prove themselves to each other."""
+        return self.of(Identity(Role.CHIEF, number=str(number)))
 
     def of_ranks(self) -> bytes:
         """With which workers prove themselves to each other, and what they send to each other."""

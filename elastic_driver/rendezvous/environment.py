@@ -21,6 +21,10 @@ ENV_RESTARTED = "ELASTIC_DRIVER_RESTARTED"
 ENV_PORTS = "ELASTIC_DRIVER_PORT_RANGE"  # LOW-HIGH: the ports at which they may listen
 # The driver's process, as system/process_name.py names it: while it lives, it is waited for.
 ENV_OWNER = "ELASTIC_DRIVER_OWNER"
+# In the chief of a job with parameter servers: which of its starts this is.
+ENV_CHIEF = "ELASTIC_DRIVER_CHIEF"
+# In a server that a chief uses: what it is, "worker N" or "ps N".
+ENV_TASK = "ELASTIC_DRIVER_TASK"
 ENV_PATIENCE = "ELASTIC_DRIVER_PATIENCE_S"  # how long a driver may be silent of which nothing else is known
 PATIENCE_S = 60.0  # without it: the driver may be restarted, or its network be
 GLOO_TIMEOUT_S = 30.0  # Horovod's, without HOROVOD_GLOO_TIMEOUT_SECONDS

@@ -41,6 +41,13 @@ def _ints(data: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _texts(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    values = _get(data, name, list)
+    if not all(isinstance(value, str) for value in values):
+        raise RendezvousProtocolError(f"cannot read message: field {name!r} is not a list of texts")
+    return tuple(values)
+
+
 def _ranks(data: Mapping[str, Any]) -> tuple[int, ...]:
     ranks = _get(data, "unreachable", list)
     if not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
@@ -534,3 +541,97 @@ class RunningReport:
         round_id, commits = _get(data, "round_id", int), _get(data, "commits", int)
         total = _get(data, "total", int) if "total" in data else 0
         return cls(_worker(data), round_id, commits, _get(data, "another", bool), total)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingReport:
+    """``POST /v1/serving``: the server of this worker answers, at this port of its host."""
+
+    worker: WorkerId
+    port: int
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"worker": self.worker.key, "port": self.port}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        port = _get(data, "port", int)
+        if not 0 < port < 1 << 16:
+            raise RendezvousProtocolError(f"cannot read message: {port} is not a port")
+        return cls(_worker(data), port)
+
+
+@dataclass(frozen=True, slots=True)
+class ServersRequest:
+    """``POST /v1/servers``: the chief asks for the servers, when they are others than those of ``version``.
+
+    Attributes:
+        version: of the last answer; 0 for none.
+        left: addresses of workers that it has taken out, and gives nothing any more.
+    """
+
+    version: int
+    left: tuple[str, ...] = ()
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"version": self.version, "left": list(self.left)}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        return cls(_get(data, "version", int), _texts(data, "left"))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A worker's server.
+
+    Attributes:
+        address: ``host:port``.
+        leave_within_s: the seconds that are left until it is stopped, when it is to leave; None for no bound.
+        leaving: whether it is to leave. It is stopped as soon as the chief says that it has taken it out.
+    """
+
+    address: str
+    leave_within_s: float | None = None
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The answer to a :class:`ServersRequest`: all servers that answer now.
+
+    Attributes:
+        version: grows with each change.
+        parameter_servers: their addresses, in the order of TF_CONFIG.
+        workers: those of the workers.
+    """
+
+    version: int
+    parameter_servers: tuple[str, ...]
+    workers: tuple[Server, ...]
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        workers = [[one.address, one.leave_within_s, one.leaving] for one in self.workers]
+        return json.dumps(
+            {"version": self.version, "parameter_servers": list(self.parameter_servers), "workers": workers}
+        ).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        data = parse_json(body)
+        workers = []
+        for row in _get(data, "workers", list):
+            if not isinstance(row, list) or len(row) != 3:
+                raise RendezvousProtocolError("cannot read message: a worker's server has three values")
+            one = dict(zip(("address", "leave_within_s", "leaving"), row, strict=True))
+            left_s = None if one["leave_within_s"] is None else _seconds(one, "leave_within_s")
+            workers.append(Server(_get(one, "address", str), left_s, _get(one, "leaving", bool)))
+        return cls(_get(data, "version", int), _texts(data, "parameter_servers"), tuple(workers))

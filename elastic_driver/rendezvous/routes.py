@@ -15,6 +15,7 @@ AGENT = frozenset({Role.TICKET, Role.JOINER, Role.AGENT})
 WORKER = frozenset({Role.WORKER})
 OPERATOR = frozenset({Role.OPERATOR})
 MEMBER = frozenset({Role.MEMBER})
+CHIEF = frozenset({Role.CHIEF})
 ALL = frozenset({Role.WORKER, Role.OPERATOR, Role.READER})
 
 

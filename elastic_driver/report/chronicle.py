@@ -18,6 +18,9 @@ from elastic_driver.core.setbacks import Failure
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.happenings import (
+    ChiefEnded,
+    ChiefStarted,
+    ChiefStopped,
     FirstFailure,
     Happening,
     HostLost,
@@ -167,6 +170,18 @@ class Chronicle:
     def worker_started(self, worker: WorkerId, pid: int) -> None:
         """A process runs."""
         self._tell(ProcessStarted(worker, pid))
+
+    def chief_started(self, number: int, pid: int, servers: int, workers: int) -> None:
+        """The script runs, beside the driver, with so many servers and workers."""
+        self._tell(ChiefStarted(number, pid, servers, workers))
+
+    def chief_stopped(self, reason: str) -> None:
+        """It is told to end, to be started again."""
+        self._tell(ChiefStopped(reason))
+
+    def chief_exited(self, number: int, pid: int, returncode: int, how: str, *, expected: bool) -> None:
+        """It has ended."""
+        self._tell(ChiefEnded(number, pid, returncode, how, expected))
 
     def warmed(self, pid: int, took_s: float) -> None:
         """Workers can be forked from a process from now on."""

@@ -17,6 +17,9 @@ from typing import Self
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.report.happenings import (
+    ChiefEnded,
+    ChiefStarted,
+    ChiefStopped,
     FirstFailure,
     Happening,
     HostLost,
@@ -93,6 +96,12 @@ class EventLog:
                 self._write_check(happening)
             case ProcessStarted(worker, pid):
                 self.write("worker_started", worker=worker.key, pid=pid)
+            case ChiefStarted(number, pid, servers, workers):
+                self.write("chief_started", number=number, pid=pid, parameter_servers=servers, workers=workers)
+            case ChiefStopped(reason):
+                self.write("chief_stopped", reason=reason)
+            case ChiefEnded(number, pid, returncode, _, expected):
+                self.write("chief_exited", number=number, pid=pid, returncode=returncode, expected=expected)
             case Warmed(pid, took_s):
                 self.write("warmed", pid=pid, took_s=round(took_s, 4))
             case ProcessDying(worker, pid, how):

@@ -116,6 +116,40 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ChiefStarted:
+    """The script of a job with parameter servers runs, with so many servers and workers that answer.
+
+    Attributes:
+        number: of its start, from 1.
+        pid: of its process.
+        servers, workers: how many it was told of.
+    """
+
+    number: int
+    pid: int
+    servers: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChiefStopped:
+    """It is told to end, to be started again: why, in words."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChiefEnded:
+    """Its process has ended; ``expected`` when it was told to."""
+
+    number: int
+    pid: int
+    returncode: int
+    how: str
+    expected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Warmed:
     """Workers can be forked from a process from now on, which took so long to get there."""
 
@@ -330,6 +364,9 @@ Happening: TypeAlias = (
     | HostLost
     | NetworkChecked
     | ProcessStarted
+    | ChiefStarted
+    | ChiefStopped
+    | ChiefEnded
     | Warmed
     | ProcessDying
     | ProcessEnded

@@ -12,6 +12,9 @@ from elastic_driver.core.explain import names
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.console import Console
 from elastic_driver.report.happenings import (
+    ChiefEnded,
+    ChiefStarted,
+    ChiefStopped,
     FirstFailure,
     Happening,
     HostLost,
@@ -98,6 +101,15 @@ class Narrator:
                 console.warning(f"worker {worker} (pid {pid}) {how}")
             case ProcessEnded():
                 self._tell_end_of_process(happening)
+            case ChiefStarted(number, pid, servers, size):
+                again = "" if number == 1 else " again"
+                many = f"{servers} parameter server{'' if servers == 1 else 's'} and {size} "
+                console.line(f"the chief runs{again} (pid {pid}) with {many}worker{'' if size == 1 else 's'}")
+            case ChiefStopped(reason):
+                console.line(f"stopping the chief: {reason}")
+            case ChiefEnded(number, pid, returncode, how, expected):
+                tell = console.warning if returncode and not expected else console.detail
+                tell(f"the chief (pid {pid}) {how}")
             case WorkersStopped(stops):
                 reasons: dict[str, list[WorkerId]] = {}
                 for worker, reason in stops:

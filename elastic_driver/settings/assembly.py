@@ -212,4 +212,5 @@ def _fixed_hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
         return None
     if values.get("accept_agents"):
         return ()
-    return (Host("localhost", values["num_proc"]),) if values["num_proc"] > 0 else ()
+    slots = values["num_proc"] + max(0, values.get("num_parameter_servers") or 0)
+    return (Host("localhost", slots),) if values["num_proc"] > 0 else ()

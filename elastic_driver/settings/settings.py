@@ -63,6 +63,9 @@ class Settings:
         num_standby: booted workers to keep beyond max_num_proc, in slots that no member needs (--standby).
         num_proc_multiple: the workers of a round are a multiple of this (--np-multiple).
         ranks_per_host_multiple: those on each host are a multiple of this.
+        num_parameter_servers: servers beside these workers, where the command is the script of a chief; 0 where it is
+            the workers'.
+        restart_chief: whether it is started again when it has failed, or a parameter server is lost.
         protect: names of hosts on which rank 0 is better placed than elsewhere.
         slots_per_host: slots of hosts that name none.
         elastic: whether membership may change (a discovery script or --min-np was given).
@@ -150,6 +153,8 @@ class Settings:
     num_standby: int = field(default=0, metadata=_given_by("--standby"))
     num_proc_multiple: int = field(default=1, metadata=_given_by("--np-multiple"))
     ranks_per_host_multiple: int = field(default=1, metadata=_given_by("--ranks-per-host-multiple"))
+    num_parameter_servers: int = field(default=0, metadata=_given_by("--parameter-servers"))
+    restart_chief: bool = field(default=False, metadata=_given_by("--restart-chief"))
     protect: tuple[str, ...] = field(default=(), metadata=_given_by("--protect"))
     slots_per_host: int | None = field(
         default=None, metadata=_given_by("--slots-per-host", "OMPI_MCA_orte_set_default_slots")
@@ -230,6 +235,7 @@ class Settings:
         self._check_hosts()
         self._check_durable()
         self._check_machines()
+        self._check_chief()
         if not self.command:
             raise SettingsError("no command to run: add it behind the flags, as in: elasticrun -np 2 python train.py")
 
@@ -246,8 +252,8 @@ class Settings:
         """How many workers there may come to be at a time, standbys too; num_proc where only the hosts to come tell."""
         bounds = [] if self.hosts is None or self.accept_agents else [total_slots(self.hosts)]
         if self.max_num_proc is not None:
-            bounds.append(self.max_num_proc + self.num_standby)
-        return min(bounds, default=self.num_proc)
+            bounds.append(self.max_num_proc + self.num_standby + self.num_parameter_servers)
+        return min(bounds, default=self.num_proc + self.num_parameter_servers)
 
     def _check_numbers(self) -> None:
         self._check_counts()
@@ -361,6 +367,11 @@ class Settings:
             return
         assert self.hosts is not None
         slots = total_slots(self.hosts)
+        if self.num_parameter_servers and slots < self.num_proc + self.num_parameter_servers:
+            raise SettingsError(
+                f"-np {self.num_proc} and --parameter-servers {self.num_parameter_servers} are above the {slots} slots "
+                f"of the hosts given ({', '.join(str(host) for host in self.hosts)})"
+            )
         if slots < self.num_proc:
             raise SettingsError(
                 f"-np {self.num_proc} is above the {slots} slots of the hosts given "
@@ -419,6 +430,32 @@ class Settings:
         for name in ("rsh_agent", "launcher_command", "ssh_port", "ssh_identity_file", "remote_python"):
             if getattr(self, name) is not None:
                 raise SettingsError(f"{FLAGS[name]} is without effect with --launcher none: no host is dialled")
+
+    def _check_chief(self) -> None:
+        """What cannot be beside a chief, or only beside one. Defaults are as good as not given."""
+        _at_least(FLAGS["num_parameter_servers"], self.num_parameter_servers, 0)
+        if not self.num_parameter_servers:
+            if self.restart_chief:
+                raise SettingsError("--restart-chief is without effect: give --parameter-servers too")
+            return
+        if self.num_parameter_servers > _MAX_NUM_PROC:
+            raise SettingsError(f"--parameter-servers {self.num_parameter_servers} is above {_MAX_NUM_PROC}")
+        if self.sizing is not Sizing.NP or self.nodes is not None:
+            raise SettingsError("--parameter-servers is without torchrun's flags: give -np, the number of the workers")
+        if self.on_change != AUTO_ON_CHANGE:
+            raise SettingsError(f"--on-change {self.on_change} is for workers that run the script: here the chief does")
+        why = {
+            "num_standby": "a server has nothing to boot",
+            "num_proc_multiple": "its workers have no ranks",
+            "ranks_per_host_multiple": "its workers have no ranks",
+            "durable_dir": "the chief saves its own checkpoints",
+            "preload": "servers are started afresh",
+            "hang_timeout_s": "servers wait for their chief",
+        }
+        given = {each.name: each.default for each in fields(self)}
+        for name, reason in why.items():
+            if getattr(self, name) != given[name]:
+                raise SettingsError(f"{FLAGS[name]} cannot be beside --parameter-servers: {reason}")
 
     def _check_durable(self) -> None:
         for name in ("durable_every", "durable_interval_s", "durable_keep"):

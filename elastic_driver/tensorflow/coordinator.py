@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from elastic_driver.tensorflow.addresses import checked_address
 from elastic_driver.tensorflow.cluster import Cluster
+from elastic_driver.tensorflow.driver_link import DriverLink
 from elastic_driver.tensorflow.following import Following
-from elastic_driver.tensorflow.listings import as_source
+from elastic_driver.tensorflow.listings import LinkSource, as_source
 from elastic_driver.tensorflow.private import (
     ClusterCoordinator,
     VariableClosure,
@@ -24,6 +25,9 @@ from elastic_driver.tensorflow.values import (
     ElasticValues,
     Recipe,
 )
+
+# The driver says how long a worker that is to leave has; this counts only where it cannot.
+_DRAIN_S = 300.0
 
 
 class WorkerState(StrEnum):
@@ -53,8 +57,9 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     """A ``tf.distribute.coordinator.ClusterCoordinator`` whose workers may be added and removed while closures run.
 
     What that class promises holds here, too: see there for ``schedule``, ``join``, ``done``, ``fetch`` and
-    ``create_per_worker_dataset``. There is one coordinator for a strategy; if one of TensorFlow's own was made for it
-    already, by ``strategy.scope()`` for instance, it becomes this one.
+    ``create_per_worker_dataset``. Under ``elasticrun --parameter-servers`` it follows the job's servers by itself.
+    There is one coordinator for a strategy; if one of TensorFlow's own was made for it already, by
+    ``strategy.scope()`` for instance, it becomes this one.
 
     Args:
         strategy: a ``tf.distribute.ParameterServerStrategy``.
@@ -89,8 +94,11 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
             raise ValueError(f"worker_timeout_s is {worker_timeout_s}: it has to be above 0, or None")
         self._strategy = strategy
         strategy.extended._used_with_coordinator = True
+        link = DriverLink.from_environment()
         self._cluster = Cluster(worker_timeout_s=worker_timeout_s)
         self._has_initialized = True
+        if link is not None:
+            Following(self._cluster, LinkSource(link), drain_timeout_s=_DRAIN_S, left=link.left)
 
     def __del__(self) -> None:
         cluster = getattr(self, "_cluster", None)

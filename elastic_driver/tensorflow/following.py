@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
-from elastic_driver.tensorflow.listings import Leave, Listing, Source
+from elastic_driver.tensorflow.listings import Ended, Leave, Listing, Source
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class Following:
             while not self._is_over:
                 try:
                     listing = self._source.next(self._stop)
+                except Ended:
+                    return
                 except Exception as error:
                     if pause == _PAUSE_S[0]:
                         _log.warning("cannot learn of the workers' servers, and go on with those there are: %s", error)

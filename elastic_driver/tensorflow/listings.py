@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from elastic_driver.discovery.caller import as_host
 from elastic_driver.discovery.objects import HostDiscoveryScript
 from elastic_driver.discovery.source import HostDiscovery
-from elastic_driver.errors import SettingsError
+from elastic_driver.errors import RendezvousClosedError, SettingsError
 from elastic_driver.hosts import Departure, Host
 from elastic_driver.tensorflow.addresses import checked_address
+from elastic_driver.tensorflow.driver_link import DriverLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ Listing = Mapping[str, Leave | None]
 """All servers there are: address -> None, or that it is about to go."""
 
 
+class Ended(Exception):
+    """Nobody tells of servers any more."""
+
+
 class Source(Protocol):
     """Tells the servers. Used by one thread."""
 
@@ -43,7 +48,8 @@ class Source(Protocol):
         """All servers now. Blocks until there is reason to look again, or it is to stop; None for no news.
 
         Raises:
-            Exception: there is no answer now.
+            Ended: there will be no answer any more.
+            Exception: there is none now.
         """
 
     def close(self) -> None:
@@ -119,8 +125,36 @@ class AsyncSource:
             self._runner.close()
 
 
+class LinkSource:
+    """Asks the driver, as the chief of a job of elasticrun.
+
+    Args:
+        link: to the driver.
+    """
+
+    def __init__(self, link: DriverLink) -> None:
+        self._link = link
+        self._version = 0
+
+    def next(self, stop: threading.Event) -> Listing | None:
+        """See Source."""
+        try:
+            servers = self._link.wait(self._version, _LINK_S)
+        except RendezvousClosedError as error:
+            raise Ended(str(error)) from error
+        if servers is None:
+            return None
+        self._version = servers.version
+        return {one.address: Leave(one.leave_within_s) if one.leaving else None for one in servers.workers}
+
+    def close(self) -> None:
+        """Ends the link."""
+        self._link.close()
+
+
 # How long a source may say nothing until the end of the following is looked for.
 _LOOK_S = 1.0
+_LINK_S = 10.0
 
 
 def servers_of(hosts: Iterable[Host], departures: Iterable[Departure], port: int) -> dict[str, Leave | None]:

@@ -43,7 +43,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.local.launcher import LocalLauncher
 
 class Sink:
-    def begin(self, worker, pid, rank):
+    def begin(self, worker, pid, rank, label):
         pass
     def write(self, worker, stream, data):
         pass

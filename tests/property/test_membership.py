@@ -18,6 +18,7 @@ from membership_job import BOTH, Job, worker_id
 
 from elastic_driver.core.deadlines import next_deadline
 from elastic_driver.core.events import (
+    ChiefExited,
     DiscoveryFailed,
     DrainRequested,
     Event,
@@ -32,7 +33,9 @@ from elastic_driver.core.events import (
     WorkerHung,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReleased,
     WorkerRunning,
+    WorkerServing,
     WorkerSpared,
     WorkerStarted,
 )
@@ -351,6 +354,76 @@ class OtherWorkers(Membership):
         if next_deadline(self.job.state) is None:
             self.job.now += seconds
 
+
+@st.composite
+def limits_with_a_chief(draw: st.DrawFn) -> dict[str, object]:
+    """Limits for servers, and a chief that uses them."""
+    given = draw(limits())
+    alone = {"num_proc_multiple": 1, "ranks_per_host_multiple": 1, "num_standby": 0, "durable": False}
+    least = draw(st.integers(1, 2))
+    wanted = draw(st.integers(least, 3))
+    numbers = {
+        "num_parameter_servers": draw(st.integers(1, 2)),
+        "min_num_proc": least,
+        "num_proc": wanted,
+        "max_num_proc": draw(st.one_of(st.none(), st.integers(wanted, 4))),
+        "restart_chief": draw(st.booleans()),
+        "on_change": OnChange.NO_ROUNDS,
+    }
+    return {**given, **alone, **numbers}
+
+
+class WithChief(OtherWorkers):
+    """Servers that answer or not, and a chief that ends well or badly, takes workers out, and says so late."""
+
+    @initialize(given_limits=limits_with_a_chief(), hosts=host_lists, starts=st.integers(0, 5))
+    def begin(self, given_limits: dict[str, object], hosts: tuple[Host, ...], *, starts: int) -> None:  # type: ignore[override]
+        self.job = Job(**given_limits)
+        if starts:
+            hosts = tuple(Host(name, 2) for name in HOSTNAMES)
+        self.job.feed(HostsDiscovered(hosts))
+        if starts > 1:
+            self.some_obey(6)
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data())
+    def serving(self, data: st.DataObject) -> None:
+        worker = self.a_worker(data)
+        self.job.feed(WorkerServing(worker, self.job.address(worker)))
+
+    @precondition(lambda self: self.job.started)
+    @rule(data=st.data())
+    def released(self, data: st.DataObject) -> None:
+        self.job.feed(WorkerReleased(self.a_worker(data)))
+
+    @precondition(lambda self: any(record.leave_by is not None for record in self.job.state.workers))
+    @rule()
+    def all_who_leave_are_released(self) -> None:
+        for record in self.job.state.workers:
+            if record.leave_by is not None:
+                self.job.feed(WorkerReleased(record.worker))
+
+    @precondition(lambda self: self.job.chiefs)
+    @rule(data=st.data(), returncode=st.sampled_from((1, -9, -15, None)), bad_command=st.integers(0, 9))
+    def chief_ended(self, data: st.DataObject, returncode: int | None, bad_command: int) -> None:
+        number = data.draw(st.sampled_from((*self.job.chiefs, *[self.job.state.chiefs] * 3)))
+        bad = returncode is None and not bad_command
+        self.job.feed(ChiefExited(number, returncode, f"ended with {returncode}", bad_command=bad))
+
+    @precondition(lambda self: self.job.chiefs and len(self.job.history) > 30)
+    @rule()
+    def chief_finished(self) -> None:
+        self.job.end_chief(0)
+
+    @precondition(lambda self: self.job.chief)
+    @rule(seconds=st.sampled_from((5.0, 700.0)))
+    def it_runs_for_a_while(self, seconds: float) -> None:
+        if next_deadline(self.job.state) is None:
+            self.job.now += seconds
+
+
+TestWithChief = WithChief.TestCase
+TestWithChief.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 TestOtherWorkers = OtherWorkers.TestCase
 TestOtherWorkers.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -10,6 +10,9 @@ A line that is not indented is input:
     TIME hosts a:2 b:1              discovery lists these hosts (none: an empty list); a:2,rack=r1,spot with labels
     TIME discovery-failed MESSAGE
     TIME hosts-unusable REASONS     none of them can be used before somebody changes something there
+    TIME serving WHO                of jobs with --parameter-servers P [--restart-chief]: their servers answer
+    TIME released WHO               the chief has taken them out
+    TIME chief CODE                 the chief has ended; chief-not-started MESSAGE: its command cannot be run
     TIME started WHO                of workers that do not ask for their rounds: their processes run
     TIME ready WHO [after=ROUND] [commits=N] [cause=CAUSE] [backends=torch,native] [steps=N] [detail=TEXT] [where=TEXT]
                [raised=1] [unreachable=0,2]     _ for a space in TEXT
@@ -52,6 +55,7 @@ from membership_job import BOTH, Job, worker_id  # noqa: E402
 
 from elastic_driver.core.deadlines import next_deadline  # noqa: E402
 from elastic_driver.core.events import (  # noqa: E402
+    ChiefExited,
     Command,
     DiscoveryFailed,
     DismissWorker,
@@ -71,13 +75,16 @@ from elastic_driver.core.events import (  # noqa: E402
     ReportExit,
     ReportResumed,
     SetNotice,
+    StartChief,
     StartWorker,
+    StopChief,
     StopRequested,
     StopWorker,
     WorkerDying,
     WorkerExiting,
     WorkerHung,
     WorkerNotStarted,
+    WorkerReleased,
     WorkerRunning,
     WorkerSpared,
     WorkerStarted,
@@ -104,6 +111,7 @@ LIMITS = {
     "--reset-limit": "reset_limit",
     "--reset-window": "reset_window_s",
     "--last-call": "last_call_s",
+    "--parameter-servers": "num_parameter_servers",
 }
 
 KINDS: dict[str, dict[str, object]] = {
@@ -130,12 +138,16 @@ def make_job(flags: list[str]) -> Job:
         elif flag == "--nnodes":  # of one worker each, as torchrun's flags have it
             least, most = map(int, rest.pop(0).split(":"))
             limits |= {"num_proc": least, "max_num_proc": most, "blames_hosts": False, "sizing": Sizing.NNODES}
+        elif flag == "--restart-chief":
+            limits["restart_chief"] = True
         elif flag == "--on-change":
             limits |= KINDS[rest.pop(0)]
         elif flag == "--blacklist-cooldown-range":
             limits["cooldown_range_s"] = (float(rest.pop(0)), float(rest.pop(0)))
         else:
             value = rest.pop(0)
+            if flag == "--parameter-servers":
+                limits["on_change"] = OnChange.NO_ROUNDS
             limits[LIMITS[flag]] = float(value) if flag.endswith(("timeout", "window", "call")) else int(value)
     limits.setdefault("min_num_proc", limits["num_proc"])
     limits.setdefault("last_call_s", 0.0)
@@ -149,7 +161,15 @@ def told(command: Command) -> str:
     match command:
         case StartWorker():
             standby = " (standby)" if command.standby else ""
+            if command.parameter_server is not None:
+                return f"start {command.worker} as parameter server {command.parameter_server}"
             return f"start {command.worker} as rank {command.planned.rank} of {command.planned.size}{standby}"
+        case StartChief():
+            of = ", ".join(command.parameter_servers)
+            return f"start chief {command.number}: parameter servers {of}; workers {', '.join(command.workers)}"
+        case StopChief():
+            grace = "" if command.grace_s is None else f", within {command.grace_s:g} s"
+            return f"stop chief {command.number}{grace}: {command.reason}"
         case StopWorker():
             ending = "" if command.ending is Ending.USUAL else f" ({command.ending})"
             return f"stop {command.worker}{ending}: {command.reason}"
@@ -209,6 +229,10 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
             return job.feed(HostsUnusable(" ".join(words)))
         case "timer":
             return job.timer(at=job.now)
+        case "chief":
+            return job.end_chief(int(words[0]))
+        case "chief-not-started":
+            return job.feed(ChiefExited(job.state.chiefs, None, " ".join(words), bad_command=True))
         case "drain" | "undrain":
             slot = int(words[1]) if len(words) > 1 else None
             return job.feed(DrainRequested(words[0], slot, "as asked", undo=verb == "undrain"))
@@ -256,6 +280,10 @@ def feed_line(job: Job, words: list[str]) -> list[Command]:
                 )
             case "started":
                 commands += job.feed(WorkerStarted(worker_id(who)))
+            case "serving":
+                commands += job.begin(worker_id(who))
+            case "released":
+                commands += job.feed(WorkerReleased(worker_id(who)))
             case "dying":
                 commands += job.feed(WorkerDying(worker_id(who), -9, "killed by SIGKILL", 0.0))
             case "exiting":

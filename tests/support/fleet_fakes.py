@@ -297,7 +297,7 @@ class Sink:
         self.written: list[tuple[WorkerId, Stream, bytes]] = []
         self.ended: list[WorkerId] = []
 
-    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
         self.began.append((worker, pid, rank))
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from elastic_driver.core.document import read, write
 from elastic_driver.core.events import (
+    ChiefExited,
     Command,
     DismissWorker,
     EndJob,
@@ -31,14 +32,18 @@ from elastic_driver.core.events import (
     ReportExit,
     ReportResumed,
     SetNotice,
+    StartChief,
     StartWorker,
+    StopChief,
     StopWorker,
     TimerExpired,
     WorkerDying,
     WorkerExited,
     WorkerNotStarted,
     WorkerReady,
+    WorkerReleased,
     WorkerRunning,
+    WorkerServing,
     WorkerSpared,
     WorkersReported,
     WorkerStarted,
@@ -122,6 +127,10 @@ class Job:
         self.last_round: dict[WorkerId, int] = {}
         self.commits: dict[WorkerId, int] = {}
         self.exits: dict[WorkerId, int] = {}
+        self.chiefs: dict[int, tuple[str, ...]] = {}  # those that were started, and with which parameter servers
+        self.chief = 0  # the one that lives; 0 for none
+        self.chief_told = False
+        self.chief_failures = 0
         self.launched = 0  # the last round of restarted workers whose processes were started
         self.planned: dict[WorkerId, SlotInfo] = {}  # the ranks that restarted workers were started with
         self.broken = False
@@ -237,8 +246,20 @@ class Job:
 
     def begin(self, worker: WorkerId) -> list[Command]:
         """A worker's process runs, or asks for its first round, according to its kind."""
+        if self.policy.num_parameter_servers:
+            return self.feed(WorkerServing(worker, self.address(worker)))
         asks = self.kind is OnChange.IN_PLACE
         return self.ready(str(worker)) if asks else self.feed(WorkerStarted(worker))
+
+    @staticmethod
+    def address(worker: WorkerId) -> str:
+        """Where a server answers."""
+        return f"{worker.hostname}:{7000 + 100 * worker.slot + worker.attempt}"
+
+    def end_chief(self, returncode: int) -> list[Command]:
+        """The chief's process ends."""
+        how = "killed by SIGKILL" if returncode == -9 else f"exited with code {returncode}"
+        return self.feed(ChiefExited(self.state.chiefs, returncode, how))
 
     def train(self, *hosts: str, commits: int = 0) -> None:
         """Brings a new job to a running first round on these hosts, and its members to so many commits."""
@@ -271,6 +292,8 @@ class Job:
                 return self.ended is not None or (event.worker in self.started and named <= last)
             case WorkerDying() | WorkerExited() | WorkerNotStarted():
                 return self.ended is not None or event.worker in self.started
+            case ChiefExited():
+                return self.ended is not None or event.number in self.chiefs
             case _:
                 return True
 
@@ -325,6 +348,13 @@ class Job:
                     self.told_to_go.add(command.worker)
                     self.waiting.discard(command.worker)
                     self.left.add(command.worker)
+                case StartChief():
+                    self._audit_chief(command)
+                case StopChief():
+                    assert command.reason
+                    assert command.number == self.chief, "a chief that does not live is told to go"
+                    assert not self.chief_told, "told to go twice"
+                    self.chief_told = True
                 case GiveUpHost():
                     self._audit_verdict(command)
                 case KillWorker():
@@ -354,10 +384,17 @@ class Job:
                     if command.message.startswith("the training failed"):
                         roundless = self.kind is OnChange.NO_ROUNDS
                         setbacks = sum(code != 0 for code in self.exits.values()) if roundless else self.idle
+                        if self.policy.num_parameter_servers:  # a server may not end with 0 either
+                            setbacks = len(self.exits) + self.chief_failures
                         at_start = self.policy.ends_at_start and "of the training; " in command.message
                         limit = 2 if at_start else self.policy.setbacks_limit
                         assert setbacks >= limit, "given up too early"
-                    if command.exit_code == 0 and self.kind is OnChange.NO_ROUNDS:
+                    if command.exit_code == 0 and self.policy.num_parameter_servers:
+                        assert self.chiefs, "a false success"
+                        assert not self.chief, "an early success"
+                        assert isinstance(event, ChiefExited), "a success that nobody told of"
+                        assert event.returncode == 0, "a false success"
+                    elif command.exit_code == 0 and self.kind is OnChange.NO_ROUNDS:
                         assert 0 in self.exits.values(), "a false success"
                         assert self.alive <= self.told_to_go, "an early success"
                     elif command.exit_code == 0 and command.message.endswith("none called hvd.init()"):
@@ -416,6 +453,10 @@ class Job:
             case WorkerStarted():
                 if self.kind is not OnChange.IN_PLACE and event.worker in self.alive - self.told_to_go:
                     self.waiting.add(event.worker)
+            case ChiefExited():
+                if event.number == self.chief:
+                    self.chief = 0
+                    self.chief_failures += 1
             case WorkerReady():
                 worker = event.worker
                 if self.kind is not OnChange.IN_PLACE:
@@ -479,6 +520,19 @@ class Job:
             assert not there or not heard.isdisjoint(self.members), "given up, and it may train alone"
         if self.kind is OnChange.NO_ROUNDS and self.state.round is not None:
             assert heard, "given up, and nobody is left"
+
+    def _audit_chief(self, command: StartChief) -> None:
+        """The servers that it is told of answer, and nobody has told them to go."""
+        assert not self.chief, "two chiefs"
+        assert command.number == len(self.chiefs) + 1
+        there = {self.address(worker) for worker in self.alive - self.told_to_go}
+        assert len(command.parameter_servers) == self.policy.num_parameter_servers
+        assert len(command.workers) >= self.policy.min_num_proc
+        named = [*command.parameter_servers, *command.workers]
+        assert len(named) == len(set(named)), "a server twice"
+        assert there.issuperset(named), "a server that is gone"
+        self.chiefs[command.number] = command.parameter_servers
+        self.chief, self.chief_told = command.number, False
 
     def _audit_start(self, command: StartWorker) -> None:
         worker = command.worker
@@ -591,6 +645,9 @@ class Job:
             if self.state.silent:
                 self._hear_all()
                 continue
+            if self.chief and self.chief_told:
+                self.end_chief(-15)
+                continue
             if not any(self._act_for(record) for record in self.state.workers):
                 if next_deadline(self.state) is None:
                     break
@@ -618,6 +675,8 @@ class Job:
                 self.exit(name, -15 if record.stopped else 0)
             case WorkerPhase.BOOTING:
                 self.begin(record.worker)
+            case WorkerPhase.MEMBER if record.address and record.leave_by is not None:
+                self.feed(WorkerReleased(record.worker))
             case WorkerPhase.MEMBER if finishing(self.state):
                 self.exit(name, 0)
             case WorkerPhase.MEMBER if self.kind is not OnChange.IN_PLACE:
@@ -656,6 +715,9 @@ class Job:
                 for r in self.state.workers
                 if r.phase is WorkerPhase.LEAVING or r.killed is not None or r.worker.hostname in lost
             ]
+            if self.chief and self.chief_told:
+                self.end_chief(-9)
+                continue
             if going:
                 self.exit(str(going[0].worker), -9 if going[0].worker.hostname in lost else -15)
                 continue

@@ -36,7 +36,9 @@ from elastic_driver.core.events import (
     ReportExit,
     ReportResumed,
     SetNotice,
+    StartChief,
     StartWorker,
+    StopChief,
     StopRequested,
     StopWorker,
     WorkerExited,
@@ -343,6 +345,8 @@ class ThreadJob:
         assert self._rounds is not None
         assert self._stepper is not None
         match command:
+            case StartChief() | StopChief():
+                raise AssertionError("jobs of this kind have no chief")
             case StartWorker():
                 slot = slot_info(command.worker, command.planned)
                 self._slots[command.worker] = slot

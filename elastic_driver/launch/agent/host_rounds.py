@@ -62,7 +62,7 @@ ROUNDS_ROUTES: Routes = {
 }
 """What the agent answers its workers."""
 
-ASKED = ("leave", "status", "publish", "outcome", "call", "store")
+ASKED = ("leave", "status", "publish", "outcome", "call", "store", "serving")
 """What it asks the driver for them."""
 
 

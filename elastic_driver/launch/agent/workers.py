@@ -204,7 +204,7 @@ class HostWorkers:
 
     # --- what workers write (OutputSink) ---------------------------------------------------------------------------
 
-    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
         """See OutputSink."""
         starting = self._starting.get(worker)
         if starting is not None:

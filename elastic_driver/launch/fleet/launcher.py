@@ -134,6 +134,27 @@ class AgentLauncher:
             self._warn(str(error))
             return link.facts.peer or LOOPBACK
 
+    def address_for_all(self, hostname: str) -> str:
+        """Where a host is reached by all others that are there, or may come; of the driver's own machine for "".
+
+        Loopback where the host has no other address: then no other can come.
+
+        Raises:
+            LaunchError: the host has no agent any more.
+        """
+        links = self._agents.links()
+        link = self._agents.link_of(hostname) if hostname else next((one for one in links if one.facts.local), None)
+        if link is None and hostname:
+            raise LaunchError(f"host {hostname} has no agent any more")
+        if link is None:  # the driver's machine is none of the job's: others have come to it by this
+            return next((one.facts.ours for one in links), LOOPBACK)
+        try:
+            return self._agents.address_of(link, links)
+        except LaunchError:
+            if any(not one.facts.local for one in links):
+                raise
+            return LOOPBACK
+
     async def hold_port(self, hostname: str, generation: int) -> int:
         """See Launcher.
 
@@ -282,7 +303,7 @@ class AgentLauncher:
         start = self._starting.pop(worker)
         process = RemoteWorker(worker, pid, start.label, link)
         self._workers[worker] = process
-        self._sink.begin(worker, pid, start.rank)
+        self._sink.begin(worker, pid, start.rank, start.label)
         if not start.future.done():
             start.future.set_result(process)
 

@@ -551,7 +551,7 @@ class LocalLauncher:
         self._workers.add(process)
         process.finished.add_done_callback(lambda _: self._finished(process))
         try:
-            self._sink.begin(worker, process.pid, rank_at_launch)
+            self._sink.begin(worker, process.pid, rank_at_launch, label)
             process.forward(
                 WorkerOutput(
                     spawned.pipes,

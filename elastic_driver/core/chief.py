@@ -1,0 +1,183 @@
+"""Jobs with a chief: a script beside the driver that gives its work to workers, and keeps its variables on servers.
+
+Owns the decisions for jobs with parameter servers: when the chief is started, and again; when a worker that has no
+place any more is stopped; what a lost parameter server means (decisions/0035). Their workers have no rounds either, so
+losses and pauses are as :mod:`elastic_driver.core.roundless` has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_driver.core.endings import end_if_no_host_can_start, limit_is_used_up, wait_for_slots
+from elastic_driver.core.events import StartChief, StopChief
+from elastic_driver.core.explain import why_no_place
+from elastic_driver.core.placement import all_offered, has_place, target_places, usable_slots
+from elastic_driver.core.staffing import fill_places
+from elastic_driver.core.state import (
+    Chief,
+    ChiefPhase,
+    JobPhase,
+    Round,
+    WorkerPhase,
+    WorkerRecord,
+    in_phase,
+    lacks_servers,
+    leaves_by,
+    parameter_servers,
+    serving_workers,
+)
+from elastic_driver.core.transition import Transition
+from elastic_driver.words import ExitCode
+
+
+def place_servers(t: Transition) -> None:
+    """Has those leave whose place is gone, and starts one in every place that has none."""
+    if t.state.phase is JobPhase.WAITING:
+        if usable_slots(t.state) < t.state.policy.num_proc:
+            return
+        t.state = replace(t.state, round=Round(0, (), None, t.now))
+    there = [record for record in t.state.workers if record.phase is not WorkerPhase.LEAVING]
+    # Parameter servers first: another of them may need a worker's place.
+    for record in sorted(there, key=lambda record: record.parameter_server is None):
+        _let_go(t, record)
+    if t.state.setbacks.present.until is None:
+        fill_places(t)
+
+
+def _let_go(t: Transition, record: WorkerRecord) -> None:
+    """Stops a server that has no place any more, as soon as nobody uses it."""
+    if has_place(t.state, record):
+        if record.leave_by is not None:
+            t.put(replace(record, leave_by=None))
+        return
+    used = t.state.chief is not None and record.phase is WorkerPhase.MEMBER
+    reason = why_no_place(t.state, record.worker.hostname, record.worker.slot)
+    if record.parameter_server is not None:
+        # What it holds is gone with it. So it stays as long as the chief uses it, whatever becomes of its place.
+        if not used:
+            t.retire(record, reason)
+        elif record.leave_by is not None:
+            t.put(replace(record, leave_by=None))
+        return
+    if not used:
+        t.retire(record, reason)
+        return
+    limit = t.state.policy.drain_timeout_s
+    machine = leaves_by(t.state, record.worker.hostname)
+    by = t.now + limit if record.leave_by is None else record.leave_by
+    by = by if machine is None else max(t.now, min(by, machine))
+    if t.now >= by:
+        when = f"within {limit:g} s (--drain-timeout)"
+        if machine is not None and t.now >= machine:
+            when = "before its host goes away"
+        t.retire(record, f"{reason}; the chief has not taken it out {when}")
+    elif by != record.leave_by:
+        t.put(replace(record, leave_by=by))
+
+
+def mind_chief(t: Transition) -> None:
+    """Decides what becomes of a chief that has failed, or has lost a parameter server, or is to work with another."""
+    state, chief = t.state, t.state.chief
+    if chief is None:
+        return
+    if chief.phase is ChiefPhase.FAILED:
+        _take_failure(t, chief)
+    elif chief.phase is ChiefPhase.STOPPING:
+        pass  # it is killed after its grace: its end comes
+    elif chief.lost and not state.policy.restart_chief:
+        if chief.ends_by is not None and t.now >= chief.ends_by:
+            limit = f"{state.policy.drain_timeout_s:g} s (--drain-timeout)"
+            t.end(ExitCode.USER_CODE_FAILED, f"{chief.lost}; the chief had not ended {limit} after that")
+    elif chief.lost:
+        if _count_restart(t, chief.lost):
+            _stop(t, chief, chief.lost, None)
+    elif state.policy.restart_chief:
+        _move_servers(t, chief)
+
+
+def _take_failure(t: Transition, chief: Chief) -> None:
+    if not t.state.policy.restart_chief:
+        text = f"{chief.lost}; then {chief.failed}" if chief.lost else chief.failed
+        t.end(ExitCode.USER_CODE_FAILED, text)
+    elif _count_restart(t, chief.failed):
+        t.report(f"{chief.failed}: it is started again", warning=True)
+        t.state = replace(t.state, chief=None)
+
+
+def _count_restart(t: Transition, cause: str) -> bool:
+    """Counts a restart that nobody has planned. Returns False where it is one too many: the job has ended."""
+    policy = t.state.policy
+    if limit_is_used_up(t):
+        limit = policy.reset_limit
+        t.end(
+            ExitCode.RESET_LIMIT,
+            f"the limit of {limit} unplanned restart{'' if limit == 1 else 's'} of the chief ({policy.limit_flag}) is "
+            f"used up; the last cause: {cause}",
+        )
+        return False
+    t.state = replace(t.state, tally=t.state.tally.one_more(t.now, policy.reset_window_s))
+    return True
+
+
+def _has_enough(t: Transition) -> bool:
+    """Whether all parameter servers answer, and enough workers. Those on their way are waited for."""
+    state, policy = t.state, t.state.policy
+    servers = parameter_servers(state)
+    if state.setbacks.present.until is not None or len(servers) < policy.num_parameter_servers:
+        return False
+    if any(record.phase is not WorkerPhase.MEMBER for record in servers.values()):
+        return False
+    number = len(serving_workers(state))
+    if number >= policy.num_proc:
+        return True
+    booting = any(record.parameter_server is None for record in in_phase(state, WorkerPhase.BOOTING))
+    return number >= policy.min_num_proc and not booting
+
+
+def start_chief(t: Transition) -> None:
+    """Starts the chief when there is what it needs."""
+    if t.state.round is None or t.state.chief is not None or not _has_enough(t):
+        return
+    number = t.state.chiefs + 1
+    servers = tuple(record.address for record in parameter_servers(t.state).values())
+    workers = tuple(record.address for record in serving_workers(t.state))
+    t.commands.append(StartChief(number, servers, workers))
+    t.state = replace(t.state, chief=Chief(number, ChiefPhase.RUNNING, t.now), chiefs=number)
+
+
+def _stop(t: Transition, chief: Chief, reason: str, grace_s: float | None) -> None:
+    t.commands.append(StopChief(chief.number, reason, grace_s))
+    t.state = replace(t.state, chief=replace(chief, phase=ChiefPhase.STOPPING, since=t.now))
+
+
+def _move_servers(t: Transition, chief: Chief) -> None:
+    """Where a parameter server's place is gone and there is another, the chief is given time for a checkpoint."""
+    state = t.state
+    off = [r for r in parameter_servers(state).values() if not all_offered(state, (r.worker,))]
+    without = replace(state, chief=None)
+    if not off or usable_slots(without) < state.policy.min_num_proc:
+        return
+    grace_s = state.policy.drain_timeout_s
+    for record in off:
+        machine = leaves_by(state, record.worker.hostname)
+        if machine is not None:
+            grace_s = max(0.0, min(grace_s, machine - t.now))
+    record = off[0]
+    why = why_no_place(state, record.worker.hostname, record.worker.slot)
+    _stop(t, chief, f"{record.server_name} moves: {why}", grace_s)
+
+
+def end_or_wait(t: Transition) -> None:
+    """Ends the job when too few slots or workers can be had for too long."""
+    state = t.state
+    if state.round is None:
+        return
+    least, workers = state.policy.min_num_proc, serving_workers(state)
+    if len(target_places(state)) < least:
+        if state.chief is not None or not end_if_no_host_can_start(t, workers, begun=True):
+            wait_for_slots(t)
+    elif len(workers) >= least and not lacks_servers(state):
+        t.state = replace(state, reset=None)
+    elif state.setbacks.present.until is None and not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        wait_for_slots(t)  # there are slots, but nobody can be started there now

@@ -1,0 +1,96 @@
+"""The dialect of servers: a chief beside the driver gives them work, and they are TensorFlow's own.
+
+Owns their environment, the chief's, and which routes of the driver's server they use: a server says once where it
+answers. The program that they run is :mod:`elastic_driver.task_server`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from elastic_driver.dialects.dialect import JobAddress, WorkerStart
+from elastic_driver.rendezvous.credentials import ENV_KEY
+from elastic_driver.rendezvous.environment import (
+    ENV_CHIEF,
+    ENV_JOB,
+    ENV_OWNER,
+    ENV_RENDEZVOUS,
+    ENV_TASK,
+    ENV_WORKER,
+)
+from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.words import OnChange
+
+ENV_TF_CONFIG = "TF_CONFIG"
+# What is not set by the user: little noise, and errors of a lost server to the chief instead of a wait for it.
+_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "use_caller"}
+_PYTHON = re.compile(r"python[0-9.]*")
+_MODULE = "elastic_driver.task_server"
+
+
+def server_command(command: Sequence[str]) -> tuple[str, ...]:
+    """What servers run: with the interpreter of the chief's command, where that begins with one."""
+    named = command[0] if command and _PYTHON.fullmatch(PurePath(command[0]).name) else sys.executable
+    return named, "-m", _MODULE
+
+
+class ServerDialect:
+    """See Dialect.
+
+    Args:
+        inherited: what of the driver's environment workers get.
+        exported: variables that the driver and its flags set.
+    """
+
+    def __init__(self, inherited: Mapping[str, str], *, exported: Mapping[str, str]) -> None:
+        own = {name: value for name, value in inherited.items() if name != ENV_TF_CONFIG}
+        self._env = {**_DEFAULTS, **own, **exported, "PYTHONUNBUFFERED": "1"}
+
+    @property
+    def on_change(self) -> OnChange:
+        """Each serves for itself."""
+        return OnChange.NO_ROUNDS
+
+    @property
+    def routes(self) -> Routes:
+        """None of its own: where a server answers is asked by :mod:`elastic_driver.driver.servers`."""
+        return {}
+
+    def environment(self, start: WorkerStart, *, job: JobAddress) -> dict[str, str]:
+        """See Dialect."""
+        task = f"worker {start.planned.rank}" if start.parameter_server is None else f"ps {start.parameter_server}"
+        return {
+            **self._env,
+            ENV_RENDEZVOUS: job.url,
+            ENV_KEY: job.key.of_worker(start.worker).hex(),
+            ENV_WORKER: start.worker.key,
+            ENV_JOB: job.job_id,
+            ENV_OWNER: job.owner,
+            ENV_TASK: task,
+        }
+
+    def environment_of_chief(
+        self, number: int, address: str, parameter_servers: Sequence[str], workers: Sequence[str], *, job: JobAddress
+    ) -> dict[str, str]:
+        """The whole environment of the chief's process.
+
+        Args:
+            number: of its start.
+            address: where its own server is to listen.
+            parameter_servers, workers: addresses of the servers.
+            job: where the driver is.
+        """
+        cluster = {"chief": [address], "ps": list(parameter_servers), "worker": list(workers)}
+        return {
+            **self._env,
+            ENV_TF_CONFIG: json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
+            ENV_RENDEZVOUS: job.url,
+            ENV_KEY: job.key.of_chief(number).hex(),
+            ENV_CHIEF: str(number),
+            ENV_JOB: job.job_id,
+            ENV_OWNER: job.owner,
+        }

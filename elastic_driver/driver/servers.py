@@ -1,0 +1,155 @@
+"""The servers of a job with a chief: what they say, and what the chief is told of them.
+
+Owns the list that the chief follows, its version, and who waits for the next one. Decides nothing: who is listed, and
+who is to leave, is read from the state; what is said becomes events of the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from elastic_driver.core.events import WorkerReleased, WorkerServing
+from elastic_driver.core.past import why_impossible
+from elastic_driver.core.state import State, WorkerPhase, parameter_servers, serving_workers
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
+from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
+from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes
+from elastic_driver.system.job_clock import CallLater
+
+# Below what middleboxes let a connection idle; the chief asks again.
+POLL_S = 30.0
+
+_Answer = tuple[int, bytes]
+# What a version stands for: addresses, and of each worker when it is stopped, if it is to leave.
+_Listed = tuple[tuple[str, ...], tuple[tuple[str, float | None], ...]]
+
+
+class ServerList:
+    """See above. Used on the event loop only.
+
+    Args:
+        stepper: takes the events, and has the state.
+        clock: the job's time, seconds.
+        call_later: measures how long requests wait.
+        address_of: an address of a host, by name, that all other hosts of the job reach. Raises LaunchError.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        clock: Callable[[], float],
+        call_later: CallLater,
+        address_of: Callable[[str], str],
+    ) -> None:
+        self._stepper = stepper
+        self._clock = clock
+        self._call_later = call_later
+        self._address_of = address_of
+        self._version = 1
+        self._listed: _Listed = ((), ())
+        self._waiting: asyncio.Future[_Answer] | None = None
+        self._waits_since = 0  # the version that it knows
+
+    @property
+    def routes_of_workers(self) -> Routes:
+        """What servers ask."""
+        return {"serving": Route({b"POST": WORKER}, self._serving)}
+
+    @property
+    def routes_of_chief(self) -> Routes:
+        """What the chief asks."""
+        return {"servers": Route({b"POST": CHIEF}, self._servers)}
+
+    def look(self) -> None:
+        """To be called after each step: tells the chief when it is another list."""
+        listed = _listed(self._stepper.state)
+        if listed != self._listed:
+            self._listed = listed
+            self._version += 1
+            self._answer_who_waits()
+
+    def _answer_who_waits(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(self._reply())
+
+    def _serving(self, request: RouteRequest) -> _Answer:
+        """A server answers.
+
+        Raises:
+            RendezvousProtocolError: it speaks for another, or was never started.
+            RendezvousClosedError: it is being stopped.
+        """
+        report, worker = ServingReport.from_json(request.body), request.identity.worker
+        if worker is None or report.worker != worker:
+            raise RendezvousProtocolError(f"worker {worker} may not speak for worker {report.worker}")
+        self._stepper.catch_up()
+        record = self._stepper.state.workers.find(worker)
+        if self._stepper.is_over or record is None or record.phase is WorkerPhase.LEAVING:
+            raise RendezvousClosedError(f"worker {worker} is to end")
+        host = self._address_of(worker.hostname)
+        event = WorkerServing(worker, f"[{host}]:{report.port}" if ":" in host else f"{host}:{report.port}")
+        why = why_impossible(self._stepper.state, event)
+        if why:
+            raise RendezvousProtocolError(f"cannot take this report: {why}")
+        self._stepper.report(event)
+        return 204, b""
+
+    def _servers(self, request: RouteRequest) -> _Answer | Awaitable[_Answer]:
+        """The chief asks, and says whom it has taken out.
+
+        Raises:
+            RendezvousClosedError: another chief is started, or the job has ended.
+        """
+        asked = ServersRequest.from_json(request.body)
+        self._stepper.catch_up()
+        state = self._stepper.state
+        if self._stepper.is_over or state.chief is None or request.identity.number != str(state.chief.number):
+            raise RendezvousClosedError("this chief is none of the job's any more")
+        left = set(asked.left)
+        for record in serving_workers(state) if left else ():
+            if record.address in left:
+                self._stepper.report(WorkerReleased(record.worker))
+        self._stepper.catch_up()
+        self.look()
+        if asked.version != self._version:
+            return self._reply()
+        wait_s = _seconds(request.query.get("wait_s", ""))
+        if wait_s <= 0:
+            return 204, b""
+        self._answer_who_waits()  # its connection was cut, and nobody has told this end
+        waiting: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
+
+        def end() -> None:
+            if not waiting.done():
+                waiting.set_result((204, b""))
+
+        timer = self._call_later(min(wait_s, POLL_S), end)
+        waiting.add_done_callback(lambda _: timer.cancel())
+        return waiting
+
+    def _reply(self) -> _Answer:
+        servers, workers = self._listed
+        now = self._clock()
+        listed = tuple(
+            Server(address) if by is None else Server(address, max(0.0, by - now), leaving=True)
+            for address, by in workers
+        )
+        return 200, Servers(self._version, servers, listed).to_json()
+
+
+def _listed(state: State) -> _Listed:
+    there = [record for record in parameter_servers(state).values() if record.address]
+    servers = tuple(record.address for record in there)
+    return servers, tuple((record.address, record.leave_by) for record in serving_workers(state))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text or POLL_S)
+    except ValueError:
+        raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number") from None

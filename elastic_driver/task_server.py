@@ -1,0 +1,117 @@
+"""A server of a job with a chief: ``python -m elastic_driver.task_server``. TensorFlow's own, which waits for work.
+
+Owns the server of this process, from the choice of its port until the driver has been told that it answers. It ends by
+signals: nothing that it holds is worth a wait. Who uses it, and as what, is the chief's business: whatever job and
+task it is started as, the chief gives it the name that it has in its cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from elastic_driver.errors import ElasticError, RendezvousClosedError, SettingsError
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential
+from elastic_driver.rendezvous.environment import ENV_PORTS, ENV_RENDEZVOUS, ENV_TASK
+from elastic_driver.rendezvous.messages import ServingReport
+from elastic_driver.system.tether import tie_this_process
+
+# It listens when it is made. What takes longer is a machine that has other things to do.
+_ANSWERS_S = 60.0
+_LOOK_S = 0.05
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Serves until a signal ends this process. Returns an exit code where that cannot be."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    tie_this_process()
+    try:
+        url, task = environ.get(ENV_RENDEZVOUS, ""), environ.get(ENV_TASK, "")
+        job, _, index = task.partition(" ")
+        if not url or job not in ("ps", "worker") or not index.isdecimal():
+            raise SettingsError("this program is started by elasticrun --parameter-servers, which sets what it needs")
+        credential = Credential.of_worker(environ)
+        assert credential.identity.worker is not None
+        server, port = _serve(job, _ports(environ))
+        _wait_until_it_answers(port)
+        RendezvousClient(url, credential).serving(ServingReport(credential.identity.worker, port))
+    except RendezvousClosedError:
+        return 0  # it is to end
+    except ElasticError as error:
+        print(f"elastic_driver: {error}", file=sys.stderr)
+        return 1
+    server.join()
+    return 1  # never: it serves as long as it lives
+
+
+def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
+    """A server that listens, and its port.
+
+    Raises:
+        SettingsError: there is no TensorFlow, or no port is free.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise SettingsError(
+            f"cannot serve: {sys.executable} has no TensorFlow ({error}); pip install 'elastic-driver[tensorflow]'"
+        ) from error
+    why = "none is free"
+    for port in _candidates(ports):
+        cluster = tf.train.ClusterSpec({job: [f"localhost:{port}"]})
+        try:
+            server = tf.distribute.Server(cluster, job_name=job, task_index=0)
+        except Exception as error:  # of whatever class TensorFlow's errors are
+            why = str(error).partition("\n")[0]
+            continue
+        return server, int(server.target.rpartition(":")[2])
+    named = "any port" if ports is None else f"a port from {ports[0]} to {ports[1]} (--port-range)"
+    raise SettingsError(f"cannot serve on {named}: {why}")
+
+
+def _candidates(ports: tuple[int, int] | None) -> Iterator[int]:
+    """Ports that are free now; 0 has the system choose."""
+    if ports is None:
+        yield 0
+        return
+    for port in range(ports[0], ports[1] + 1):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("", port))
+            sock.close()
+            yield port
+
+
+def _ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    text = environ.get(ENV_PORTS, "")
+    if not text:
+        return None
+    low, _, high = text.partition("-")
+    try:
+        return int(low), int(high)
+    except ValueError:
+        raise SettingsError(f"cannot read {ENV_PORTS}={text!r}: it must be two ports, LOW-HIGH") from None
+
+
+def _wait_until_it_answers(port: int) -> None:
+    """Blocks until something accepts connections there. Raises SettingsError when nothing does in time."""
+    end = time.monotonic() + _ANSWERS_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=_ANSWERS_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise SettingsError(f"cannot serve: port {port} does not answer ({error})") from error
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
