@@ -34,6 +34,20 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.fixture
+def soak_s(request: pytest.FixtureRequest) -> float:
+    """How long a test of random changes takes, in seconds."""
+    minutes = request.config.getoption("--tensorflow-soak")
+    return 15.0 if minutes is None else 60.0 * minutes
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    soak = config.getoption("--tensorflow-soak") or 0.0
+    for item in items:
+        if "soak_s" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(180 + 60 * soak))
+
+
+@pytest.fixture
 def servers() -> Iterator[Servers]:
     """Makes servers, which end with the test."""
     from tensorflow_servers import Servers
