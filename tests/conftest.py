@@ -60,6 +60,12 @@ atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow-torchrun", action="store_true", help="run the tests with many agents of torchrun, too")
+    parser.addoption(
+        "--tensorflow-soak",
+        type=float,
+        metavar="MINUTES",
+        help="how long each test of random changes takes (else 15 s)",
+    )
 
 
 @pytest.hookimpl(trylast=True)

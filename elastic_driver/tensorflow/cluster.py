@@ -545,10 +545,24 @@ class Cluster:
             wanted = self._schedule.wanted(silent)
         # Who has asked since, and was not asked itself, waits for the next time.
         wanted = {index: address for index, address in wanted.items() if address in answers}
-        definition = _with_workers(self._definition, wanted)
+        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives them
+        # only to who is new to it.
+        with self._lock:
+            back = {
+                index
+                for index, address in wanted.items()
+                if (member := self._schedule.member(index)).phase is Phase.LOST
+                and member.belongs
+                and member.server == answers[address]
+            }
+        definitions = [_with_workers(self._definition, wanted)]
+        if back:
+            others = {index: address for index, address in wanted.items() if index not in back}
+            definitions.insert(0, _with_workers(self._definition, others))
         known = everybody | set(_addresses(private.server_def(), "worker").values())
         with _Watch(self._probes, known, away=silent.values()):
-            private.update_server_def(definition)
+            for definition in definitions:
+                private.update_server_def(definition)
         with self._lock:
             for index in self._schedule.told(wanted):
                 worker = self._workers.pop(index)
