@@ -76,6 +76,10 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     # Those that are restarted have no commits, and may tell of steps.
     began = "" if restarts else f"from commit {answer['commits']}, "
     facts = f"round {answer['round_id']}, {began}{_count(answer['resets'], 'reset')}"
+    if "chief" in answer:
+        chief = answer["chief"]
+        there = f"chief {chief['number']} {chief['phase']} for {length(chief['since_s'])}" if chief else "no chief yet"
+        facts = f"{there}, {_count(answer['resets'], 'unplanned restart')}"
     parts = [
         "\n".join(
             textwrap.fill(one_line(line), min(width, _SENTENCE) or _SENTENCE, break_on_hyphens=False)
@@ -85,7 +89,13 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     hosts = _hosts(answer)
     if hosts:
         parts.append(table(("HOST", "SLOTS", "WORKERS", ""), hosts, right={"SLOTS", "WORKERS"}, width=width))
-    if answer["workers"]:
+    if "chief" in answer:
+        rows = [_server(each) for each in sorted(answer["workers"], key=_server_order)]
+        if rows:
+            parts.append(
+                table(("TASK", "WORKER", "PHASE", "FOR", "ADDRESS", "PID"), rows, right={"FOR", "PID"}, width=width)
+            )
+    elif answer["workers"]:
         heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "FROM COMMIT", "PID")
         rows = [_worker(each, restarts=restarts) for each in sorted(answer["workers"], key=_order)]
         parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "FROM COMMIT", "PID"}, width=width))
@@ -128,6 +138,23 @@ def _worker(worker: dict[str, Any], *, restarts: bool) -> tuple[str, ...]:
         phase,
         length(worker["since_s"]),
         "-" if restarts and not worker["commits"] else str(worker["commits"]),
+        "-" if worker["pid"] is None else str(worker["pid"]),
+    )
+
+
+def _server_order(worker: dict[str, Any]) -> tuple[bool, int, str, int]:
+    index = worker.get("parameter_server")
+    return index is None, index or 0, worker["host"], worker["slot"]
+
+
+def _server(worker: dict[str, Any]) -> tuple[str, ...]:
+    index = worker.get("parameter_server")
+    return (
+        "worker" if index is None else f"ps{index}",
+        f"{worker['host']}[{worker['slot']}]",
+        "serving" if worker["phase"] == "member" else worker["phase"],
+        length(worker["since_s"]),
+        worker.get("address") or "-",
         "-" if worker["pid"] is None else str(worker["pid"]),
     )
 

@@ -188,7 +188,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         dialect: Dialect
         if settings.num_parameter_servers:
             servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
-            chief = _chief_of(settings, servers, agents.launcher, outputs, chronicle)
+            chief = _chief_of(settings, job_id, servers, agents.launcher, outputs, chronicle)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see _agents_of.
@@ -246,7 +246,12 @@ def first_kind(settings: Settings) -> OnChange:
 
 
 def _chief_of(
-    settings: Settings, servers: ServerDialect, launcher: AgentLauncher, outputs: OutputFiles, chronicle: Chronicle
+    settings: Settings,
+    job_id: str,
+    servers: ServerDialect,
+    launcher: AgentLauncher,
+    outputs: OutputFiles,
+    chronicle: Chronicle,
 ) -> ChiefSide:
     """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them."""
     hosts = settings.hosts
@@ -255,7 +260,7 @@ def _chief_of(
         LocalLauncher(
             outputs,
             prefix_timestamp=settings.prefix_timestamp,
-            mark=secrets.token_hex(8),
+            mark=f"{job_id}-{secrets.token_hex(4)}",
             warn=chronicle.warning,
         ),
         servers.environment_of_chief,

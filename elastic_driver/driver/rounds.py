@@ -16,7 +16,7 @@ from elastic_driver.core.events import DrainRequested, PublishRound, WorkerExiti
 from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
-from elastic_driver.core.state import WorkerPhase, in_phase, record_of
+from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, record_of
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -295,9 +295,11 @@ class Rounds:
                     "running": record.running,
                     "commits": record.commits,
                     "pid": self._processes.pid(record.worker),
+                    **_server_of(record),
                 }
                 for record in state.workers
             ],
+            **_chief_of(state, now),
         }
 
     # --- what they are answered ------------------------------------------------------------------------------------
@@ -360,3 +362,20 @@ class Rounds:
         future = self._parked.pop(worker, None)
         if future is not None and not future.done():
             future.set_result(reply)
+
+
+def _server_of(record: WorkerRecord) -> dict[str, object]:
+    """What is told of a server beside what is told of all workers."""
+    if record.parameter_server is None and not record.address:
+        return {}
+    return {"parameter_server": record.parameter_server, "address": record.address}
+
+
+def _chief_of(state: State, now: float) -> dict[str, object]:
+    """What is told of a job that has a chief."""
+    chief = state.chief
+    if not state.policy.num_parameter_servers:
+        return {}
+    if chief is None:
+        return {"chief": None}
+    return {"chief": {"number": chief.number, "phase": chief.phase, "since_s": round(now - chief.since, 3)}}

@@ -1,0 +1,267 @@
+"""Jobs with a chief, as processes: servers that listen and do nothing, and a chief that does what the test tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import ROOT, SUPPORT, Job
+
+from elastic_driver.errors import RendezvousError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.rendezvous.client import RendezvousClient
+from elastic_driver.rendezvous.credentials import Credential, Identity, Role
+from elastic_driver.rendezvous.messages import Servers, ServersRequest
+
+pytestmark = pytest.mark.integration
+
+A, B, C = "localhost", "127.0.0.1", "127.0.0.2"
+Json = dict[str, Any]
+
+
+class ChiefJob(Job):
+    """A job whose chief is ``chief_program.py``."""
+
+    def __init__(self, folder: Path, hosts: str, *flags: str, more: dict[str, str] | None = None) -> None:
+        self.orders = folder / "orders"
+        path = f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"
+        super().__init__(
+            folder,
+            hosts,
+            "--parameter-servers",
+            "1",
+            *flags,
+            command=[sys.executable, str(SUPPORT / "chief_program.py"), str(self.orders)],
+            env={"PYTHONPATH": path, **(more or {})},
+        )
+
+    def order(self, text: str) -> None:
+        """The chief does it soon."""
+        with self.orders.open("a") as file:
+            file.write(f"{text}\n")
+
+    def printed(self, word: str) -> list[Any]:
+        """What all chiefs have said so far behind this word."""
+        prefix = f"[chief]<stdout>:{word} "
+        lines = self.stdout.read_text(errors="replace").splitlines()
+        return [json.loads(line.removeprefix(prefix)) for line in lines if line.startswith(prefix)]
+
+    def clusters(self, count: int = 1) -> list[Json]:
+        """The clusters that so many chiefs were started with; blocks until they were."""
+        found: list[Json] = self.wait_for(f"chief {count}", lambda: self.printed("cluster")[count - 1 :])
+        return found
+
+    def servers(self, what: str, found: Any) -> Json:
+        """The last list of servers, as soon as this holds of it."""
+        answer: Json = self.wait_for(what, lambda: next((s for s in self.printed("servers")[-1:] if found(s)), None))
+        return answer
+
+    def pid(self, worker: str) -> int:
+        """Of the newest process in this place."""
+        return [event["pid"] for event in self.events("worker_started") if event["worker"].startswith(worker)][-1]
+
+    def kill(self, worker: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(worker), number)
+
+    def chief_pid(self) -> int:
+        pid: int = self.wait_for("a chief", lambda: self.events("chief_started"))[-1]["pid"]
+        return pid
+
+    def wait_for_end_of(self, pids: list[int]) -> None:
+        """Blocks until none of these processes is there any more."""
+        _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+        assert not alive
+
+    def environ(self, pid: int) -> dict[str, str]:
+        return psutil.Process(pid).environ()
+
+
+def ask(url: str, credential: Credential, request: ServersRequest) -> Servers | None:
+    """One request of whoever this is."""
+    client = RendezvousClient(url, credential, patience_s=2)
+    try:
+        return client.servers(request)
+    finally:
+        client.close()
+
+
+def elasticrun(*words: str) -> str:
+    """What a subcommand says."""
+    command = [sys.executable, "-m", "elastic_driver", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_servers_come_and_go(tmp_path: Path) -> None:
+    flags = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1", "--protect", B)
+    with ChiefJob(tmp_path, f"{A}:2\n{B}:1\n", *flags) as job:
+        cluster = job.clusters()[0]["cluster"]
+        assert {name: len(addresses) for name, addresses in cluster.items()} == {"chief": 1, "ps": 1, "worker": 2}
+        assert all(answers(address) for address in (*cluster["ps"], *cluster["worker"]))
+        assert not answers(cluster["chief"][0]), "the port is the chief's own to listen on"
+        assert job.environ(job.pid(B))["ELASTIC_DRIVER_TASK"] == "ps 0", "protected hosts first"
+        first = job.servers("the servers of the start", lambda s: len(s["workers"]) == 2)
+        assert first["ps"] == cluster["ps"]
+        assert sorted(first["workers"]) == sorted(cluster["worker"])
+
+        # A host comes.
+        job.set_hosts(f"{A}:2\n{B}:1\n{C}:1\n")
+        grown = job.servers("a third worker", lambda s: len(s["workers"]) == 3)
+        (new,) = grown["workers"].keys() - first["workers"].keys()
+        assert answers(new)
+
+        # A server dies: it vanishes, and another one is there after its host's cooldown, at an address of its own.
+        job.kill(f"{A}[0]")
+        job.servers("two of them", lambda s: len(s["workers"]) == 2)
+        again = job.servers("one in its place", lambda s: len(s["workers"]) == 3)
+        assert len(again["workers"].keys() - grown["workers"].keys()) == 1
+
+        # A host goes: its worker is to leave, and serves until the chief has taken it out.
+        gone = job.pid(C)
+        job.set_hosts(f"{A}:2\n{B}:1\n")
+        going = job.servers("one that is to leave", lambda s: s["workers"].get(new, [False])[0])
+        assert 0 < going["workers"][new][1] <= 300
+        assert [address for address, (leaves, _) in going["workers"].items() if leaves] == [new]
+        assert answers(new)
+        assert job.events("worker_stopped") == []
+        job.order("take-out")
+        job.servers("it is gone", lambda s: new not in s["workers"])
+        job.wait_for("its end", lambda: not psutil.pid_exists(gone))
+        assert [event["reason"] for event in job.events("worker_stopped")] == [f"host {C} is not listed any more"]
+
+        job.order("exit 0")
+        assert job.wait() == 0
+        assert "job succeeded: the chief ended with code 0" in job.said()
+        assert job.events("job_ended")[-1]["exit_code"] == 0
+
+
+def test_a_drained_worker_that_the_chief_keeps_is_stopped_in_the_end(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n{B}:1\n", "-np", "2", "--min-np", "1", "--drain-timeout", "1") as job:
+        job.clusters()
+        elasticrun("drain", B)
+        job.servers("it has left", lambda s: len(s["workers"]) == 1)
+        (stopped,) = job.events("worker_stopped")
+        assert stopped["reason"] == f"host {B} is drained; the chief has not taken it out within 1 s (--drain-timeout)"
+        said = elasticrun("status")
+        assert "the chief runs with 1 worker and 1 parameter server" in said
+        assert re.search(rf"^ps0 +{A}\[0\] +serving", said, re.M), said
+        assert re.search(rf"^worker +{A}\[1\] +serving +\S+ s +[0-9.]+:\d+ ", said, re.M), said
+        job.order("exit 0")
+        assert job.wait() == 0
+
+
+def test_a_lost_parameter_server_is_the_chiefs_to_say(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", "--drain-timeout", "60") as job:
+        job.clusters()
+        job.kill(f"{A}[0]")
+        job.servers("none any more", lambda s: s["ps"] == [])
+        job.order("exit 3")
+        assert job.wait() == 1
+        lost = f"parameter server 0 ({A}[0]) killed by SIGKILL, and its variables are lost"
+        assert job.events("job_ended")[-1]["message"] == f"{lost}; then the chief exited with code 3"
+        assert len(job.events("chief_started")) == 1
+
+
+def test_a_chief_that_does_not_notice_ends_all_the_same(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", "--drain-timeout", "1") as job:
+        job.clusters()
+        job.kill(f"{A}[0]")
+        assert job.wait() == 1
+        assert "the chief had not ended 1 s (--drain-timeout) after that" in job.said()
+        assert job.printed("sigterm") == [0]
+
+
+def test_the_chief_is_started_again_with_another_parameter_server(tmp_path: Path) -> None:
+    flags = ("-np", "1", "--restart-chief", "--blacklist-cooldown-range", "1", "1", "--output-filename", "out")
+    with ChiefJob(tmp_path, f"{A}:2\n", *flags[:-1], str(tmp_path / "out")) as job:
+        (first,) = job.clusters()
+        link = Credential.of_chief(job.environ(job.chief_pid()))
+        url = job.environ(job.chief_pid())["ELASTIC_DRIVER_RENDEZVOUS"]
+        job.kill(f"{A}[0]")
+        second = job.clusters(2)[0]
+        assert job.printed("sigterm") == [0], "the first was told to end"
+        assert second["cluster"]["ps"] != first["cluster"]["ps"]
+        assert second["cluster"]["worker"] == first["cluster"]["worker"], "whoever lives stays"
+        assert all(answers(address) for address in second["cluster"]["ps"])
+        # The first one's word is worth nothing any more.
+        assert link is not None
+        with pytest.raises(RendezvousError, match="none of the job's any more"):
+            ask(url, link, ServersRequest(0, tuple(second["cluster"]["worker"])))
+        assert answers(second["cluster"]["worker"][0])
+        # Its own failure: the same servers.
+        job.order("exit 5")
+        third = job.clusters(3)[0]
+        assert third["cluster"]["ps"] == second["cluster"]["ps"]
+        job.order("exit 0")
+        assert job.wait() == 0
+        kept = {path.name: (path / "stdout").read_text() for path in (tmp_path / "out").iterdir()}
+        assert kept["chief"].count("cluster ") == 3
+        assert {"chief", "ps0", "rank.0"} <= kept.keys()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_the_drivers_end_is_everybodys(tmp_path: Path, number: int, code: int) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1") as job:
+        job.clusters()
+        pids = [job.chief_pid(), job.pid(f"{A}[0]"), job.pid(f"{A}[1]")]
+        job.process.send_signal(number)
+        assert job.wait() == code
+        job.wait_for_end_of(pids)
+        assert job.printed("sigterm") == ([0] if number == signal.SIGTERM else [])
+
+
+def test_strangers_are_refused(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1") as job:
+        (cluster,) = job.clusters()
+        environ = job.environ(job.chief_pid())
+        url, own = environ["ELASTIC_DRIVER_RENDEZVOUS"], Credential.of_chief(environ)
+        assert own is not None
+        worker = Identity(Role.WORKER, WorkerId.parse(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_WORKER"]))
+        left = ServersRequest(0, tuple(cluster["cluster"]["worker"]))
+        for stranger in (
+            Credential(own.identity, b"x" * 32),
+            Credential(Identity(Role.CHIEF, number="2"), own.key),
+            Credential(worker, bytes.fromhex(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_KEY"])),
+        ):
+            with pytest.raises(RendezvousError):
+                ask(url, stranger, left)
+        # Nor may the chief do what is an operator's; and what it says of others is not believed.
+        client = RendezvousClient(url, own, patience_s=5)
+        try:
+            with pytest.raises(RendezvousError, match="403"):
+                client.end()
+            with pytest.raises(RendezvousError, match="400"):
+                client._request("POST", "servers", b'{"version": []}', expected=(200,))
+        finally:
+            client.close()
+        ask(url, own, ServersRequest(0, ("10.0.0.1:1", *cluster["cluster"]["ps"], *cluster["cluster"]["worker"])))
+        assert all(answers(each) for each in (*cluster["cluster"]["worker"], *cluster["cluster"]["ps"]))
+        job.order("exit 0")
+        assert job.wait() == 0
+
+
+def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
+    without = tmp_path / "without" / "tensorflow"
+    without.mkdir(parents=True)
+    (without / "__init__.py").write_text("raise ImportError('No module named tensorflow')\n")
+    more = {"PYTHONPATH": f"{without.parent}:{ROOT}"}
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", more=more) as job:
+        assert job.wait() == 1
+        assert "has no TensorFlow" in job.stderr.read_text()

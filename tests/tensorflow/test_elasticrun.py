@@ -1,0 +1,65 @@
+"""``elasticrun --parameter-servers`` with TensorFlow itself, and a script that knows nothing of this package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import ROOT, SUPPORT, Job
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+
+def run(folder: Path, steps: int, *flags: str, hosts: str = "localhost:3") -> Job:
+    """A job of the plain script on this machine's loopback."""
+    script = [sys.executable, str(SUPPORT / "tf_chief_program.py"), str(folder), str(steps)]
+    env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return Job(folder, None, "-H", hosts, "--parameter-servers", "1", *flags, command=script, env=env)
+
+
+def said(job: Job) -> str:
+    return job.stdout.read_text(errors="replace")
+
+
+def test_a_plain_script_runs_as_it_stands(tmp_path: Path) -> None:
+    with run(tmp_path, 50, "-np", "2") as job:
+        assert job.wait() == 0, job.said()[-4000:]
+        assert "[chief]<stdout>:sum 50\n" in said(job)
+    # The servers say nothing that a user would have to read.
+    noise = [line for line in job.said().splitlines() if line.startswith(("[0]", "[1]", "[ps0]"))]
+    assert len(noise) < 20, noise
+
+
+def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    flags = ("-np", "1", "--min-np", "1", "--restart-chief", "--blacklist-cooldown-range", "1", "1")
+    with run(tmp_path, 20, *flags, hosts="localhost:2") as job:
+        job.wait_for("the first ten", lambda: "done 10" in said(job))
+        os.kill(job.events("worker_started")[0]["pid"], signal.SIGKILL)  # the parameter server
+        job.wait_for("another chief", lambda: len(job.events("chief_started")) == 2)
+        (tmp_path / "hold").unlink()
+        assert job.wait() == 0, job.said()[-4000:]
+        assert "[chief]<stdout>:begins at 10\n" in said(job)
+        assert "[chief]<stdout>:sum 20\n" in said(job)
+        # The same worker's server, which knew the first chief, has taken the second.
+        workers = [event for event in job.events("worker_started") if event["worker"].startswith("localhost[1]")]
+        assert len(workers) == 1
+
+
+def test_a_lost_parameter_server_is_an_error_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    with run(tmp_path, 20, "-np", "1", hosts="localhost:2") as job:
+        job.wait_for("the first ten", lambda: "done 10" in said(job))
+        os.kill(job.events("worker_started")[0]["pid"], signal.SIGKILL)
+        assert job.wait() == 1
+        message = job.events("job_ended")[-1]["message"]
+        assert message.startswith("parameter server 0 (localhost[0]) killed by SIGKILL, and its variables are lost; then")
+        assert "UnavailableError" in job.said()
