@@ -545,15 +545,13 @@ class Cluster:
             wanted = self._schedule.wanted(silent)
         # Who has asked since, and was not asked itself, waits for the next time.
         wanted = {index: address for index, address in wanted.items() if address in answers}
-        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives them
-        # only to who is new to it.
+        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives
+        # them only to who is new to it.
         with self._lock:
             back = {
-                index
-                for index, address in wanted.items()
-                if (member := self._schedule.member(index)).phase is Phase.LOST
-                and member.belongs
-                and member.server == answers[address]
+                member.index
+                for member in self._schedule.members
+                if member.phase is Phase.LOST and member.belongs and member.server == answers.get(member.address)
             }
         definitions = [_with_workers(self._definition, wanted)]
         if back:

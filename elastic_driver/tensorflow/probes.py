@@ -6,6 +6,7 @@ Owns the channels. Knows nothing of workers and of what they run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
+import psutil
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework import device_attributes_pb2
 
@@ -162,25 +164,40 @@ def bound(addresses: Iterable[str], limit_s: float) -> int:
 
 
 def _for_connections(addresses: Iterable[str], do: Callable[[socket.socket], object]) -> int:
-    """Does something with each TCP connection of this process to one of these addresses. Returns how many there are."""
+    """Does something with each TCP connection of this process to one of these addresses, or that is being made.
+
+    Returns:
+        How many there are.
+    """
     ends = {end for address in addresses for end in _ends(address)}
     number = 0
-    for name in os.listdir("/proc/self/fd") if ends else ():
+    for listed in psutil.Process().net_connections("tcp") if ends else ():
+        far: Any = listed.raddr  # empty where nobody is connected
+        if not far or _end(far.ip, far.port) not in ends or listed.fd < 0:
+            continue
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            # Whoever owns the descriptor may close it at any time: a copy stays what it is.
-            copy = os.dup(int(name))
+            # Whoever owns the descriptor may close it at any time, and it be given to another: a copy stays what it is.
+            copy = os.dup(listed.fd)
             stack.callback(os.close, copy)
             if not stat.S_ISSOCK(os.fstat(copy).st_mode):
                 continue
             connection = socket.socket(fileno=copy)
             stack.pop_all()
             stack.enter_context(connection)
-            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-                continue
-            if _end(*connection.getpeername()[:2]) in ends:
+            if _far_end(connection) in (*ends, None) and connection.type == socket.SOCK_STREAM:
                 do(connection)
                 number += 1
     return number
+
+
+def _far_end(connection: socket.socket) -> tuple[str, int] | None:
+    """Who is at the other end; None while the connection is being made."""
+    try:
+        return _end(*connection.getpeername()[:2])
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return None
 
 
 def _ends(address: str) -> Iterable[tuple[str, int]]:
