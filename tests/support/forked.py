@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -197,4 +198,7 @@ if __name__ == "__main__":
     with warnings.catch_warnings(action="ignore"):
         for name in ("numpy", "pytest", "torch", "torch._dynamo"):
             importlib.import_module(name)
+    # Otherwise each collection in what is forked, of which exit is one, goes over all that was imported here, and so
+    # copies it: a second of a processor, in programs that have nothing to do.
+    gc.freeze()
     become(**serve(socket.socket(fileno=int(sys.argv[1]))))
