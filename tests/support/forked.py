@@ -130,7 +130,8 @@ def _server(at_start: tuple[tuple[str, str], ...]) -> ForkServer:
 
 def start(command: Sequence[str], env: dict[str, str]) -> ForkedProcess:
     """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe."""
-    return _server(tuple(sorted((n, v) for n, v in env.items() if n.startswith(_AT_START)))).start(command, env)
+    at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
+    return _server(tuple(sorted(at_start.items()))).start(command, env)
 
 
 # --- in the server ---------------------------------------------------------------------------------------------------
@@ -181,6 +182,9 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
 
     os.environ.clear()
     os.environ.update(env)
+    # As Python does at its start; each other server would be another import of torch.
+    sys.warnoptions[:] = filter(None, env.get("PYTHONWARNINGS", "").split(","))
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     random.seed()
     np.random.seed()
     sys.argv = list(command)
