@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # Where jobs leave their files: not among those of the user who runs the tests.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="elasticrun-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+
+
+# What is imported and collected lives until the end. No collection is to look at it: neither while there is more and
+# more of it, nor those that many tests ask for.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

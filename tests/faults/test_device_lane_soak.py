@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(Backend.NATIVE not in usable_backends(), reason="needs the native engine")
 def test_faults_in_the_device_lane() -> None:
     ran = subprocess.run(
-        [ROOT / "scripts" / "soak", "0.2", "7"],
+        [ROOT / "scripts" / "soak", "0.2", "7", "--forking"],
         capture_output=True,
         text=True,
         timeout=180,

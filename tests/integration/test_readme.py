@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jobs import FORKING
 
 from elastic_driver.cli.flags import build_parser
 from elastic_driver.words import ExitCode
@@ -42,11 +44,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, command: str) -> tuple[int, str]:
+@pytest.fixture
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH whose elasticrun forks its first workers, too: each import of PyTorch takes seconds."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "elasticrun"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *FORKING])} "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+def run(folder: Path, command: str, *path: Path) -> tuple[int, str]:
     with subprocess.Popen(
         ["sh", "-c", f"exec {command}"],
         cwd=folder,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": ":".join([*map(str, path), str(Path(sys.executable).parent), os.environ["PATH"]])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,16 +73,16 @@ def run(folder: Path, command: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(folder: Path, command: str) -> None:
+def test_command(folder: Path, forking: Path, command: str) -> None:
     if command.startswith("make "):
         # What they do is run by other tests, or runs them; here it counts that there is such a target.
         command = f"make --dry-run --directory {ROOT} {command.removeprefix('make ')}"
         assert run(folder, command)[0] == 0
         return
-    code, output = run(folder, command)
-    assert code == 0, output
     asked = re.search(r"-np (\d+)", command)
     size = int(asked[1]) if asked else 1
+    code, output = run(folder, command, *([forking] if size == 4 else []))
+    assert code == 0, output
     ranks = re.findall(rf"rank (\d+) of {size}: (?:loss (\S+)|weights \[0\. 1\. 2\.\])", output)
     assert sorted(int(rank) for rank, _ in ranks) == list(range(size)), output
     assert all(float(loss) < 1.0 for _, loss in ranks if loss), output

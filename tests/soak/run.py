@@ -1,6 +1,6 @@
 """Runs the soak, on this machine or over several; what it does is in soak.py and soak_hosts.py.
 
-    python tests/soak/run.py MINUTES SEED [--hosts N]
+    python tests/soak/run.py MINUTES SEED [--hosts N | --forking]
 
 Ends with exit code 1 and the reason at the first thing that is wrong. MINUTES may be those of a night.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -28,12 +29,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("minutes", type=float)
     parser.add_argument("seed", type=int)
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--forking", action="store_true", help="fork all workers, so that a short soak has more events")
+    which.add_argument(
         "--hosts", type=int, metavar="N", help="over so many network namespaces (as root), and cut and slow networks"
     )
     options = parser.parse_args()
     if options.hosts is None:
-        return run(Soak, options.minutes, options.seed)
+        return run(functools.partial(Soak, forking=options.forking), options.minutes, options.seed)
     if options.hosts < LEAST_HOSTS:
         parser.error(f"--hosts {options.hosts}: the soak needs {LEAST_HOSTS}, one of which joins by itself")
     with machines.made_machines(options.hosts) as made:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE.parent / "support"))
 
 from follow import Follower  # noqa: E402
 from history import Commit, History, digest  # noqa: E402
-from jobs import ROOT, Job  # noqa: E402
+from jobs import FORKING, ROOT, Job  # noqa: E402
 from leaks import Gathering, left_in_shared_memory, shared_names, zombies  # noqa: E402
 
 from elastic_driver.worker.durable import format as durable_format  # noqa: E402
@@ -50,19 +50,24 @@ class Soak:
     Args:
         folder: for all files.
         seed: of the random choices.
+        forking: whether all workers are forked, the first ones too, and never started afresh: more events in a short
+            time, most of which otherwise goes into importing PyTorch.
 
     Attributes:
         hosts: that are listed for the job, of two slots each.
         gone_within_s: after this, workers of a driver that was killed are gone.
         files_at_most: how many commits the folder has at the end.
+        preload: what the program imports.
     """
 
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
     gone_within_s = GONE_WITHIN_S
     files_at_most = 3
+    preload = "numpy,torch,torch._dynamo"
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *, forking: bool = False) -> None:
         self.random = random.Random(seed)
+        self.forking = forking
         self.folder = folder
         self.faults, self.slow, self.mode = folder / "faults", folder / "slow", folder / "mode"
         self.durable, self.runtime = folder / "commits", folder / "runtime"
@@ -120,12 +125,17 @@ class Soak:
         if "--standby" in self.flags_there and self.random.random() < 0.5:
             flags += ["--max-np", "3", "--standby", "1"]
             self.counts["(with a standby)"] += 1
-        if "--no-preload" in self.flags_there and self.random.random() < 0.5:
+        afresh = "--no-preload" in self.flags_there and self.random.random() < 0.5
+        if afresh and not self.forking:
             flags += ["--no-preload"]
             self.counts["(without preloading)"] += 1
+        else:  # named, because what a script imports after a call, as ours do, is not preloaded by itself
+            flags += ["--preload", self.preload]
         env = {"FAULTS": str(self.faults), "SLOW_START": str(self.slow), "OMP_NUM_THREADS": "1"}
         env |= {"STEP_LOG": str(self.step_log), "XDG_RUNTIME_DIR": str(self.runtime)}
-        return Job(folder, self.listing(), *flags, command=[sys.executable, str(HERE / "program.py")], env=env)
+        command = [sys.executable, str(HERE / "program.py")]
+        more = {"elasticrun": FORKING} if self.forking else {}
+        return Job(folder, self.listing(), *flags, command=command, env=env, **more)
 
     @property
     def seen(self) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def skip_without_machines() -> None:
 
 
 def test_random_faults() -> None:
-    assert "soak: ok" in run("soak", "0.25", "1")
+    assert "soak: ok" in run("soak", "0.2", "1", "--forking")
 
 
 @pytest.mark.machines

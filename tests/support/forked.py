@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -129,7 +130,8 @@ def _server(at_start: tuple[tuple[str, str], ...]) -> ForkServer:
 
 def start(command: Sequence[str], env: dict[str, str]) -> ForkedProcess:
     """Starts ``command`` (a Python file and its arguments) with this environment, its output and errors in one pipe."""
-    return _server(tuple(sorted((n, v) for n, v in env.items() if n.startswith(_AT_START)))).start(command, env)
+    at_start = {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONWARNINGS"}
+    return _server(tuple(sorted(at_start.items()))).start(command, env)
 
 
 # --- in the server ---------------------------------------------------------------------------------------------------
@@ -180,6 +182,9 @@ def become(command: Sequence[str], env: dict[str, str]) -> None:
 
     os.environ.clear()
     os.environ.update(env)
+    # As Python does at its start; each other server would be another import of torch.
+    sys.warnoptions[:] = filter(None, env.get("PYTHONWARNINGS", "").split(","))
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     random.seed()
     np.random.seed()
     sys.argv = list(command)
@@ -197,4 +202,7 @@ if __name__ == "__main__":
     with warnings.catch_warnings(action="ignore"):
         for name in ("numpy", "pytest", "torch", "torch._dynamo"):
             importlib.import_module(name)
+    # Otherwise each collection in what is forked, of which exit is one, goes over all that was imported here, and so
+    # copies it: a second of a processor, in programs that have nothing to do.
+    gc.freeze()
     become(**serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -17,6 +17,8 @@ from json_lines import JsonLines
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = Path(__file__).parent
 PROGRAM = Path(__file__).with_name("step_program.py")
+# In place of ``-m elastic_driver``.
+FORKING = (str(Path(__file__).with_name("forking_elasticrun.py")),)
 PATIENCE_S = 150.0
 
 

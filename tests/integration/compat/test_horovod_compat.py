@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jobs import FORKING
 
 from elastic_driver.compat.common_elastic import WorkerNotificationManager
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, NEVER, SHIM_FOLDER, with_shim
@@ -23,10 +24,15 @@ pytestmark = pytest.mark.integration
 SCRIPTS = Path(__file__).parents[2] / "horovod_scripts"
 
 
-def elasticrun(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str]:
+def elasticrun(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    program: tuple[str, ...] = ("-m", "elastic_driver"),
+) -> tuple[int, str]:
     environ = {name: value for name, value in os.environ.items() if name != "ELASTIC_DRIVER_HOROVOD_SHIM"}
     done = subprocess.run(
-        [sys.executable, "-m", "elastic_driver", *arguments],
+        [sys.executable, *program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -66,6 +72,7 @@ def test_synthetic_benchmark(tmp_path: Path) -> None:
     code, said = elasticrun(
         *("-np", "2", "--timeline-filename", str(tmp_path / "trace.json"), "--timeline-mark-cycles"),
         *(sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--fp16-allreduce"),
+        program=FORKING,
     )
     assert code == 0, said
     events = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())}
@@ -79,6 +86,7 @@ def test_elastic_script_survives_a_kill(tmp_path: Path) -> None:
         *("-np", "2", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1"),
         *(sys.executable, str(SCRIPTS / "elastic_train.py")),
         env={"KILL_MARK": str(tmp_path / "killed")},
+        program=FORKING,
     )
     assert code == 0, said
     assert (tmp_path / "killed").exists()

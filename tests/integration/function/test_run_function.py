@@ -75,7 +75,7 @@ def test_large_arguments_and_results_without_a_folder_that_workers_see() -> None
 
 
 def fail_on_one() -> None:
-    import elastic_driver.torch as hvd
+    import elastic_driver as hvd
 
     hvd.init()
     if hvd.rank() == 1:
@@ -122,7 +122,7 @@ def test_in_a_running_loop_and_in_a_thread() -> None:
 
 
 def elastic_count(mark: str) -> tuple[int, int]:
-    import horovod.torch as hvd
+    import elastic_driver as hvd
 
     hvd.init()
 

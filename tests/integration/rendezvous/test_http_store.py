@@ -352,20 +352,30 @@ GLOO = """
     import torch, torch.distributed as dist
     from elastic_driver.torch import HTTPStore
 
+    # One import of torch for all ranks.
+    size = int(sys.argv[2])
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            break
+        children.append(pid)
+    else:
+        sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in children))
     for generation in range(3):
         store = HTTPStore(sys.argv[1], scope=f"gloo-{generation}")
         if generation == 2:
             store = dist.PrefixStore("prefix", store)
-        dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         ones = torch.ones(4)
         dist.all_reduce(ones)
-        assert ones[0] == int(sys.argv[3]), ones
+        assert ones[0] == size, ones
         group = dist.new_group([0, 1])
-        if int(sys.argv[2]) < 2:
+        if rank < 2:
             dist.all_reduce(ones, group=group)
-        objects = [None] * int(sys.argv[3])
-        dist.all_gather_object(objects, int(sys.argv[2]))
-        assert objects == list(range(int(sys.argv[3]))), objects
+        objects = [None] * size
+        dist.all_gather_object(objects, rank)
+        assert objects == list(range(size)), objects
         dist.monitored_barrier()
         dist.destroy_process_group()
     print("trained")
@@ -376,12 +386,14 @@ GLOO = """
 def test_gloo_meets_over_it(rendezvous: RendezvousProcess, lazily: str) -> None:
     with a_rendezvous() as rendezvous:  # one each: scopes are used anew
         env = {**os.environ, "TORCH_GLOO_LAZY_INIT": lazily}
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(GLOO), rendezvous.endpoint]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), "3"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-            for rank in range(3)
-        ]
-        outputs = [rank.communicate(timeout=2 * PATIENCE_S)[0] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0, 0], outputs
+        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(GLOO), rendezvous.endpoint, "3"]
+        with subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as ranks:
+            try:
+                output, _ = ranks.communicate(timeout=2 * PATIENCE_S)
+            except BaseException:
+                os.killpg(ranks.pid, signal.SIGKILL)
+                raise
+        assert ranks.returncode == 0, output
+        assert output.count("trained") == 3, output

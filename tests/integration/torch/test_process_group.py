@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_program import RESETS, expected_losses
-from jobs import SUPPORT, Job
+from jobs import FORKING, SUPPORT, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ ONE = "localhost:2\n"
 @contextlib.contextmanager
 def job(folder: Path, kind: str, hosts: str, *flags: str) -> Iterator[Job]:
     command = [sys.executable, str(PROGRAM), kind]
-    with Job(folder, hosts, "-np", "2", *(flags or ("--min-np", "2")), command=command) as running:
+    with Job(folder, hosts, "-np", "2", *(flags or ("--min-np", "2")), command=command, elasticrun=FORKING) as running:
         yield running
 
 

@@ -54,36 +54,38 @@ def test_the_entry_point() -> None:
     assert points == {"elastic": "elastic_driver.torchelastic.plugin:get_handler"}
 
 
-def test_failures_growth_at_once_and_loss(a_job: Jobs, rendezvous: RendezvousProcess) -> None:
-    """Two agents of two workers. Faults 1, 2, 3 and 6 of torch's own; then the job's id is used again."""
-    job = a_job(nnodes="1:2", workers=2, conf="grow=now,last_call_timeout=0.2", flags=("--max-restarts=2",))
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow_torchrun)])
+def test_failures_growth_at_once_and_loss(a_job: Jobs, rendezvous: RendezvousProcess, workers: int) -> None:
+    """Two agents. Faults 1, 2, 3 and 6 of torch's own; then the job's id is used again."""
+    both = ["a"] * workers + ["b"] * workers
+    job = a_job(nnodes="1:2", workers=workers, conf="grow=now,last_call_timeout=0.2", flags=("--max-restarts=2",))
     job.start("a")
-    (first, _) = job.until_trains("a", workers=2)
+    first, *_ = job.until_trains("a", workers=workers)
     # A newcomer enters at once. (torch's own: both agents end after 60 s, or wait for half an hour.)
     job.start("b")
-    rows = job.until_trains("a", "b", workers=2)
-    assert [row["agent"] for row in rows] == ["a", "a", "b", "b"], "who was there keeps its ranks"
+    rows = job.until_trains("a", "b", workers=workers)
+    assert [row["agent"] for row in rows] == both, "who was there keeps its ranks"
     assert {row["pid"] for row in rows}.isdisjoint({first["pid"]})
     # A worker dies: all are started again, with the same ranks. (torch's own: hangs over old keys.)
     began = len(job.steps)
-    os.kill(rows[3]["pid"], signal.SIGKILL)
-    rows = job.until_trains("a", "b", workers=2, after=began + 4)
-    assert [row["agent"] for row in rows] == ["a", "a", "b", "b"]
-    assert sum(row["restarts"] for row in rows[::2]) >= 1
+    os.kill(rows[-1]["pid"], signal.SIGKILL)
+    rows = job.until_trains("a", "b", workers=workers, after=began + 2 * workers)
+    assert [row["agent"] for row in rows] == both
+    assert sum(row["restarts"] for row in rows[::workers]) >= 1
     # The rendezvous dies, and is started again without what it knew: nobody is restarted for that.
     rendezvous.kill()
     rendezvous.start_again()
     rendezvous.until("runs on 2 nodes")
     began = len(job.steps)
-    later = job.until_trains("a", "b", workers=2, after=began)
+    later = job.until_trains("a", "b", workers=workers, after=began)
     assert [row["pid"] for row in later] == [row["pid"] for row in rows]
     # The first agent dies without a word; it holds the store that its workers have met at.
     began = len(job.steps)
     job.agents["a"].kill()
-    for row in rows[:2]:
+    for row in rows[:workers]:
         os.kill(row["pid"], signal.SIGKILL)  # of those torchrun leaves behind
     rendezvous.until("node", after=len(rendezvous.lines) - 1)
-    rows = job.until_trains("b", workers=2, after=began + 4)
+    rows = job.until_trains("b", workers=workers, after=began + 2 * workers)
     assert rows[0]["rank"] == 0
     job.finish("b")
     rendezvous.until("it has ended")

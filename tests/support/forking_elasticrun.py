@@ -1,0 +1,24 @@
+"""elasticrun whose first workers are forked from a warmed process, too: ``forking_elasticrun.py FLAGS... COMMAND...``.
+
+It does so by itself for workers that it restarts. Elsewhere each of the first ones imports what it needs, side by side
+with the others, and the warmed process once more. With PyTorch that is most of what a short test costs. For tests that
+are not about how workers are started.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from elastic_driver.cli.main import main
+from elastic_driver.driver import job
+from elastic_driver.launch.fleet.reception import Terms
+
+
+def forking_terms(**terms: Any) -> Terms:
+    return Terms(**{**terms, "warm_first": True})
+
+
+if __name__ == "__main__":
+    job.Terms = forking_terms  # type: ignore[misc, assignment]
+    sys.exit(main())
