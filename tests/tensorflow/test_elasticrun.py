@@ -61,5 +61,7 @@ def test_a_lost_parameter_server_is_an_error_of_the_script(tmp_path: Path) -> No
         os.kill(job.events("worker_started")[0]["pid"], signal.SIGKILL)
         assert job.wait() == 1
         message = job.events("job_ended")[-1]["message"]
-        assert message.startswith("parameter server 0 (localhost[0]) killed by SIGKILL, and its variables are lost; then")
+        assert message.startswith(
+            "parameter server 0 (localhost[0]) killed by SIGKILL, and its variables are lost; then"
+        )
         assert "UnavailableError" in job.said()
