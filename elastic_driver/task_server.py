@@ -26,6 +26,8 @@ from elastic_driver.system.tether import tie_this_process
 # It listens when it is made. What takes longer is a machine that has other things to do.
 _ANSWERS_S = 60.0
 _LOOK_S = 0.05
+# Where the user has not said otherwise: little noise, and no wait for a server that is lost.
+_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "use_caller"}
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
@@ -58,6 +60,8 @@ def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
     Raises:
         SettingsError: there is no TensorFlow, or no port is free.
     """
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         import tensorflow as tf
     except ImportError as error:

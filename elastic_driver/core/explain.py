@@ -168,11 +168,9 @@ def _explain_chief(state: State, now: float, slots_left: str) -> str:
     there = f"{_count(len(workers), 'worker')} and {_count(len(servers), 'parameter server')}"
     text = f"the chief runs with {there}"
     if chief is None:
-        text = f"the chief is not started yet: there are {there}"
-        if state.chiefs:
-            text = f"the chief is to be started again: there are {there}"
+        text = f"the chief is {'to be started again' if state.chiefs else 'not started yet'}; answering: {there}"
     elif chief.phase is ChiefPhase.STOPPING:
-        text = f"the chief is told to end, to be started again; there are {there}"
+        text = f"the chief is told to end, to be started again; answering: {there}"
     elif chief.lost:
         text = f"{chief.lost}; waiting for the chief to end{_left(chief.ends_by, now)}"
     until = state.setbacks.present.until

@@ -603,6 +603,10 @@ def _take_loss(
     """A worker without rounds has failed: the others, on its host too, go on."""
     worker = record.worker
     text = f"{failure.who} {failure.how}"
+    # A server that has answered may do so again, on a host that the job cannot do without.
+    stays = bool(record.address) and t.state.policy.cooldown_range_s is None and _is_needed(t.state, worker.hostname)
+    if wanted and stays:
+        fault = Fault.OWN  # if the host is the cause, it will be so again, and there must be an end
     own = fault is Fault.OWN and all_offered(t.state, (worker,))
     reset = t.in_reset().with_cause(text, failure)
     registry = t.state.registry
@@ -616,7 +620,7 @@ def _take_loss(
     )
     if record.address and t.now - record.since >= LONG_ROUND_S:
         t.state = replace(t.state, setbacks=t.state.setbacks.ran_long())
-    known = _blacklist(t, worker.hostname, draw, wanted=wanted)
+    known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays)
     _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
     if record.parameter_server is not None and t.state.chief is not None:
         _lose_server(t, t.state.chief, f"{text}, and its variables are lost")

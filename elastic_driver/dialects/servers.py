@@ -26,8 +26,8 @@ from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.words import OnChange
 
 ENV_TF_CONFIG = "TF_CONFIG"
-# What is not set by the user: little noise, and errors of a lost server to the chief instead of a wait for it.
-_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "use_caller"}
+# Where the user has not said otherwise, the chief sees that a server is lost instead of waiting for it.
+_FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 _PYTHON = re.compile(r"python[0-9.]*")
 _MODULE = "elastic_driver.task_server"
 
@@ -48,7 +48,7 @@ class ServerDialect:
 
     def __init__(self, inherited: Mapping[str, str], *, exported: Mapping[str, str]) -> None:
         own = {name: value for name, value in inherited.items() if name != ENV_TF_CONFIG}
-        self._env = {**_DEFAULTS, **own, **exported, "PYTHONUNBUFFERED": "1"}
+        self._env = {**own, **exported, "PYTHONUNBUFFERED": "1"}
 
     @property
     def on_change(self) -> OnChange:
@@ -86,6 +86,7 @@ class ServerDialect:
         """
         cluster = {"chief": [address], "ps": list(parameter_servers), "worker": list(workers)}
         return {
+            **_FAIL_FAST,
             **self._env,
             ENV_TF_CONFIG: json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
             ENV_RENDEZVOUS: job.url,

@@ -7,9 +7,6 @@ what its end means, is the core's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +17,9 @@ from elastic_driver.core.setbacks import last_words
 from elastic_driver.dialects.dialect import JobAddress
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import CHIEF, WorkerId
+from elastic_driver.launch.agent.ports import bound_port
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, WorkerProcess
 from elastic_driver.system.tasks import Tasks
-
-# Ports that the system gives away by itself may be taken between their choice and the chief's listening, which is
-# seconds later; so the port is one of those below.
-_LOCAL_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
-_LEAST_PORT = 10000
-_TRIES = 100
 
 
 class Environment(Protocol):
@@ -109,6 +101,7 @@ class ChiefKeeper:
         self._process: WorkerProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stop_within_s: float | None = None  # of one that is being started
+        self._held: socket.socket | None = None  # on the port that its server is to have
         self._job_ends = False
 
     @property
@@ -143,6 +136,7 @@ class ChiefKeeper:
     async def close(self) -> None:
         """Kills what is left of it. Blocks until nothing is."""
         await self._side.launcher.close()
+        self._let_go()
 
     def _stop(self, grace_s: float) -> None:
         if self._process is not None:
@@ -159,13 +153,14 @@ class ChiefKeeper:
             if self._job_ends:
                 return
             host = self._side.address_of("")
-            port = free_port(self._side.ports)
+            port = self._hold_port()
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             env: Mapping[str, str] = self._side.environment(
                 order.number, address, order.parameter_servers, order.workers, job=job
             )
             process = await self._side.launcher.start(worker, self._command, env, label=CHIEF, rank_at_launch=-1)
         except LaunchError as error:
+            self._let_go()
             bad_command = isinstance(error, CommandNotFoundError)
             how = str(error) if bad_command else f"could not be started: {error}"
             self._listener.chief_exited(ChiefExited(order.number, None, how, bad_command=bad_command), None)
@@ -177,6 +172,24 @@ class ChiefKeeper:
         if grace_s is not None:
             await self._ended(process, grace_s)
 
+    def _hold_port(self) -> int:
+        """A port that nobody else is given until the chief has ended. It can listen there: see launch/agent/ports.py.
+
+        Raises:
+            LaunchError: none is free.
+        """
+        self._let_go()
+        try:
+            self._held = bound_port(list(self._side.ports or ()))
+        except OSError as error:
+            raise LaunchError(f"there is no port for its server: {error.strerror}") from error
+        return int(self._held.getsockname()[1])
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
     def _ends_within_s(self) -> float | None:
         """The grace of one that was told to end before it was there; None where it was not."""
         return self._grace_s if self._stop_within_s is None and self._job_ends else self._stop_within_s
@@ -185,6 +198,7 @@ class ChiefKeeper:
         if future.cancelled():
             return
         self._process = None
+        self._let_go()
         self._tasks.start(self._wait_for(process))  # what it has started ends after it, and is waited for
         status = future.result()
         error, where = last_words(process.last_lines) if status.returncode else ("", "")
@@ -192,33 +206,3 @@ class ChiefKeeper:
 
     async def _wait_for(self, process: WorkerProcess) -> None:
         await process.wait()
-
-
-def free_port(ports: tuple[int, int] | None) -> int:
-    """A port of this machine that is free now, and that the system does not give to others by itself.
-
-    Args:
-        ports: first and last that may be taken; None for any.
-
-    Raises:
-        LaunchError: none is free.
-    """
-    if ports is not None:
-        low, high = ports
-        candidates = list(range(low, high + 1))
-    else:
-        first_given = 32768
-        with contextlib.suppress(OSError, ValueError), open(_LOCAL_PORTS, encoding="ascii") as file:
-            first_given = int(file.read().split()[0])
-        candidates = list(range(_LEAST_PORT, first_given)) or [0]
-    random.shuffle(candidates)
-    for port in candidates[:_TRIES]:
-        with socket.socket() as sock:
-            try:
-                sock.bind(("", port))
-            except OSError as error:
-                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                    raise LaunchError(f"cannot find a port for the chief: {error.strerror}") from error
-                continue
-            return int(sock.getsockname()[1])
-    raise LaunchError("cannot find a port for the chief: none of those tried is free (--port-range)")

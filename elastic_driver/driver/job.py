@@ -142,6 +142,8 @@ def run_job(
 
 
 def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering: Gathering | None) -> int:
+    if settings.num_parameter_servers and routes:
+        raise SettingsError("--parameter-servers is for a script that is the chief: a function has workers of its own")
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)

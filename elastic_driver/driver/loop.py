@@ -225,7 +225,11 @@ class ElasticDriver:
                 chief, command=settings.command, grace_s=settings.grace_s, tasks=self._tasks, listener=self
             )
             self._servers = ServerList(
-                self._stepper, clock=self._clock, call_later=self._clock.call_later, address_of=chief.address_of
+                self._stepper,
+                clock=self._clock,
+                call_later=self._clock.call_later,
+                address_of=chief.address_of,
+                on_answer=chronicle.server_answers,
             )
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(

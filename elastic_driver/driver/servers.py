@@ -13,7 +13,8 @@ from elastic_driver.core.events import WorkerReleased, WorkerServing
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.state import State, WorkerPhase, parameter_servers, serving_workers
 from elastic_driver.driver.stepper import Stepper
-from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError
+from elastic_driver.errors import LaunchError, RendezvousClosedError, RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
 from elastic_driver.rendezvous.routes import CHIEF, WORKER, Route, RouteRequest, Routes
 from elastic_driver.system.job_clock import CallLater
@@ -34,6 +35,7 @@ class ServerList:
         clock: the job's time, seconds.
         call_later: measures how long requests wait.
         address_of: an address of a host, by name, that all other hosts of the job reach. Raises LaunchError.
+        on_answer: told of each server that answers: which, its number as a parameter server, and its address.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class ServerList:
         clock: Callable[[], float],
         call_later: CallLater,
         address_of: Callable[[str], str],
+        on_answer: Callable[[WorkerId, int | None, str], None],
     ) -> None:
         self._stepper = stepper
         self._clock = clock
         self._call_later = call_later
         self._address_of = address_of
+        self._on_answer = on_answer
         self._version = 1
         self._listed: _Listed = ((), ())
         self._waiting: asyncio.Future[_Answer] | None = None
@@ -90,11 +94,17 @@ class ServerList:
         record = self._stepper.state.workers.find(worker)
         if self._stepper.is_over or record is None or record.phase is WorkerPhase.LEAVING:
             raise RendezvousClosedError(f"worker {worker} is to end")
-        host = self._address_of(worker.hostname)
+        if record.phase is not WorkerPhase.BOOTING:
+            return 204, b""  # its answer was lost on the way
+        try:
+            host = self._address_of(worker.hostname)
+        except LaunchError as error:
+            raise RendezvousClosedError(str(error)) from error
         event = WorkerServing(worker, f"[{host}]:{report.port}" if ":" in host else f"{host}:{report.port}")
         why = why_impossible(self._stepper.state, event)
         if why:
             raise RendezvousProtocolError(f"cannot take this report: {why}")
+        self._on_answer(worker, record.parameter_server, event.address)
         self._stepper.report(event)
         return 204, b""
 

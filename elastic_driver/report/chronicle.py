@@ -42,6 +42,7 @@ from elastic_driver.report.happenings import (
     RoundFormed,
     RoundResumed,
     RoundSummary,
+    ServerAnswers,
     Status,
     Summary,
     Warmed,
@@ -170,6 +171,10 @@ class Chronicle:
     def worker_started(self, worker: WorkerId, pid: int) -> None:
         """A process runs."""
         self._tell(ProcessStarted(worker, pid))
+
+    def server_answers(self, worker: WorkerId, parameter_server: int | None, address: str) -> None:
+        """A server answers, as which it was started."""
+        self._tell(ServerAnswers(worker, parameter_server, address))
 
     def chief_started(self, number: int, pid: int, servers: int, workers: int) -> None:
         """The script runs, beside the driver, with so many servers and workers."""

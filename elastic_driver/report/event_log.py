@@ -38,6 +38,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    ServerAnswers,
     Status,
     Warmed,
     WorkerDismissed,
@@ -96,6 +97,8 @@ class EventLog:
                 self._write_check(happening)
             case ProcessStarted(worker, pid):
                 self.write("worker_started", worker=worker.key, pid=pid)
+            case ServerAnswers(worker, number, address):
+                self.write("server_answers", worker=worker.key, parameter_server=number, address=address)
             case ChiefStarted(number, pid, servers, workers):
                 self.write("chief_started", number=number, pid=pid, parameter_servers=servers, workers=workers)
             case ChiefStopped(reason):

@@ -116,6 +116,15 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerAnswers:
+    """A server of a job with a chief answers there; ``parameter_server`` is its number, None for a worker."""
+
+    worker: WorkerId
+    parameter_server: int | None
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChiefStarted:
     """The script of a job with parameter servers runs, with so many servers and workers that answer.
 
@@ -364,6 +373,7 @@ Happening: TypeAlias = (
     | HostLost
     | NetworkChecked
     | ProcessStarted
+    | ServerAnswers
     | ChiefStarted
     | ChiefStopped
     | ChiefEnded

@@ -33,6 +33,7 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    ServerAnswers,
     Status,
     Warmed,
     WorkerDismissed,
@@ -101,6 +102,10 @@ class Narrator:
                 console.warning(f"worker {worker} (pid {pid}) {how}")
             case ProcessEnded():
                 self._tell_end_of_process(happening)
+            case ServerAnswers(worker, None, address):
+                console.detail(f"worker {worker} answers at {address}")
+            case ServerAnswers(worker, server, address):
+                console.line(f"parameter server {server} ({worker}) answers at {address}")
             case ChiefStarted(number, pid, servers, size):
                 again = "" if number == 1 else " again"
                 many = f"{servers} parameter server{'' if servers == 1 else 's'} and {size} "
@@ -144,7 +149,11 @@ class Narrator:
         how = f"{ended.how}, with the same error as rank {same}" if same else ended.how
         is_news = not ended.expected and ended.returncode and not ended.foretold
         tell = self._console.warning if is_news else self._console.detail
-        tell(f"worker {ended.worker} (pid {ended.pid}) {how}")
+        if ended.label.startswith("ps"):
+            who = f"parameter server {ended.label.removeprefix('ps')} ({ended.worker}, pid {ended.pid})"
+        else:
+            who = f"worker {ended.worker} (pid {ended.pid})"
+        tell(f"{who} {how}")
 
     def _tell_round(self, formed: RoundFormed) -> None:
         self._tell_pending_round(broken=True)

@@ -116,6 +116,8 @@ def test_servers_come_and_go(tmp_path: Path) -> None:
         assert {name: len(addresses) for name, addresses in cluster.items()} == {"chief": 1, "ps": 1, "worker": 2}
         assert all(answers(address) for address in (*cluster["ps"], *cluster["worker"]))
         assert not answers(cluster["chief"][0]), "the port is the chief's own to listen on"
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", int(cluster["chief"][0].rpartition(":")[2])))
         assert job.environ(job.pid(B))["ELASTIC_DRIVER_TASK"] == "ps 0", "protected hosts first"
         first = job.servers("the servers of the start", lambda s: len(s["workers"]) == 2)
         assert first["ps"] == cluster["ps"]

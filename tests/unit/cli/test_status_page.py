@@ -77,6 +77,26 @@ def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
     ]
 
 
+def test_servers_and_their_chief() -> None:
+    servers = [
+        worker("b", 0, None, parameter_server=None, address=""),
+        worker("a", 1, None, parameter_server=None, address="10.0.0.1:5001"),
+        worker("a", 0, None, parameter_server=0, address="10.0.0.1:5000"),
+    ]
+    servers[0] |= {"phase": "booting", "running": False, "pid": None}
+    answer = {**ANSWER, "on_change": "no_rounds", "workers": servers, "resets": 2}
+    chief = {"number": 3, "phase": "running", "since_s": 200.0}
+    shown = page("3f2a", {**answer, "chief": chief})
+    assert "\nchief 3 running for 3 min, 2 unplanned restarts\n" in shown
+    assert shown.endswith(
+        "TASK    WORKER  PHASE     FOR  ADDRESS         PID\n"
+        "ps0     a[0]    serving  61 s  10.0.0.1:5000  4000\n"
+        "worker  a[1]    serving  61 s  10.0.0.1:5001  4001\n"
+        "worker  b[0]    booting  61 s  -                 -"
+    )
+    assert "\nno chief yet, 2 unplanned restarts\n" in page("3f2a", {**answer, "chief": None})
+
+
 def test_a_job_without_hosts_yet() -> None:
     nothing = {**ANSWER, "hosts": [], "workers": [], "explain": "waiting for the first hosts"}
     assert page("3f2a", nothing).endswith("waiting for the first hosts\nround 2, from commit 12, 1 reset")

@@ -105,6 +105,29 @@ def test_hundreds_of_rounds_are_told_in_a_table_of_twenty_lines(story: Story) ->
     assert len(story.events("round_formed")) == 301
 
 
+def test_a_chief_is_told_of_at_each_start_and_end(story: Story) -> None:
+    story.chronicle.server_answers(WorkerId("a", 0, 0), 0, "10.0.0.1:5000")
+    story.chronicle.server_answers(WorkerId("a", 1, 0), None, "10.0.0.1:5001")
+    story.chronicle.chief_started(1, 41, 1, 2)
+    story.chronicle.chief_stopped("parameter server 0 (a[0]) was lost")
+    story.chronicle.chief_exited(1, 41, -15, "killed by SIGTERM", expected=True)
+    story.chronicle.chief_started(2, 42, 2, 1)
+    story.chronicle.chief_exited(2, 42, 1, "exited with code 1", expected=False)
+    assert story.said() == [
+        "elasticrun: parameter server 0 (a[0]) answers at 10.0.0.1:5000",
+        "elasticrun: the chief runs (pid 41) with 1 parameter server and 2 workers",
+        "elasticrun: stopping the chief: parameter server 0 (a[0]) was lost",
+        "elasticrun: the chief runs again (pid 42) with 2 parameter servers and 1 worker",
+        "elasticrun: warning: the chief (pid 42) exited with code 1",
+    ]
+    assert [event["parameter_server"] for event in story.events("server_answers")] == [0, None]
+    (first, second) = story.events("chief_started")
+    assert (first["number"], first["parameter_servers"], first["workers"]) == (1, 1, 2)
+    assert second["pid"] == 42
+    assert [event["expected"] for event in story.events("chief_exited")] == [True, False]
+    assert len(story.events("chief_stopped")) == 1
+
+
 def test_a_round_made_by_reinit_is_told_at_once_and_as_what_it_is(story: Story) -> None:
     story.round(1, "start", old_size=0)
     story.round(2, "all workers called shutdown() and init() again", reinit=True)

@@ -10,6 +10,7 @@ import pytest
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.settings import Settings
+from elastic_driver.words import Sizing
 
 pytestmark = [pytest.mark.unit]
 
@@ -26,6 +27,24 @@ def make(**values: Any) -> Settings:
     ("values", "complaint"),
     [
         ({"num_proc": 0}, "-np 0 is below 1"),
+        ({"num_parameter_servers": -1}, "--parameter-servers -1 is below 0"),
+        ({"num_parameter_servers": 10**6, "hosts": None, "discovery_script": "x"}, "is above 65536"),
+        ({"num_parameter_servers": 3}, "-np 2 and --parameter-servers 3 are above the 4 slots of the hosts given"),
+        ({"restart_chief": True}, "--restart-chief is without effect: give --parameter-servers too"),
+        (
+            {"num_parameter_servers": 1, "on_change": "restart"},
+            "--on-change restart is for workers that run the script",
+        ),
+        ({"num_parameter_servers": 1, "num_proc_multiple": 2}, "--np-multiple cannot be beside --parameter-servers"),
+        ({"num_parameter_servers": 1, "sizing": Sizing.NPROC}, "--parameter-servers is without torchrun's flags"),
+        (
+            {"num_parameter_servers": 1, "num_standby": 1, "max_num_proc": 2},
+            "--standby cannot be beside --parameter-servers: a server has nothing to boot",
+        ),
+        (
+            {"num_parameter_servers": 1, "durable_dir": Path("/x")},
+            "--durable-dir cannot be beside --parameter-servers: the chief saves its own checkpoints",
+        ),
         ({"num_proc": -3}, "-np -3 is below 1"),
         ({"num_proc": 10**20}, "is above 65536"),
         ({"min_num_proc": 0}, "--min-np 0 is below 1"),

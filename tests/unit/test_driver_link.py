@@ -1,0 +1,81 @@
+"""The chief's link to its driver, and the server program, where something is not as it should be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, SettingsError
+from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
+from elastic_driver.tensorflow.driver_link import DriverLink
+
+pytestmark = pytest.mark.unit
+
+CHIEF = {"ELASTIC_DRIVER_CHIEF": "1", "ELASTIC_DRIVER_KEY": "ab" * 32, "ELASTIC_DRIVER_RENDEZVOUS": "http://[::1]:9"}
+
+
+def test_no_chief_has_no_link() -> None:
+    assert DriverLink.from_environment({"ELASTIC_DRIVER_KEY": "ab" * 32}) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ELASTIC_DRIVER_KEY": ""}, {"ELASTIC_DRIVER_CHIEF": "x"}, {"ELASTIC_DRIVER_RENDEZVOUS": ""}]
+)
+def test_rubbish_in_its_environment_is_said(wrong: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="cannot ask the driver"):
+        DriverLink.from_environment({**CHIEF, **wrong})
+
+
+def test_a_wait_is_ended_by_close_though_no_driver_answers() -> None:
+    link = DriverLink.from_environment(CHIEF)
+    assert link is not None
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            link.wait(0)
+        except RendezvousClosedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    link.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(ended) == 1
+
+
+def test_messages_come_back_as_they_were() -> None:
+    servers = Servers(3, ("a:1",), (Server("b:1"), Server("b:2", 2.5, leaving=True), Server("b:3", None, leaving=True)))
+    assert Servers.from_json(servers.to_json()) == servers
+    request = ServersRequest(3, ("b:1",))
+    assert ServersRequest.from_json(request.to_json()) == request
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Servers, b'{"version": 1, "parameter_servers": [1], "workers": []}'),
+        (Servers, b'{"version": 1, "parameter_servers": [], "workers": [["a:1", null]]}'),
+        (Servers, b'{"version": 1, "parameter_servers": [], "workers": [["a:1", -1, true]]}'),
+        (ServersRequest, b'{"version": 1, "left": "a:1"}'),
+        (ServersRequest, b"[]"),
+        (ServingReport, b'{"worker": "a[0]#0", "port": 0}'),
+        (ServingReport, b'{"worker": "a[0]#0", "port": 65536}'),
+        (ServingReport, b'{"worker": "nobody", "port": 1}'),
+    ],
+)
+def test_rubbish_is_no_message(kind: type[Servers | ServersRequest | ServingReport], body: bytes) -> None:
+    with pytest.raises(RendezvousProtocolError):
+        kind.from_json(body)
+
+
+def test_the_server_program_says_that_it_is_not_for_people() -> None:
+    command = [sys.executable, "-m", "elastic_driver.task_server"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "is started by elasticrun --parameter-servers" in done.stderr
+    assert "Traceback" not in done.stderr
