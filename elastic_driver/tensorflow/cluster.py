@@ -545,8 +545,8 @@ class Cluster:
             wanted = self._schedule.wanted(silent)
         # Who has asked since, and was not asked itself, waits for the next time.
         wanted = {index: address for index, address in wanted.items() if address in answers}
-        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives them
-        # only to who is new to it.
+        # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives
+        # them only to who is new to it.
         with self._lock:
             back = {
                 index
