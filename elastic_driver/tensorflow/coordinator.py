@@ -72,6 +72,8 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     """
 
     def __new__(cls, strategy: Any, **_: Any) -> ElasticClusterCoordinator:
+        if not hasattr(strategy, "_is_parameter_server_strategy_v2"):
+            raise ValueError("only a tf.distribute.ParameterServerStrategy can have an ElasticClusterCoordinator")
         there = getattr(strategy, "_cluster_coordinator", None)
         if there is not None and not isinstance(there, ElasticClusterCoordinator):
             if has_resources(there):
@@ -88,8 +90,6 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
     def __init__(self, strategy: Any, *, worker_timeout_s: float | None = 60.0) -> None:
         if getattr(self, "_has_initialized", False):
             return
-        if not hasattr(strategy, "_is_parameter_server_strategy_v2"):
-            raise ValueError("only a tf.distribute.ParameterServerStrategy can have an ElasticClusterCoordinator")
         if worker_timeout_s is not None and not worker_timeout_s > 0:
             raise ValueError(f"worker_timeout_s is {worker_timeout_s}: it has to be above 0, or None")
         self._strategy = strategy

@@ -28,6 +28,7 @@ PerWorkerValues = values.PerWorkerValues
 PerWorkerIterator = values.PerWorkerDistributedIterator
 DatasetFromFunction = values.PerWorkerDatasetFromDatasetFunction
 DatasetFromDataset = values.PerWorkerDatasetFromDataset
+RemoteValue = stock.RemoteValue
 RemoteVariable = stock.RemoteVariable
 ClosureInputError = stock.ClosureInputError
 ClosureAbortedError = stock.ClosureAbortedError

@@ -18,6 +18,7 @@ from elastic_driver.tensorflow.private import (
     DatasetFromFunction,
     PerWorkerIterator,
     PerWorkerValues,
+    RemoteValue,
     ResourceClosure,
     concrete,
     dataset_type,
@@ -92,8 +93,13 @@ class ElasticValues(ByIndex, PerWorkerValues):  # type: ignore[misc]
 
     @property
     def element_type(self) -> Any:
-        """What a function is traced with that takes one of them."""
-        return self._recipe.element_type
+        """What a function is traced with that takes one of them; None when that is not known."""
+        recipe = self._recipe
+        if recipe.element_type is not None:
+            return recipe.element_type
+        # What a tf.function returns is known; of what another does, somebody may have told the values.
+        closure = next(iter(self._values), None) or recipe.closure(recipe.function, recipe.args, recipe.kwargs)
+        return closure._type_spec if isinstance(closure, RemoteValue) else closure._output_type_spec
 
     @property
     def _type_spec(self) -> Any:
