@@ -81,6 +81,18 @@ A job that is not known to be of one kind begins with RESTART, and becomes IN_PL
 Restarted workers are told how they end (``Ending``): as planned, with time for a checkpoint, while all members live;
 else at once. Slots that come wait a moment for others (``State.last_call``).
 
+A job with parameter servers is one without rounds, and has a chief (:mod:`~elastic_driver.core.chief`): a script
+beside the driver, which uses the workers and keeps its variables on the servers. Its members are those that answer.
+
+==========  ====================================================  ====================================================
+chief       it is                                                 it leaves the phase when
+==========  ====================================================  ====================================================
+None        not started yet, or to be started again               all parameter servers and enough workers answer
+RUNNING     working with these parameter servers, and no others   it ends; it has lost one, or one is to move (STOPPING)
+STOPPING    told to end, to be started again                      its process has ended
+FAILED      ended, and not well: for no longer than a step        another is to be started, or the job has ended
+==========  ====================================================  ====================================================
+
 What members are told
 =====================
 

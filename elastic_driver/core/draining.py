@@ -7,7 +7,7 @@ Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the
 from __future__ import annotations
 
 from elastic_driver.core.placement import usable_slots
-from elastic_driver.core.state import JobPhase, State, leaves_by, record_of
+from elastic_driver.core.state import ChiefPhase, JobPhase, State, leaves_by, parameter_servers, record_of
 from elastic_driver.hosts import WorkerId
 from elastic_driver.words import OnChange
 
@@ -43,9 +43,23 @@ def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> 
     leave = ": its workers leave at their next commit" if living else ""
     if living and after.policy.on_change is not OnChange.IN_PLACE:
         leave = ": its workers are told to end"
-    if living and goes:
+    if living and after.policy.num_parameter_servers:
+        leave = _of_servers(after, hostname)
+    elif living and goes:
         leave += "; those that have not by a second before it goes away are killed"
     return f"host {hostname} is {already}drained{leave}{what_is_short(after)}"
+
+
+def _of_servers(state: State, hostname: str) -> str:
+    """What a drained host's servers do, in a job with a chief."""
+    if state.chief is None:
+        return ": its servers are told to end"
+    text = ": its workers end when the chief has taken them out"
+    stay = [each for each in parameter_servers(state).values() if each.worker.hostname == hostname]
+    if not stay:
+        return text
+    moves = state.chief.phase is ChiefPhase.STOPPING
+    return f"{text}; {stay[0].server_name} {'moves when the chief has ended' if moves else 'stays'}"
 
 
 def what_is_short(state: State) -> str:

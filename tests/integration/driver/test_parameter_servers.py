@@ -157,7 +157,7 @@ def test_servers_come_and_go(tmp_path: Path) -> None:
 def test_a_drained_worker_that_the_chief_keeps_is_stopped_in_the_end(tmp_path: Path) -> None:
     with ChiefJob(tmp_path, f"{A}:2\n{B}:1\n", "-np", "2", "--min-np", "1", "--drain-timeout", "1") as job:
         job.clusters()
-        elasticrun("drain", B)
+        assert "its workers end when the chief has taken them out" in elasticrun("drain", B)
         job.servers("it has left", lambda s: len(s["workers"]) == 1)
         (stopped,) = job.events("worker_stopped")
         assert stopped["reason"] == f"host {B} is drained; the chief has not taken it out within 1 s (--drain-timeout)"
@@ -216,6 +216,25 @@ def test_the_chief_is_started_again_with_another_parameter_server(tmp_path: Path
         kept = {path.name: (path / "stdout").read_text() for path in (tmp_path / "out").iterdir()}
         assert kept["chief"].count("cluster ") == 3
         assert {"chief", "ps0", "rank.0"} <= kept.keys()
+
+
+def test_a_drained_parameter_server_moves_when_the_chief_has_saved(tmp_path: Path) -> None:
+    flags = ("-np", "1", "--restart-chief", "--protect", B)
+    with ChiefJob(tmp_path, f"{A}:1\n{B}:1\n", *flags) as job:
+        (first,) = job.clusters()
+        assert "parameter server 0 (127.0.0.1[0]) stays" in elasticrun("drain", B)
+        assert job.printed("sigterm") == [], "there is no other place for it"
+        job.set_hosts(f"{A}:1\n{B}:1\n{C}:1\n")
+        second = job.clusters(2)[0]
+        assert job.printed("sigterm") == [0]
+        assert second["cluster"]["ps"] != first["cluster"]["ps"]
+        assert job.environ(job.pid(C))["ELASTIC_DRIVER_TASK"] == "ps 0"
+        assert re.search(r"^chief 2 running for \d+ s, 0 unplanned restarts$", elasticrun("status"), re.M), "planned"
+        job.order("exit 0")
+        assert job.wait() == 0
+        assert [event["reason"] for event in job.events("chief_stopped")] == [
+            f"parameter server 0 ({B}[0]) moves: host {B} is drained"
+        ]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
