@@ -175,8 +175,8 @@ store = dist.FileStore(sys.argv[1], 2)
 dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=2)
 x = torch.ones(1)
 dist.all_reduce(x)
-print("ready", sys.argv[2], flush=True)
 try:
+    print("ready", sys.argv[2], flush=True)
     if sys.argv[2] == "1":
         signal.pause()
     dist.all_reduce(x)
