@@ -35,7 +35,7 @@ hvd.init()
 
 
 class _Sink:
-    def begin(self, worker: WorkerId, pid: int, rank: int) -> None:
+    def begin(self, worker: WorkerId, pid: int, rank: int, label: str) -> None:
         """See OutputSink."""
 
     def write(self, worker: WorkerId, stream: Literal["stdout", "stderr"], data: bytes) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 
+from elastic_driver import task_server
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, SettingsError
 from elastic_driver.rendezvous.messages import Server, Servers, ServersRequest, ServingReport
 from elastic_driver.tensorflow.driver_link import DriverLink
@@ -79,3 +81,26 @@ def test_the_server_program_says_that_it_is_not_for_people() -> None:
     assert done.returncode == 1
     assert "is started by elasticrun --parameter-servers" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_of_the_range_that_is_taken_is_not_tried() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        assert port not in task_server._candidates((port, port + 3))
+    assert next(task_server._candidates((port, port + 3))) == port
+    assert list(task_server._candidates(None)) == [0]
+
+
+def test_a_range_of_ports_that_cannot_be_read() -> None:
+    assert task_server._ports({"ELASTIC_DRIVER_PORT_RANGE": "5-7"}) == (5, 7)
+    with pytest.raises(SettingsError, match="it must be two ports, LOW-HIGH"):
+        task_server._ports({"ELASTIC_DRIVER_PORT_RANGE": "many"})
+
+
+def test_a_server_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_server, "_ANSWERS_S", 0.2)
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(SettingsError, match="does not answer"):
+            task_server._wait_until_it_answers(held.getsockname()[1])
