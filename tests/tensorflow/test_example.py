@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jobs import Job
 from tensorflow_servers import Servers, a_closed_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,3 +65,21 @@ def test_without_a_cluster(servers: Servers) -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 2
     assert "TF_CONFIG is not set" in ran.stderr
+
+
+def test_with_elasticrun(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path / "checkpoints"), "--epochs"]
+    flags = ("--parameter-servers", "1", "-np", "1", "--min-np", "1")
+    env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    with Job(tmp_path, "localhost:2\n", *flags, "--max-np", "2", command=[*command, "40"], env=env) as job:
+        job.wait_for("an epoch of one", lambda: ", workers [0]\n" in job.stdout.read_text())
+        job.set_hosts("localhost:3\n")
+        job.wait_for("an epoch of two", lambda: ", workers [0, 1]\n" in job.stdout.read_text())
+        # The first worker's server dies, and another is started: a worker at a new address, with a new index.
+        started = [event for event in job.events("worker_started") if event["worker"].startswith("localhost[1]")]
+        os.kill(started[0]["pid"], signal.SIGKILL)
+        job.wait_for("an epoch with another", lambda: ", workers [1, 2]\n" in job.stdout.read_text())
+        assert job.wait() == 0, job.said()[-4000:]
+        said = re.search(r"^\[chief\]<stdout>:test accuracy ([0-9.]+)$", job.stdout.read_text(), re.MULTILINE)
+        assert said, job.stdout.read_text()
+        assert float(said[1]) > 0.95
