@@ -84,6 +84,8 @@ def end_or_wait_for_slots(t: Transition) -> None:
             wait_for_slots(t)
     elif len(in_phase(t.state, WorkerPhase.MEMBER)) >= t.state.policy.min_num_proc:
         t.state = replace(t.state, reset=None)
+    elif t.state.setbacks.present.until is None and not in_phase(t.state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
+        wait_for_slots(t)  # there are slots, but nobody can be started there now
 
 
 def _end_if_all_have_ended(t: Transition) -> None:

@@ -67,6 +67,7 @@ class Following:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._listing: Listing | None = None
+        self._said: set[str] = set()  # of those that are listed as leaving: that they have left
         self._keepers: dict[str, threading.Event] = {}  # wakes a keeper that pauses
         self._thread = threading.Thread(target=self._run, name="elastic-tf-follow", daemon=True)
         self._thread.start()
@@ -110,6 +111,7 @@ class Following:
                 if listing is not None:
                     with self._lock:
                         self._listing = listing
+                        self._said &= {address for address, leave in listing.items() if leave is not None}
                     self._apply()
         finally:
             self._source.close()
@@ -129,7 +131,9 @@ class Following:
                     ).start()
 
     def _is_as_wanted(self, address: str) -> bool:
-        return self._is_wanted(address) == (address in self._workers.addresses())
+        is_there = address in self._workers.addresses()
+        is_heard = is_there or (self._listing or {}).get(address) is None or address in self._said
+        return self._is_wanted(address) == is_there and is_heard
 
     def _is_wanted(self, address: str) -> bool:
         listing = self._listing or {}
@@ -169,7 +173,10 @@ class Following:
         try:
             self._workers.remove(address, limit)
         except ValueError:
-            return  # it has gone by itself
-        if leave is not None:
+            pass  # it has gone by itself, or never came
+        else:
             _log.info("worker %s left after %.1f s", address, time.monotonic() - began)
+        if leave is not None:
             self._left(address)
+            with self._lock:
+                self._said.add(address)

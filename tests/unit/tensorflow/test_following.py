@@ -122,6 +122,16 @@ def test_one_that_is_about_to_go_is_left_in_time_and_that_is_said(source: FakeSo
         workers.until(lambda: workers.there == {"a:1"})
 
 
+def test_one_that_never_came_has_left_as_well(source: FakeSource) -> None:
+    workers, left = FakeWorkers("a:1"), queue.Queue[str]()
+    with follow(workers, source, left.put):
+        source.listings.put({"a:1": None, "b:1": Leave()})
+        assert left.get(timeout=PATIENCE_S) == "b:1"
+        source.listings.put({"a:1": Leave(), "b:1": Leave()})
+        assert left.get(timeout=PATIENCE_S) == "a:1"
+        assert left.empty(), "it is said once"
+
+
 def test_while_there_is_no_answer_all_stay(source: FakeSource, caplog: pytest.LogCaptureFixture) -> None:
     workers = FakeWorkers("a:1")
     with follow(workers, source):
