@@ -9,7 +9,7 @@ def checked_address(address: str) -> str:
     Raises:
         ValueError: it is not "host:port", or "[IPv6]:port".
     """
-    host, colon, port = address.rpartition(":")
+    host, colon, port = str(address).rpartition(":")
     is_host = bool(host) and not any(c.isspace() or c == "/" for c in host) and (":" not in host or host[0] == "[")
     if not (colon and is_host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"cannot read {address!r} as the address of a server: expected host:port")

@@ -143,7 +143,8 @@ class Cluster:
         """Has a value made on each worker, and on each that comes later for as long as somebody holds them."""
         with self._lock:
             values = kind(recipe)
-            self._values.append(weakref.ref(values, self._values_gone))
+            self._values = [ref for ref in self._values if ref() is not None]
+            self._values.append(weakref.ref(values))
             for member in self._schedule.members:
                 if member.phase is Phase.RUNNING:
                     self._schedule.build(member.index, values.closure_for(member.index))
@@ -260,10 +261,16 @@ class Cluster:
             self._idle.wait()
         if self._schedule.error is None:
             return
-        for index in self._schedule.begin_raising():
-            self._workers[index].manager.start_cancel()
-        while self._schedule.in_hand:
-            self._idle.wait()
+        try:
+            for index in self._schedule.begin_raising():
+                self._workers[index].manager.start_cancel()
+            while self._schedule.in_hand:
+                self._idle.wait()
+        except BaseException:  # Ctrl-C: the error is raised when somebody asks next
+            self._schedule.postpone_raising()
+            for condition in (self._work, self._idle):
+                condition.notify_all()
+            raise
         error, closures = self._schedule.end_raising()
         for closure in closures:
             closure.mark_cancelled()
@@ -488,10 +495,6 @@ class Cluster:
 
     def _living_values(self) -> list[ElasticValues]:
         return [values for ref in self._values if (values := ref()) is not None]
-
-    def _values_gone(self, ref: weakref.ref[ElasticValues]) -> None:
-        # May be called at any time, also under the lock: a list is changed as a whole.
-        self._values = [other for other in self._values if other is not ref and other() is not None]
 
     def _let_go(self, index: int) -> list[Any]:
         """What a worker has of its own. Under the lock."""

@@ -320,6 +320,10 @@ class Schedule(Generic[T]):
         self._raising = True
         return tuple(member.index for member in self._members.values() if member.in_hand is not None)
 
+    def postpone_raising(self) -> None:
+        """The error is not raised now. Whoever asks next begins again."""
+        self._raising = False
+
     def end_raising(self) -> tuple[BaseException, tuple[T, ...]]:
         """No closure runs. Returns the error, which is forgotten, and the closures that are cancelled.
 

@@ -222,7 +222,7 @@ def test_pods_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "::1:5", "a b:1", "http://a:1", "a:+1"]
+    "address", [None, "", "a", "a:", ":1", "a:0", "a:65536", "a:x", "::1:5", "a b:1", "http://a:1", "a:+1"]
 )
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):

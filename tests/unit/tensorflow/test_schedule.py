@@ -147,6 +147,21 @@ def test_an_error_ends_what_runs_and_cancels_what_waits(schedule: Schedule[str])
     assert schedule.take(0) == "w"
 
 
+def test_an_error_whose_raising_is_interrupted_is_raised_later(schedule: Schedule[str]) -> None:
+    for ticket in "xyz":
+        schedule.put(ticket)
+    schedule.take(0)
+    schedule.take(1)
+    schedule.failed(0, error := RuntimeError("of x"))
+    schedule.begin_raising()
+    schedule.postpone_raising()
+    assert schedule.take(0) == "z", "nobody is kept from work"
+    schedule.put_back(0)
+    schedule.put_back(1)
+    assert schedule.begin_raising() == ()
+    assert schedule.end_raising()[0] is error
+
+
 def test_the_first_error_counts(schedule: Schedule[str]) -> None:
     for ticket in "xy":
         schedule.put(ticket)
