@@ -26,6 +26,7 @@ from elastic_driver.system.tether import tie_this_process
 # It listens when it is made. What takes longer is a machine that has other things to do.
 _ANSWERS_S = 60.0
 _LOOK_S = 0.05
+_MOST_SAID = 64 << 10
 # Where the user has not said otherwise: little noise, and no wait for a server that is lost.
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "use_caller"}
 
@@ -42,7 +43,8 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
             raise SettingsError("this program is started by elasticrun --parameter-servers, which sets what it needs")
         credential = Credential.of_worker(environ)
         assert credential.identity.worker is not None
-        server, port = _serve(job, _ports(environ))
+        with _muted():
+            server, port = _serve(job, _ports(environ))
         _wait_until_it_answers(port)
         RendezvousClient(url, credential).serving(ServingReport(credential.identity.worker, port))
     except RendezvousClosedError:
@@ -52,6 +54,28 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return 1
     server.join()
     return 1  # never: it serves as long as it lives
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Keeps what TensorFlow says while it is imported from the job's output; told when this fails.
+
+    It says how it was built, whatever log level is asked for, and each server would say so.
+    """
+    sys.stderr.flush()
+    kept, said = os.dup(2), os.memfd_create("stderr")
+    os.dup2(said, 2)
+    try:
+        yield
+    except BaseException:
+        os.lseek(said, 0, os.SEEK_SET)
+        with contextlib.suppress(OSError):
+            os.write(kept, os.read(said, _MOST_SAID))
+        raise
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(said)
 
 
 def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
