@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -26,9 +27,11 @@ from elastic_driver.system.tether import tie_this_process
 # It listens when it is made. What takes longer is a machine that has other things to do.
 _ANSWERS_S = 60.0
 _LOOK_S = 0.05
-_MOST_SAID = 64 << 10
 # Where the user has not said otherwise: little noise, and no wait for a server that is lost.
-_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "use_caller"}
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_DEFAULTS = {_LOG_LEVEL: "2", "GRPC_FAIL_FAST": "use_caller"}
+# What TensorFlow writes, whatever that level, until its logging is set up: twice, once for each of its libraries.
+_NOISE = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
@@ -43,7 +46,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
             raise SettingsError("this program is started by elasticrun --parameter-servers, which sets what it needs")
         credential = Credential.of_worker(environ)
         assert credential.identity.worker is not None
-        with _muted():
+        with contextlib.nullcontext() if _LOG_LEVEL in environ else _quietly():
             server, port = _serve(job, _ports(environ))
         _wait_until_it_answers(port)
         RendezvousClient(url, credential).serving(ServingReport(credential.identity.worker, port))
@@ -54,28 +57,6 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return 1
     server.join()
     return 1  # never: it serves as long as it lives
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Keeps what TensorFlow says while it is imported from the job's output; told when this fails.
-
-    It says how it was built, whatever log level is asked for, and each server would say so.
-    """
-    sys.stderr.flush()
-    kept, said = os.dup(2), os.memfd_create("stderr")
-    os.dup2(said, 2)
-    try:
-        yield
-    except BaseException:
-        os.lseek(said, 0, os.SEEK_SET)
-        with contextlib.suppress(OSError):
-            os.write(kept, os.read(said, _MOST_SAID))
-        raise
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(said)
 
 
 def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
@@ -103,6 +84,44 @@ def _serve(job: str, ports: tuple[int, int] | None) -> tuple[Any, int]:
         return server, int(server.target.rpartition(":")[2])
     named = "any port" if ports is None else f"a port from {ports[0]} to {ports[1]} (--port-range)"
     raise SettingsError(f"cannot serve on {named}: {why}")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps that noise, and nothing else, from stderr.
+
+    A child reads along: a thread would die with this process, and with it the line that says what it died of.
+    """
+    reading, writing = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:  # no process is free
+        os.close(reading)
+        os.close(writing)
+        yield
+        return
+    if child == 0:
+        try:
+            os.close(writing)
+            for number in (signal.SIGTERM, signal.SIGINT):  # they reach the group, and there may be more to pass on
+                signal.signal(number, signal.SIG_IGN)
+            with open(reading, "rb") as lines:
+                for line in lines:
+                    if not _NOISE.match(line):
+                        os.write(2, line)
+        finally:
+            os._exit(0)
+    os.close(reading)
+    stderr = os.dup(2)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.waitpid(child, 0)
 
 
 def _candidates(ports: tuple[int, int] | None) -> Iterator[int]:

@@ -259,12 +259,21 @@ class Setbacks:
         return f"the training failed {self.count} times in a row{far}; {alike}: {cause}"
 
 
-def last_words(lines: Sequence[str]) -> tuple[str, str]:
-    """What a process said of its end: its last line, and the line of code that it named last, or ""."""
-    said = [text for line in lines if (text := _RANK.sub("", line).strip())]
-    named = [match for line in said if (match := _FRAME.match(line))]
-    where = f"{named[-1]['file'].rpartition('/')[2]}:{named[-1]['line']}" if named else ""
-    return (said[-1] if said else ""), where
+def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str, str]:
+    """What a process said of its end: its last line, and the line of code that it named last, or "".
+
+    Args:
+        lines: its last ones.
+        of_traceback: whether the error is the one of its last traceback, if there is one, whatever came after it.
+    """
+    plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
+    said = [text.strip() for text in plain]
+    named = [(number, match) for number, line in enumerate(said) if (match := _FRAME.match(line))]
+    if not named:
+        return (said[-1] if said else ""), ""
+    last, match = named[-1]
+    raised = next((text for text in plain[last + 1 :] if not text[0].isspace()), said[-1])
+    return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"
 
 
 def described(failure: Failure | None) -> str:

@@ -201,7 +201,8 @@ class ChiefKeeper:
         self._let_go()
         self._tasks.start(self._wait_for(process))  # what it has started ends after it, and is waited for
         status = future.result()
-        error, where = last_words(process.last_lines) if status.returncode else ("", "")
+        # TensorFlow writes to its end of servers that are gone.
+        error, where = last_words(process.last_lines, of_traceback=True) if status.returncode else ("", "")
         self._listener.chief_exited(ChiefExited(number, status.returncode, str(status), error, where), process.pid)
 
     async def _wait_for(self, process: WorkerProcess) -> None:

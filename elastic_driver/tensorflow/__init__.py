@@ -6,8 +6,7 @@
     coordinator.remove_worker("10.0.0.5:2222")
 
 Everything else is as with TensorFlow's own ``ClusterCoordinator``. See docs/parameter-servers.md. Importing this
-package
-alone does not load TensorFlow: names are looked up when they are first used.
+package alone does not load TensorFlow: names are looked up when they are first used.
 """
 
 from __future__ import annotations

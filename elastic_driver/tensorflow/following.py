@@ -106,7 +106,7 @@ class Following:
                     pause = min(2 * pause, _PAUSE_S[1])
                     continue
                 if pause != _PAUSE_S[0]:
-                    _log.warning("the workers' servers are told again")
+                    _log.warning("the workers' servers can be learnt again")
                 pause = _PAUSE_S[0]
                 if listing is not None:
                     with self._lock:

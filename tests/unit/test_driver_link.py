@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +82,35 @@ def test_the_server_program_says_that_it_is_not_for_people() -> None:
     assert done.returncode == 1
     assert "is started by elasticrun --parameter-servers" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _of_a_quiet_process(end: str) -> subprocess.CompletedProcess[str]:
+    program = f"""
+import os
+from elastic_driver import task_server
+with task_server._quietly():
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n"
+        b"I0000 00:00:1795397958.648909    3891 port.cc:153] oneDNN custom operations are on.\\n"
+        b"F0000 00:00:1795397958.837309    3891 cpu_feature_guard.cc:1] no AVX here\\n")
+    {end}
+os.write(2, b"I0000 00:00:1 later\\n")
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_keeps_tensorflows_noise_at_its_loading_and_nothing_else_from_stderr() -> None:
+    done = _of_a_quiet_process("pass")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["F0000", "I0000"]
+    assert lines[1].endswith("later")
+
+
+def test_what_a_server_dies_of_while_it_loads_is_passed_on() -> None:
+    done = _of_a_quiet_process("os.abort()")
+    assert done.returncode == -signal.SIGABRT
+    assert done.stderr.endswith("no AVX here\n")
+    assert "oneDNN" not in done.stderr
 
 
 def test_a_port_of_the_range_that_is_taken_is_not_tried() -> None:

@@ -130,7 +130,11 @@ def test_what_a_traceback_says() -> None:
     ]
     assert last_words(lines) == ("ValueError: 7", "data.py:40")
     assert last_words([f"[rank12]: {line}" for line in lines]) == ("ValueError: 7", "data.py:40")
-    assert last_words(["what a day"]) == ("what a day", "")
+    noisy = [*lines, "E0000 00:00:1 context.cc:911] Failed to remove function remotely"]
+    assert last_words(noisy, of_traceback=True) == ("ValueError: 7", "data.py:40")
+    assert last_words(noisy)[0].startswith("E0000")
+    assert last_words(lines[:4], of_traceback=True) == ('File "/job/data.py", line 40, in main', "data.py:40")
+    assert last_words(["what a day"], of_traceback=True) == last_words(["what a day"]) == ("what a day", "")
     assert last_words([]) == ("", "")
 
 

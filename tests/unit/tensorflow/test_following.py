@@ -139,7 +139,7 @@ def test_while_there_is_no_answer_all_stay(source: FakeSource, caplog: pytest.Lo
         source.listings.put({"a:1": None, "b:1": None})
         workers.until(lambda: workers.there == {"a:1", "b:1"})
     assert "go on with those there are: no network" in caplog.text
-    assert "are told again" in caplog.text
+    assert "can be learnt again" in caplog.text
 
 
 def test_it_ends_with_what_has_the_workers(source: FakeSource) -> None:
