@@ -21,6 +21,7 @@ from elastic_driver.core.staffing import fill_places, stop_misplaced
 from elastic_driver.core.state import (
     JobPhase,
     Round,
+    State,
     WorkerPhase,
     finishing,
     in_phase,
@@ -42,11 +43,17 @@ def judge_losses(t: Transition) -> None:
             t.end(ExitCode.USER_CODE_FAILED, what_failed(t.state))
             return
         until = setbacks.present.until
-        if until is not None and until > t.now:
+        if until is not None and until > t.now and not _only_ends(t.state):
             report_pause(t, until)
     until = t.state.setbacks.present.until
     if until is not None and t.now >= until:
         t.state = replace(t.state, setbacks=t.state.setbacks.next_round())
+
+
+def _only_ends(state: State) -> bool:
+    """Whether nothing is started again, since the job ends with a chief that has failed or cannot go on."""
+    chief = state.chief
+    return chief is not None and not state.policy.restart_chief and bool(chief.lost or chief.failed)
 
 
 def _await_others(t: Transition) -> None:

@@ -103,7 +103,7 @@ class Narrator:
             case ProcessEnded():
                 self._tell_end_of_process(happening)
             case ServerAnswers(worker, None, address):
-                console.detail(f"worker {worker} answers at {address}")
+                console.line(f"worker {worker} answers at {address}")
             case ServerAnswers(worker, server, address):
                 console.line(f"parameter server {server} ({worker}) answers at {address}")
             case ChiefStarted(number, pid, servers, size):

@@ -49,6 +49,10 @@ _PS_TRIES = 3
 _LOOK_S = 5.0
 # How long a closure that was cancelled may take to end until its connection is shut.
 _CANCELLED_S = 5.0
+# How long a lost worker may take to come back until the runtime forgets it, for the time being; and how long a removal
+# waits for that.
+_BACK_S = 5.0
+_FORGET_S = 10.0
 # A request of the runtime to a server that is away fails, instead of waiting for it. It is read at each of them.
 _FAIL_FAST = "GRPC_FAIL_FAST"
 
@@ -213,8 +217,14 @@ class Cluster:
         _log.info("worker %d at %s has joined", member.index, address)
         return member
 
-    def remove(self, address: str, timeout_s: float | None) -> Member[Any]:
-        """See ``ElasticClusterCoordinator.remove_worker``."""
+    def remove(self, address: str, timeout_s: float | None, *, forget: bool = False) -> Member[Any]:
+        """See ``ElasticClusterCoordinator.remove_worker``.
+
+        Args:
+            address: of its server.
+            timeout_s: how long it may take to end its closure.
+            forget: whether its server is about to go: the runtime then forgets it as well, before this returns.
+        """
         with self._lock:
             self._check_open()
             try:
@@ -233,6 +243,10 @@ class Cluster:
         with self._lock:
             freed = [] if member.phase is not Phase.STOPPED else self._let_go(member.index)
         freed.clear()  # the runtime frees what they stand for: not under the lock
+        if forget:
+            with self._lock:
+                if member.phase is Phase.STOPPED and member.belongs:
+                    self._tell_and_wait(time.monotonic() + _FORGET_S)
         self._probes.forget(address)
         if member.phase is Phase.STOPPED:
             _log.info("worker %d at %s has stopped", member.index, address)
@@ -407,7 +421,13 @@ class Cluster:
     def _recover(self, worker: _Worker) -> None:
         """Asks for its server until it is there, or is not wanted any more."""
         member = worker.member
-        server = self._probes.wait(member.address, float("inf"), worker.stop)
+        server = self._probes.wait(member.address, time.monotonic() + _BACK_S, worker.stop)
+        if server is None and not worker.stop.is_set():
+            # Whatever is traced from now on is not for it: the runtime would say so each time.
+            with self._lock:
+                self._asked += 1
+                self._moved.notify_all()
+            server = self._probes.wait(member.address, float("inf"), worker.stop)
         if server is None:
             return
         with self._lock:
@@ -447,12 +467,15 @@ class Cluster:
 
     def _await_told(self, worker: _Worker, deadline: float) -> bool:
         """Has the cluster told anew, and waits for that. Under the lock. Returns whether it was."""
+        return self._tell_and_wait(deadline, worker.stop)
+
+    def _tell_and_wait(self, deadline: float, stop: threading.Event | None = None) -> bool:
         self._asked += 1
         number = self._asked
         self._moved.notify_all()
         while self._told < number:
             left = deadline - time.monotonic()
-            if left <= 0 or worker.stop.is_set() or self._closed:
+            if left <= 0 or (stop is not None and stop.is_set()) or self._closed:
                 return False
             self._moved.wait(min(left, threading.TIMEOUT_MAX))
         return True

@@ -38,8 +38,8 @@ class Workers(Protocol):
     def add(self, address: str, timeout_s: float) -> Any:
         """Adds one. Raises TimeoutError: it does not answer."""
 
-    def remove(self, address: str, timeout_s: float | None) -> Any:
-        """Removes one. Raises ValueError: there is none."""
+    def remove(self, address: str, timeout_s: float | None, *, forget: bool) -> Any:
+        """Removes one, whose server is about to go. Raises ValueError: there is none."""
 
 
 class Following:
@@ -171,7 +171,7 @@ class Following:
             limit = max(0.0, leave.within_s - _LAST_MOMENT_S)
         began = time.monotonic()
         try:
-            self._workers.remove(address, limit)
+            self._workers.remove(address, limit, forget=True)
         except ValueError:
             pass  # it has gone by itself, or never came
         else:

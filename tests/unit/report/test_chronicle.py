@@ -115,6 +115,7 @@ def test_a_chief_is_told_of_at_each_start_and_end(story: Story) -> None:
     story.chronicle.chief_exited(2, 42, 1, "exited with code 1", expected=False)
     assert story.said() == [
         "elasticrun: parameter server 0 (a[0]) answers at 10.0.0.1:5000",
+        "elasticrun: worker a[1] answers at 10.0.0.1:5001",
         "elasticrun: the chief runs (pid 41) with 1 parameter server and 2 workers",
         "elasticrun: stopping the chief: parameter server 0 (a[0]) was lost",
         "elasticrun: the chief runs again (pid 42) with 2 parameter servers and 1 worker",

@@ -43,7 +43,8 @@ class FakeWorkers:
                 raise TimeoutError("it does not answer")
             self.there.add(address)
 
-    def remove(self, address: str, timeout_s: float | None) -> None:
+    def remove(self, address: str, timeout_s: float | None, *, forget: bool) -> None:
+        assert forget, "its server goes, or has gone"
         with self.changed:
             self.said.append(("remove", address, timeout_s))
             self.changed.notify_all()
