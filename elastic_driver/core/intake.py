@@ -296,7 +296,8 @@ def _take_reports(t: Transition, reports: tuple[WorkerReport, ...]) -> None:
             case WorkerHung():
                 _take_hung(t, record, report)
             case WorkerSpared():
-                t.put(replace(record, killed=None))
+                # Its script has ended, or all of it: there is nothing to wait for that could be killed again.
+                t.put(replace(record, killed=None, exit_by=None))
     if resumed is None or t.state.phase is not JobPhase.RUNNING:
         return
     if all(record.running for record in t.state.workers if record.phase is WorkerPhase.MEMBER):

@@ -26,8 +26,11 @@ from elastic_driver.core.events import (
     StopWorker,
     TimerExpired,
     WorkerExited,
+    WorkerExiting,
+    WorkerHung,
     WorkerReady,
     WorkerRunning,
+    WorkerSpared,
     WorkersReported,
 )
 from elastic_driver.core.membership import new_state, step
@@ -747,3 +750,14 @@ def test_a_group_that_hands_over_again_and_again_is_no_excuse() -> None:
     assert keeps_its_places(job.state)
     job.hosts("c:2")
     assert not keeps_its_places(job.state)
+
+
+def test_one_that_is_spared_is_not_killed_again_for_its_exit() -> None:
+    """Its script has ended, or all of it. Found by random histories: the limit of its exit had passed as well."""
+    job = Job(num_proc=1)
+    job.train("a:1")
+    worker = job.members[0]
+    job.feed(WorkerExiting(worker))
+    job.feed(WorkerHung(worker, "no news", silent=False))
+    job.now += 1000.0
+    assert job.feed(WorkerSpared(worker)) == []
