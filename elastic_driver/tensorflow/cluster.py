@@ -240,6 +240,8 @@ class Cluster:
             manager = worker.manager
         if not stopped:
             self._end_what_it_does(worker, manager)
+            # The runtime waits for a server that hangs, in whatever thread has to do with what was there.
+            forget = forget or not self._probes.ask((address,), _TELLING_S)
         with self._lock:
             freed = [] if member.phase is not Phase.STOPPED else self._let_go(member.index)
         freed.clear()  # the runtime frees what they stand for: not under the lock

@@ -35,7 +35,8 @@ def kill_parameter_server(job: Job) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_plain_script_runs_as_it_stands(tmp_path: Path) -> None:
+def test_a_plain_script_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # who sets it, gets what it is of use for
     with run(tmp_path, 50, "-np", "2") as job:
         assert job.wait() == 0, job.said()[-4000:]
         assert "[chief]<stdout>:sum 50\n" in said(job)

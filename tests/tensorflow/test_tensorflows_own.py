@@ -119,9 +119,15 @@ def test_theirs(servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch) ->
     case.setUp()
     check = own.context.check_alive
 
+    def is_known(device: str) -> bool:
+        try:
+            return bool(check(device))
+        except own.errors.InvalidArgumentError:
+            return False  # the runtime has forgotten it until it is back
+
     def check_when_it_is_known(device: str) -> bool:
         up = case._cluster.is_up(device)
-        until(lambda: check(device) == up, f"{device} is {'up' if up else 'gone'}")
+        until(lambda: is_known(device) == up, f"{device} is {'up' if up else 'gone'}")
         return up
 
     monkeypatch.setattr(
