@@ -5,9 +5,8 @@ Owns the lock and the threads; who does what is decided by :mod:`~elastic_driver
 - One thread a worker runs its closures. When its server is lost the same thread asks for it until it answers, so
   nobody else waits behind that. It ends when the worker has stopped.
 - One thread tells the runtime of another cluster (:meth:`Cluster._tell`), for all who have asked since it did so last.
-  The
-  runtime waits for every server in it, so all are asked first, and who is silent is left out. What goes silent just
-  then has its connections shut, which ends the wait.
+  The runtime waits for every server in it, so all are asked first, and who is silent is left out. What goes silent
+  just then has its connections shut, which ends the wait.
 
 Threads hold the cluster, and not the coordinator: what the script lets go ends them.
 """
@@ -123,7 +122,8 @@ class Cluster:
         value = closure.build_output_remote_value()
         with self._put, self._lock:
             self._check_open()
-            while self._schedule.is_full and not self._closed:
+            # What is put while an error is being raised elsewhere would be cancelled, and nobody told.
+            while (self._schedule.is_full or self._schedule.is_raising) and not self._closed:
                 self._room.wait()
             self._schedule.put(closure)
             self._raise_error()
@@ -201,15 +201,17 @@ class Cluster:
                     self._work.notify_all()
                     self._moved.notify_all()
                     return member
-                if not self._moved.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+                if not self._moved.wait(left) and time.monotonic() >= deadline:
                     raise TimeoutError(f"worker {address} did not answer within {timeout_s:g} s")
         try:
             self._connect(worker, deadline, timeout_s)
         except BaseException:
             with self._lock:
-                self._schedule.abandoned(member.index)
-                if not member.belongs:
-                    del self._workers[member.index]
+                if member.phase is Phase.JOINING:
+                    self._schedule.abandoned(member.index)
+                    if not member.belongs:
+                        del self._workers[member.index]
                 self._work.notify_all()
                 self._moved.notify_all()
             self._probes.forget(address)
@@ -284,7 +286,7 @@ class Cluster:
                 self._idle.wait()
         except BaseException:  # Ctrl-C: the error is raised when somebody asks next
             self._schedule.postpone_raising()
-            for condition in (self._work, self._idle):
+            for condition in (self._work, self._idle, self._room):
                 condition.notify_all()
             raise
         error, closures = self._schedule.end_raising()
@@ -313,8 +315,23 @@ class Cluster:
             # Nobody else would hear of it, and who waits for its closure would wait for ever.
             with self._lock:
                 self._schedule.fail(error)
-                self._idle.notify_all()
+                self._give_up(worker, error)
             raise
+
+    def _give_up(self, worker: _Worker, error: BaseException) -> None:
+        """Its thread has failed, and with it what it had in hand. Another thread goes on. Under the lock."""
+        member, worker.manager, worker.thread = worker.member, None, None
+        for ticket in (member.in_hand, member.building):
+            if ticket is not None:
+                ticket.set_error(error)
+        if member.in_hand is not None:
+            self._schedule.failed(member.index, error)
+        if member.building is not None:
+            self._schedule.built(member.index)
+        if member.phase in (Phase.RUNNING, Phase.LOST) and not self._closed:
+            self._start(member)
+        self._idle.notify_all()
+        self._moved.notify_all()
 
     def _work_on(self, worker: _Worker) -> None:
         member = worker.member
@@ -336,7 +353,9 @@ class Cluster:
         """What it is to do: a closure; anything when it is lost; None when it is to end."""
         member = worker.member
         while not self._closed:
-            if member.phase is Phase.STOPPED:
+            # One that is JOINING has stopped before, and gets another thread when it runs: this one would be woken for
+            # closures that it cannot take.
+            if member.phase in (Phase.STOPPED, Phase.JOINING):
                 break
             if member.phase is Phase.LOST:
                 return member
@@ -492,7 +511,7 @@ class Cluster:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._moved.wait(left)
+            self._moved.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
             if worker.member.index not in self._workers:
                 break
         return True
@@ -550,11 +569,11 @@ class Cluster:
                 pause = min(2 * pause, _AGAIN_S[1])
                 continue
             pause = _AGAIN_S[0]
-            self._bound()
             with self._lock:
                 self._told = asked
                 self._ps_failures = 0
                 self._moved.notify_all()
+            self._bound()  # it may have to look up names: nobody waits for that
 
     def _tell(self) -> None:
         with self._lock:

@@ -153,8 +153,9 @@ class Schedule(Generic[T]):
         if member is None:
             raise KeyError(address)
         if member.phase in (Phase.RUNNING, Phase.LOST):
-            member.to_build.clear()
-            member.phase = Phase.STOPPED if member.is_idle else Phase.STOPPING
+            # What it still has to make it may have to make after all: until it has stopped, it can be added again.
+            member.phase = Phase.STOPPING
+            self._stop_if_idle(member)
         return member
 
     def lost(self, index: int) -> None:
@@ -277,6 +278,7 @@ class Schedule(Generic[T]):
     @staticmethod
     def _stop_if_idle(member: Member[T]) -> None:
         if member.phase is Phase.STOPPING and member.is_idle:
+            member.to_build.clear()
             member.phase = Phase.STOPPED
 
     # --- closures ----------------------------------------------------------------------------------------------------

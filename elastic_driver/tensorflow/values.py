@@ -69,7 +69,8 @@ class _OfWorkers:
         return self.by_index[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self.by_index[index] for index in sorted(self.by_index)])
+        there = dict(self.by_index)  # workers come and go meanwhile
+        return iter([there[index] for index in sorted(there)])
 
     def __len__(self) -> int:
         return len(self.by_index)

@@ -85,6 +85,16 @@ def test_one_that_is_wanted_again_before_it_has_stopped_goes_on(schedule: Schedu
     assert schedule.take(0) == "y"
 
 
+def test_one_that_is_wanted_again_makes_what_it_had_to(schedule: Schedule[str]) -> None:
+    schedule.put("x")
+    schedule.take(0)
+    schedule.build(0, "iterator")
+    schedule.remove("a:1")
+    schedule.add("a:1")
+    schedule.finished(0)
+    assert schedule.take(0) == "iterator"
+
+
 def test_a_stopped_one_is_kept_until_the_cluster_changes(schedule: Schedule[str]) -> None:
     schedule.remove("a:1")
     member = schedule.add("a:1")
