@@ -1,13 +1,15 @@
 """What is used of TensorFlow that is not public: all of it stands here, and is checked when this is imported.
 
-Owns the words of ``tensorflow.python`` that the elastic coordinator needs, and one change to them: which cancellation
+Owns the words of ``tensorflow.python`` that the elastic coordinator needs, and two changes to them: which cancellation
 manager a function runs under is known for each thread, where TensorFlow knows one for the process
-(:func:`cancelled_by`). Tried with TensorFlow 2.21.
+(:func:`cancelled_by`), and no function is traced while the cluster changes (:func:`update_server_def`). Tried with
+TensorFlow 2.21.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import weakref
@@ -187,9 +189,25 @@ def server_def() -> Any:
 def update_server_def(new: Any) -> None:
     """Tells the runtime of another cluster. Blocks until all in it have answered, or one has refused.
 
-    Two at once would crash the process.
+    Two at once would crash the process. Functions that are traced meanwhile wait: the runtime tells all servers of
+    each, and would fail at one that leaves just then.
     """
-    context.context().update_server_def(new)
+    with _cluster_or_functions:
+        context.context().update_server_def(new)
+
+
+# Taken while the cluster changes, and while a function is made known or forgotten. That may be the garbage collector's
+# doing, in any thread.
+_cluster_or_functions = threading.RLock()
+
+
+def _alone(method: Any) -> Any:
+    @functools.wraps(method)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _cluster_or_functions:
+            return method(self, *args, **kwargs)
+
+    return alone
 
 
 class Place:
@@ -268,7 +286,7 @@ def _faults() -> Iterator[str]:
     yield from takes(values.PerWorkerDatasetFromDataset.__init__, "self", "dataset", "coordinator")
     yield from takes(coordinator_context.DispatchContext.__init__, "self", "worker_obj")
     yield from takes(context.Context.update_server_def, "self", "server_def")
-    yield from has(context.Context, "_initialize_logical_devices", "call_function")
+    yield from has(context.Context, "_initialize_logical_devices", "call_function", *_OF_FUNCTIONS)
     if "cancellation" not in context.Context.call_function.__code__.co_names:
         yield "functions are cancelled in another way"
 
@@ -285,5 +303,10 @@ def _check() -> None:
         )
 
 
+# What makes functions known to the runtime, and has it forget them.
+_OF_FUNCTIONS = ("add_c_function", "add_function_def", "remove_function")
+
 _check()
 cancellation.context = _manager
+for _name in _OF_FUNCTIONS:
+    setattr(context.Context, _name, _alone(getattr(context.Context, _name)))
