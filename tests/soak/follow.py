@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from json_lines import JsonLines
 
 from elastic_driver.worker.durable import format as durable_format
 from elastic_driver.worker.durable.folder import CommitId, commit_ids, commit_path
+
+# The driver's event log is written by a thread of its own, which a busy machine may keep from it.
+_BEHIND_S = 20.0
 
 
 class Follower:
@@ -35,6 +39,8 @@ class Follower:
         self.seen: list[dict[str, Any]] = []
         self._lines = JsonLines(step_log)
         self._events: JsonLines | None = None
+        self._held: list[dict[str, Any]] = []  # whose event is not there yet
+        self._held_since: float | None = None
 
     def begin(self, event_log: Path) -> None:
         """Another job begins, which writes this event log."""
@@ -48,15 +54,22 @@ class Follower:
             AssertionError: a rule of the history is broken, or a driver.
         """
         assert self._events is not None
-        # Lines first: what the driver wrote before them is there by then.
-        lines, events = self._lines.new(), self._events.new()
+        # Lines first: what the driver wrote before them is there by then, unless its writer is behind.
+        lines, events = [*self._held, *self._lines.new()], self._events.new()
         for event in events:
             if event["event"] == "job_started":
                 self.history.begin_job(event["job_id"])
             self.history.event(event)
             assert event["event"] != "internal_error", event
         self.seen += events
-        for line in lines:
+        self._held = []
+        for index, line in enumerate(lines):
+            if self.history.knows(line):
+                self._held_since = None
+            elif self._held_since is None or time.monotonic() - self._held_since < _BEHIND_S:
+                self._held_since = self._held_since or time.monotonic()
+                self._held = lines[index:]
+                break
             self.history.line(line)
             if "step" not in line:
                 continue

@@ -114,6 +114,12 @@ class History:
             case "worker_exited" | "worker_stopped":
                 job.gone.add(event["worker"])
 
+    def knows(self, line: dict[str, Any]) -> bool:
+        """Whether the event is there that a worker's line follows from."""
+        if "missing" in line:
+            return True
+        return any(line["round"] in job.members for job in self._jobs if job.job_id == line["job"])
+
     def line(self, line: dict[str, Any]) -> None:
         """Takes what a worker wrote."""
         if "missing" in line:
