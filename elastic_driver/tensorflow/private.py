@@ -197,7 +197,8 @@ def update_server_def(new: Any) -> None:
 
 
 # Taken while the cluster changes, and while a function is made known or forgotten. That may be the garbage collector's
-# doing, in any thread.
+# doing, in any thread. Also while somebody asks if a server is alive: the runtime would look for it in a cluster that
+# is being replaced, and crash.
 _cluster_or_functions = threading.RLock()
 
 
@@ -286,7 +287,7 @@ def _faults() -> Iterator[str]:
     yield from takes(values.PerWorkerDatasetFromDataset.__init__, "self", "dataset", "coordinator")
     yield from takes(coordinator_context.DispatchContext.__init__, "self", "worker_obj")
     yield from takes(context.Context.update_server_def, "self", "server_def")
-    yield from has(context.Context, "_initialize_logical_devices", "call_function", *_OF_FUNCTIONS)
+    yield from has(context.Context, "_initialize_logical_devices", "call_function", *_ALONE)
     if "cancellation" not in context.Context.call_function.__code__.co_names:
         yield "functions are cancelled in another way"
 
@@ -303,10 +304,10 @@ def _check() -> None:
         )
 
 
-# What makes functions known to the runtime, and has it forget them.
-_OF_FUNCTIONS = ("add_c_function", "add_function_def", "remove_function")
+# What makes functions known to the runtime, and has it forget them; and what looks for a server in the cluster.
+_ALONE = ("add_c_function", "add_function_def", "remove_function", "check_alive")
 
 _check()
 cancellation.context = _manager
-for _name in _OF_FUNCTIONS:
+for _name in _ALONE:
     setattr(context.Context, _name, _alone(getattr(context.Context, _name)))
