@@ -389,14 +389,14 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
     if t.state.policy.on_change is OnChange.RESTART:
         t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     if record.running:
-        if not record.has_state:  # said a second time, by one that tells of no commits
-            t.put(replace(record, has_state=True))
+        if event.synced and not record.has_state:
+            record = replace(record, has_state=True)
+            t.put(record)
         if event.commits > record.commits:
             t.put(replace(record, commits=event.commits))
             t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
         return False
-    tells_commits = Backend.HOROVOD not in record.backends
-    t.put(replace(record, running=True, has_state=record.has_state or tells_commits, commits=event.commits))
+    t.put(replace(record, running=True, has_state=record.has_state or event.synced, commits=event.commits))
     t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     return True
 

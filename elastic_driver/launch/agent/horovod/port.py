@@ -303,14 +303,15 @@ class HorovodPort:
         if self.assignment is None or self.met:
             return
         self.met = True
-        self._tell_running()
-        self._later(_SYNCED_S, self._tell_running)
+        self._tell_running(synced=False)
+        self._later(_SYNCED_S, lambda: self._tell_running(synced=True))
 
-    def _tell_running(self) -> None:
+    def _tell_running(self, *, synced: bool) -> None:
         """Once when it has met the others, and again when it must have their state."""
         if self.assignment is not None:
+            report = RunningReport(self.worker, self.assignment.round_id, 0, synced=synced)
             with contextlib.suppress(RendezvousProtocolError):
-                self._around.rounds.running(RunningReport(self.worker, self.assignment.round_id, 0))
+                self._around.rounds.running(report)
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, do))
