@@ -87,12 +87,14 @@ class WorkerRunning:
     Attributes:
         worker, round_id, commits: as it says.
         another: whether it is another training than the last one it told of, which has come to its end.
+        synced: whether it has the others' state; who cannot tell says so later.
     """
 
     worker: WorkerId
     round_id: int
     commits: int
     another: bool = False
+    synced: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ class Rounds:
         Raises:
             RendezvousProtocolError: nobody started it, or it speaks of a round that it cannot know.
         """
-        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another)
+        event = WorkerRunning(report.worker, report.round_id, report.commits, report.another, report.synced)
         self._check(event)
         self.progress.told(report.round_id, report.commits, max(0, report.total), self._clock())
         self._stepper.report(event)

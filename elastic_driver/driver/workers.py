@@ -116,6 +116,8 @@ class Workers:
             round_id, resets, restarted: see WorkerStart.
         """
         cores = self._launcher.cores(order.worker.hostname)
+        # Not all of them: each start would cost as much as the job has hosts.
+        some = list(dict.fromkeys((order.worker.hostname, *order.hosts[:1], *order.hosts[-1:])))
         start = WorkerStart(
             order.worker,
             order.planned,
@@ -124,6 +126,7 @@ class Workers:
             cores,
             resets,
             restarted=restarted,
+            address=self._launcher.addresses(some)[order.worker.hostname],
             parameter_server=order.parameter_server,
         )
         generation = self._generation_of(start)

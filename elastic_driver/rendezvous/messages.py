@@ -521,6 +521,7 @@ class RunningReport:
         another: whether it has been through one training since it said so last, and begins the next: commits are
             counted anew.
         total: how many commits, or steps, the training has; 0 when nobody has said. May be left out.
+        synced: whether it has the others' state. May be left out: it has.
     """
 
     worker: WorkerId
@@ -528,11 +529,13 @@ class RunningReport:
     commits: int
     another: bool = False
     total: int = 0
+    synced: bool = True
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
         data = {"worker": self.worker.key, "round_id": self.round_id, "commits": self.commits, "another": self.another}
-        return json.dumps({**data, "total": self.total} if self.total else data).encode()
+        data |= {"total": self.total} if self.total else {}
+        return json.dumps(data if self.synced else {**data, "synced": False}).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
@@ -540,7 +543,8 @@ class RunningReport:
         data = parse_json(body)
         round_id, commits = _get(data, "round_id", int), _get(data, "commits", int)
         total = _get(data, "total", int) if "total" in data else 0
-        return cls(_worker(data), round_id, commits, _get(data, "another", bool), total)
+        synced = _get(data, "synced", bool) if "synced" in data else True
+        return cls(_worker(data), round_id, commits, _get(data, "another", bool), total, synced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ from elastic_driver.report.happenings import (
     WorkerHung,
     WorkersStopped,
 )
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import Backend, NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
@@ -137,6 +137,7 @@ class Chronicle:
         self._waiting_since: float | None = None
         self._stood_still_s = 0.0
         self._has_trained = False
+        self._told_of_horovod = False
         self._waits_for = ""
         self._wait_step_s = self._report_after_s = _WAIT_S
 
@@ -247,6 +248,14 @@ class Chronicle:
         if command.backend is None:
             # Its members need not tell of anything: it is there when their processes are.
             formed.took_s, formed.commits = since_s, None
+        elif command.backend is Backend.HOROVOD:
+            formed.commits = None  # nor of commits
+            if len({placed.worker.hostname for placed in command.placed}) > 1 and not self._told_of_horovod:
+                self._told_of_horovod = True
+                self.remark(
+                    "the workers run Horovod's own library: connections between them are neither encrypted nor proven "
+                    "to be each other's"
+                )
         self._keep(formed)
         self._tell(
             RoundFormed(
@@ -278,9 +287,11 @@ class Chronicle:
     def round_resumed(self, command: ReportResumed) -> None:
         """All members of the round train."""
         self._has_trained = True
+        commits: int | None = command.commits
         if self._present is not None and self._present.round_id == command.round_id:
-            self._present.took_s, self._present.commits = command.took_s, command.commits
-        self._tell(RoundResumed(command.round_id, command.commits, command.took_s))
+            commits = None if self._present.commits is None else command.commits
+            self._present.took_s, self._present.commits = command.took_s, commits
+        self._tell(RoundResumed(command.round_id, commits, command.took_s))
 
     def report(self, command: Report) -> None:
         """The core has something to say."""

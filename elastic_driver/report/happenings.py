@@ -261,10 +261,10 @@ class RoundFormed:
 
 @dataclass(frozen=True, slots=True)
 class RoundResumed:
-    """All members of the round train; from the change until now it took so long."""
+    """All members of the round train; from the change until now it took so long. Some workers tell of no commits."""
 
     round_id: int
-    commits: int
+    commits: int | None
     took_s: float
 
 

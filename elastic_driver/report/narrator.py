@@ -132,7 +132,8 @@ class Narrator:
             case RoundResumed(round_id, commits, took_s):
                 console.training_began()
                 if self._pending_round is not None and self._pending_round.round_id == round_id:
-                    console.line(f"{self._pending_round.line}, resumed from commit {commits} in {took_s:.2f} s")
+                    where = "" if commits is None else f" from commit {commits}"
+                    console.line(f"{self._pending_round.line}, resumed{where} in {took_s:.2f} s")
                     self._pending_round = None
             case FirstFailure():
                 self._tell_first_failure(happening)

@@ -92,6 +92,8 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
 class Membership(RuleBasedStateMachine):
     """Random worlds: workers that obey, that fail, that lie about the round, and a discovery that flaps."""
 
+    backends: tuple[Backend, ...] = BOTH
+
     def __init__(self) -> None:
         super().__init__()
         self.job = Job()
@@ -148,7 +150,7 @@ class Membership(RuleBasedStateMachine):
             booting = self.job.of(WorkerPhase.BOOTING)
             asked = self.job.of(WorkerPhase.MEMBER) if self.job.state.notice_kind is not NoticeKind.NONE else []
             if booting or asked:
-                self.job.ready((asked or booting)[0])
+                self.job.ready((asked or booting)[0], backends=self.backends)
 
     @precondition(lambda self: self.job.members)
     @rule(data=st.data(), commits=st.integers(0, 3), late=st.integers(0, 9))
@@ -163,7 +165,7 @@ class Membership(RuleBasedStateMachine):
         """Again and again, and nobody dies."""
         for _ in range(rounds):
             for name in self.job.of(WorkerPhase.MEMBER):
-                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR)
+                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR, backends=self.backends)
 
     @precondition(lambda self: self.job.members)
     @rule(commits=st.integers(1, 3))
@@ -207,7 +209,7 @@ class Membership(RuleBasedStateMachine):
             self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR, unreachable=tuple(data.draw(ranks)))
         if silent:
             for name in self.job.of(WorkerPhase.MEMBER):
-                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR)
+                self.job.ready(name, cause=ReadyCause.INTERNAL_ERROR, backends=self.backends)
 
     @rule(hosts=st.sets(st.sampled_from(HOSTNAMES), min_size=1), sure=st.integers(0, 3), long=st.booleans())
     def hosts_are_silent(self, hosts: set[str], sure: int, *, long: bool) -> None:
@@ -306,6 +308,44 @@ def limits_of_others(draw: st.DrawFn) -> dict[str, object]:
     own = {"on_change": kind, "becomes_in_place": becomes}
     # Of those that may become others, standbys and commits are these others'.
     return {**draw(limits()), **({} if becomes else {"num_standby": 0, "durable": False}), **own}
+
+
+class HorovodsOwn(Membership):
+    """Likewise, with workers that run Horovod's own library: they tell of no commits, and of their state later."""
+
+    backends = (Backend.HOROVOD,)
+
+    @precondition(lambda self: self.job.members)
+    @rule(data=st.data(), commits=st.just(0), late=st.integers(0, 9))
+    def running(self, data: st.DataObject, commits: int, late: int) -> None:
+        round_id = self.job.round_id if late else data.draw(st.integers(0, self.job.round_id + 1))
+        worker = data.draw(st.sampled_from(self.job.members))
+        self.job.feed(WorkerRunning(worker, round_id, 0, synced=data.draw(st.booleans())))
+
+    @precondition(lambda self: self.job.started)
+    @rule(
+        data=st.data(),
+        late=st.integers(0, 9),
+        commits=st.just(0),
+        steps=st.just(0),
+        cause=st.sampled_from(ReadyCause),
+        backends=st.just((Backend.HOROVOD,)),
+    )
+    def ready(
+        self, data: st.DataObject, late: int, commits: int, steps: int, cause: ReadyCause, backends: tuple[Backend, ...]
+    ) -> None:
+        after = self.job.last_round.get(worker := self.a_worker(data), 0)
+        if not late:
+            after = data.draw(st.integers(0, self.job.round_id + 1))
+        self.job.feed(WorkerReady(worker, after, 0, cause, "detail", backends))
+
+    @precondition(lambda self: self.job.state.workers)
+    @rule(data=st.data(), dying=st.booleans())
+    def aborts(self, data: st.DataObject, dying: bool) -> None:
+        worker = self.a_worker(data)
+        if dying:
+            self.job.feed(WorkerDying(worker, None, "dumps its core", 0.5, "", ""))
+        self.job.feed(WorkerExited(worker, -6, "killed by SIGABRT", 0.5))
 
 
 class OtherWorkers(Membership):
@@ -424,6 +464,9 @@ class WithChief(OtherWorkers):
 
 TestWithChief = WithChief.TestCase
 TestWithChief.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+TestHorovodsOwn = HorovodsOwn.TestCase
+TestHorovodsOwn.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 TestOtherWorkers = OtherWorkers.TestCase
 TestOtherWorkers.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
