@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ import tensorflow as tf
 from elastic_driver.tensorflow import private
 from elastic_driver.tensorflow.failures import Judge, Verdict
 from elastic_driver.tensorflow.private import Closure, Place, ResourceClosure, cancelled_by
-from elastic_driver.tensorflow.probes import Probes, Server, bound, sever
+from elastic_driver.tensorflow.probes import Probes, Server, bound, connections, sever
 from elastic_driver.tensorflow.schedule import Member, Phase, Schedule
 from elastic_driver.tensorflow.values import ElasticValues, Recipe
 
@@ -42,6 +42,9 @@ _TELLING_S = 2.0
 _SEVER_PAUSE_S = 0.2
 # Pauses between two tries to tell it.
 _AGAIN_S = (0.05, 1.0)
+# The runtime connects once a second to a server that was away. Until it has, each try fails, and leaves threads.
+_CONNECT_S = 1.1
+_CONNECT_PAUSE_S = 0.03
 # So many tries in a row that fail by a parameter server are the script's business.
 _PS_TRIES = 3
 # How often who has a long closure in hand is asked whether it is there.
@@ -77,6 +80,23 @@ class _Worker:
     silent_since: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the runtime is to be told.
+
+    Attributes:
+        wanted: the workers, by index.
+        definitions: of the cluster, in turn.
+        known: all servers that the runtime may wait for.
+        silent: those that are known not to answer.
+    """
+
+    wanted: Mapping[int, str]
+    definitions: Sequence[Any]
+    known: frozenset[str]
+    silent: Sequence[str]
+
+
 class Cluster:
     """See above. All methods may be called from any thread.
 
@@ -100,6 +120,7 @@ class Cluster:
         self._idle = threading.Condition(self._lock)  # closures have ended
         self._room = threading.Condition(self._lock)  # another closure may be put
         self._moved = threading.Condition(self._lock)  # a worker stands elsewhere, or the cluster was told
+        self._news = threading.Condition(self._lock)  # the cluster is to be told anew
         self._put = threading.Lock()  # nobody puts a closure while somebody waits for all of them
         self._values: list[weakref.ref[ElasticValues]] = []
         self._workers: dict[int, _Worker] = {}
@@ -263,7 +284,7 @@ class Cluster:
             managers = [worker.manager for worker in self._workers.values() if worker.manager is not None]
             for worker in self._workers.values():
                 worker.stop.set()
-            for condition in (self._work, self._idle, self._room, self._moved):
+            for condition in (self._work, self._idle, self._room, self._moved, self._news):
                 condition.notify_all()
         for manager in managers:
             manager.start_cancel()
@@ -392,11 +413,13 @@ class Cluster:
                     cancelled.mark_cancelled()
                 if verdict is Verdict.LOST:
                     self._lose(worker, failure)
-            if self._schedule.error is not None or not self._schedule.in_hand:
+            # Each wake-up costs those that run closures: nobody is woken who could not go on.
+            if self._schedule.error is not None or self._schedule.is_done:
                 self._idle.notify_all()
             if failure is not None:
                 self._work.notify()
-            self._moved.notify_all()
+            if member.phase is not Phase.RUNNING:
+                self._moved.notify_all()
         if verdict is Verdict.FAILED and failure is not None:
             closure.set_error(failure)
 
@@ -422,7 +445,8 @@ class Cluster:
             self._schedule.built(member.index)
             if failure is not None and verdict is Verdict.LOST:
                 self._lose(worker, failure)
-            self._moved.notify_all()
+            if member.phase is not Phase.RUNNING:
+                self._moved.notify_all()
         if failure is not None and verdict is not Verdict.LOST:
             closure.set_error(failure)
 
@@ -446,8 +470,7 @@ class Cluster:
         if server is None and not worker.stop.is_set():
             # Whatever is traced from now on is not for it: the runtime would say so each time.
             with self._lock:
-                self._asked += 1
-                self._moved.notify_all()
+                self._ask_anew()
             server = self._probes.wait(member.address, float("inf"), worker.stop)
         if server is None:
             return
@@ -491,15 +514,19 @@ class Cluster:
         return self._tell_and_wait(deadline, worker.stop)
 
     def _tell_and_wait(self, deadline: float, stop: threading.Event | None = None) -> bool:
-        self._asked += 1
-        number = self._asked
-        self._moved.notify_all()
+        number = self._ask_anew()
         while self._told < number:
             left = deadline - time.monotonic()
             if left <= 0 or (stop is not None and stop.is_set()) or self._closed:
                 return False
             self._moved.wait(min(left, threading.TIMEOUT_MAX))
         return True
+
+    def _ask_anew(self) -> int:
+        """Has the cluster told anew. Under the lock. Returns the number that :attr:`_told` reaches with that."""
+        self._asked += 1
+        self._news.notify_all()
+        return self._asked
 
     def _await_stop(self, worker: _Worker, limit_s: float | None) -> bool:
         """Waits until it has stopped, or is to run again. Under the lock."""
@@ -549,23 +576,32 @@ class Cluster:
     def _tell_and_look(self) -> None:
         """Tells the runtime of another cluster when somebody asks for that; looks after long closures."""
         pause = _AGAIN_S[0]
+        between_looks = min(_LOOK_S, (self._worker_timeout_s or _LOOK_S) / 3)
+        look_at = time.monotonic() + between_looks
         while True:
             with self._lock:
-                if not self._closed and self._asked == self._told:
-                    self._moved.wait(_LOOK_S)
+                while not self._closed and self._asked == self._told and (left := look_at - time.monotonic()) > 0:
+                    self._news.wait(left)
                 if self._closed:
                     return
                 asked, told = self._asked, self._told
-            if asked == told:
+            if time.monotonic() >= look_at:
                 self._look()
                 self._bound()
+                look_at = time.monotonic() + between_looks
+            if asked == told:
                 continue
+            plan: _Plan | None = None
             try:
-                self._tell()
+                plan = self._plan()
+                self._tell(plan)
             except Exception as error:
                 self._judge_telling(error)
                 _log.info("the cluster could not be told anew: %s", _first_line(error))
-                time.sleep(pause)
+                is_connected = plan is not None and self._await_connection(plan)
+                # It may not be the one that was missing: only the first time is it taken for that.
+                if not is_connected or pause > _AGAIN_S[0]:
+                    time.sleep(pause)
                 pause = min(2 * pause, _AGAIN_S[1])
                 continue
             pause = _AGAIN_S[0]
@@ -575,7 +611,7 @@ class Cluster:
                 self._moved.notify_all()
             self._bound()  # it may have to look up names: nobody waits for that
 
-    def _tell(self) -> None:
+    def _plan(self) -> _Plan:
         with self._lock:
             wanted = self._schedule.wanted()
         everybody = {*wanted.values(), *self._parameter_servers.values()}
@@ -605,13 +641,35 @@ class Cluster:
             others = {index: address for index, address in wanted.items() if index not in back}
             definitions.insert(0, _with_workers(self._definition, others))
         known = everybody | set(_addresses(private.server_def(), "worker").values())
-        with _Watch(self._probes, known, away=silent.values()):
-            for definition in definitions:
+        return _Plan(wanted, definitions, frozenset(known), tuple(silent.values()))
+
+    def _tell(self, plan: _Plan) -> None:
+        with _Watch(self._probes, plan.known, away=plan.silent):
+            for definition in plan.definitions:
                 private.update_server_def(definition)
         with self._lock:
-            for index in self._schedule.told(wanted):
+            for index in self._schedule.told(plan.wanted):
                 worker = self._workers.pop(index)
                 self._probes.forget(worker.member.address)
+
+    def _await_connection(self, plan: _Plan) -> bool:
+        """The runtime has failed: waits until it has connected to another server, unless there is nothing to wait for.
+
+        That is so where a server of the plan does not answer any more: the next plan goes without it.
+
+        Returns:
+            Whether it has.
+        """
+        servers = {*plan.wanted.values(), *self._parameter_servers.values()}
+        before = connections(servers)
+        if self._probes.ask(servers, _TELLING_S).keys() != servers:
+            return False
+        until = time.monotonic() + _CONNECT_S
+        while not self._closed and time.monotonic() < until:
+            if not connections(servers) <= before:
+                return True
+            time.sleep(_CONNECT_PAUSE_S)
+        return False
 
     def _drop(self, silent: Mapping[int, str]) -> None:
         """Servers do not answer: what they have in hand goes to others, and who has nothing is lost at once."""

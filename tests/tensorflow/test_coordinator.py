@@ -14,6 +14,7 @@ from tensorflow_job import Job, aside, current_worker, until
 from tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
+from elastic_driver.tensorflow.cluster import _LOOK_S, Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
@@ -323,3 +324,22 @@ def test_what_is_no_address_is_refused(servers: Servers, address: str) -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:1"):
         job.coordinator.remove_worker("127.0.0.1:1")
     assert job.run(4) == {0}
+
+
+def test_closures_wake_nobody_who_has_nothing_to_do(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks after the cluster asks its servers and lists connections each time: that would cost each closure more
+    than all else does.
+    """
+    looks: list[float] = []
+    look = Cluster._look
+
+    def noted(self: Any) -> None:
+        looks.append(time.monotonic())
+        look(self)
+
+    monkeypatch.setattr(Cluster, "_look", noted)
+    job = Job(servers, 2)
+    began = time.monotonic()
+    for _ in range(3):
+        job.run(100)
+    assert len(looks) <= 1 + (time.monotonic() - began) / _LOOK_S
