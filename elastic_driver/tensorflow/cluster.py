@@ -110,6 +110,9 @@ class Cluster:
         self._definition = private.server_def()
         addresses = _addresses(self._definition, "worker")
         self._parameter_servers = _addresses(self._definition, "ps")
+        self._no_workers = frozenset(
+            address for job in self._definition.cluster.job if job.name != "worker" for address in job.tasks.values()
+        )
         self._worker_timeout_s = worker_timeout_s
         self._probes = Probes()
         self._schedule = Schedule[Any](addresses, capacity=private.QUEUE_SIZE)
@@ -127,7 +130,9 @@ class Cluster:
         self._closed = False
         self._asked = self._told = 0
         self._ps_failures = 0
-        servers = self._probes.ask(addresses.values(), _ANSWER_S)
+        servers = self._probes.ask({*addresses.values(), *self._no_workers}, _ANSWER_S)
+        # Which processes are no workers, and their addresses.
+        self._serve_others = {servers[address]: address for address in self._no_workers & servers.keys()}
         with self._lock:
             for member in self._schedule.members:
                 member.server = servers.get(member.address)
@@ -179,9 +184,9 @@ class Cluster:
             self._work.notify_all()
             return values
 
-    def is_parameter_server(self, address: str) -> bool:
-        """Whether one of them has this address."""
-        return address in self._parameter_servers.values()
+    def is_for_others(self, address: str) -> bool:
+        """Whether a parameter server, or this process, has this address."""
+        return address in self._no_workers
 
     @property
     def is_closed(self) -> bool:
@@ -324,10 +329,11 @@ class Cluster:
         if worker is None:
             worker = self._workers[member.index] = _Worker(member, Place(member.index))
         if worker.thread is None:
-            worker.thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(worker,), name=f"elastic-tf-worker-{member.index}", daemon=True
             )
-            worker.thread.start()
+            thread.start()
+            worker.thread = thread
 
     def _run(self, worker: _Worker) -> None:
         try:
@@ -475,13 +481,16 @@ class Cluster:
         if server is None:
             return
         with self._lock:
-            if not self._await_told(worker, float("inf")):
+            known_as = self._known_as(member, server)
+            if known_as is None and not self._await_told(worker, float("inf")):
                 return
-            if member.phase is Phase.LOST and member.belongs:
+            if known_as is None and member.phase is Phase.LOST and member.belongs:
                 self._schedule.connected(member.index, server)
                 self._build_all(member)
                 self._moved.notify_all()
                 _log.warning("worker %d at %s is back", member.index, member.address)
+                return
+        worker.stop.wait(_AGAIN_S[1])  # it answers, and cannot be taken in
 
     # --- joining and leaving -----------------------------------------------------------------------------------------
 
@@ -492,6 +501,9 @@ class Cluster:
         while True:
             server = self._probes.wait(member.address, deadline, worker.stop)
             with self._lock:
+                known_as = None if server is None else self._known_as(member, server)
+                if known_as is not None:
+                    raise ValueError(f"the server at {member.address} is in the cluster already, as {known_as}")
                 if server is not None and not (member.belongs and member.server == server):
                     self._await_told(worker, deadline)
                 if worker.stop.is_set() or self._closed:
@@ -499,15 +511,25 @@ class Cluster:
                         None, None, f"worker {member.address} was removed before it had joined"
                     )
                 if server is not None and member.belongs:
+                    self._start(member)  # first: if no thread can be started, it has not joined
                     self._schedule.connected(member.index, server)
                     self._build_all(member)
-                    self._start(member)
                     self._work.notify_all()
                     self._moved.notify_all()
                     return
             if server is None or time.monotonic() >= deadline:
                 where = "did not answer" if server is None else "answers, but the cluster could not take it in"
                 raise TimeoutError(f"worker {member.address} {where} within {timeout_s:g} s")
+
+    def _known_as(self, member: Member[Any], server: Server) -> str | None:
+        """The other address by which this process is in the cluster; None for none. Under the lock.
+
+        The runtime would make it somebody else, and what it was would be gone.
+        """
+        for other in self._schedule.members:
+            if other is not member and other.server == server and other.belongs and other.phase is not Phase.STOPPED:
+                return other.address
+        return self._serve_others.get(server)
 
     def _await_told(self, worker: _Worker, deadline: float) -> bool:
         """Has the cluster told anew, and waits for that. Under the lock. Returns whether it was."""
@@ -628,6 +650,7 @@ class Cluster:
             wanted = self._schedule.wanted(silent)
         # Who has asked since, and was not asked itself, waits for the next time.
         wanted = {index: address for index, address in wanted.items() if address in answers}
+        wanted = self._without_other_names(wanted, answers)
         # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives
         # them only to who is new to it.
         with self._lock:
@@ -670,6 +693,22 @@ class Cluster:
                 return True
             time.sleep(_CONNECT_PAUSE_S)
         return False
+
+    def _without_other_names(self, wanted: Mapping[int, str], answers: Mapping[str, Server]) -> dict[int, str]:
+        """Each process once: as what it is already; otherwise as the first of those whose address it has."""
+        with self._lock:
+            self._serve_others |= {answers[address]: address for address in self._no_workers & answers.keys()}
+            taken = set(self._serve_others)
+            known = {
+                one.index for one in self._schedule.members if one.belongs and one.server == answers.get(one.address)
+            }
+        once: dict[int, str] = {}
+        for index in sorted(wanted, key=lambda index: (index not in known, index)):
+            server = answers[wanted[index]]
+            if server not in taken:
+                taken.add(server)
+                once[index] = wanted[index]
+        return dict(sorted(once.items()))
 
     def _drop(self, silent: Mapping[int, str]) -> None:
         """Servers do not answer: what they have in hand goes to others, and who has nothing is lost at once."""
