@@ -184,6 +184,8 @@ def test_a_lost_parameter_server_is_the_chiefs_to_say(tmp_path: Path) -> None:
         lost = f"parameter server 0 ({A}[0]) killed by SIGKILL, and its variables are lost"
         assert job.events("job_ended")[-1]["message"] == f"{lost}; then the chief exited with code 3"
         assert len(job.events("chief_started")) == 1
+        warned = [line for line in job.said().splitlines() if "warning: " in line and "parameter server 0" in line]
+        assert len(warned) == 1, warned
 
 
 def test_a_chief_that_does_not_notice_ends_all_the_same(tmp_path: Path) -> None:
@@ -419,4 +421,15 @@ def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
     more = {"PYTHONPATH": f"{without.parent}:{ROOT}"}
     with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", more=more) as job:
         assert job.wait() == 1
-        assert "has no TensorFlow" in job.stderr.read_text()
+        last = job.said().splitlines()[-1]
+        assert "cannot go on: " in last
+        assert "has no TensorFlow" in last
+
+
+@pytest.mark.parametrize("words", [["nosuch.py"], ["-u", "nosuch.py", "--epochs", "3"]])
+def test_a_script_that_is_not_there_starts_nothing(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, *words]
+    with Job(tmp_path, f"{A}:2\n", "--parameter-servers", "1", "-np", "1", command=command) as job:
+        assert job.wait() == 2
+        assert f"there is no file 'nosuch.py' in {ROOT}" in job.said()
+        assert not job.events("worker_started")

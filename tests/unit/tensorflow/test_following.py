@@ -258,6 +258,7 @@ def test_a_script_and_a_source_of_the_driver(tmp_path: Path) -> None:
     ("discovery", "port", "said"),
     [
         ("script", None, "give port="),
+        ("./nosuch.sh --all", 7, "there is no script 'nosuch.sh'"),
         (HostDiscoveryScript("script"), None, "give port="),
         (FixedHosts({}), 0, "0 is not a port"),
         (7, 7, "a int tells no hosts"),
