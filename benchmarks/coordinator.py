@@ -6,7 +6,8 @@ Servers on this machine, one parameter server, closures that add one to a variab
 be, so that all else weighs most). The coordinators take turns; each run has a process and servers of its own. Per
 scenario the median and the range of
 
-- rate: closures a second with 1, 2 and 4 workers; the ratio is elastic / stock.
+- rate: closures a second with 1, 2 and 4 workers, and the processor time of the coordinator's process for one (cpu);
+  the ratio is elastic / stock.
 - restart: SIGKILL to one of two workers, and a server again at its address at once: until it takes closures (back),
   and the longest time that the other ended none (stall). TensorFlow's own copies what a closure has returned when
   somebody asks for it: what the dead worker had is lost then, though the closure has run (lost: how many values).
@@ -127,13 +128,13 @@ def rate(kind: str, workers: int, closures: int) -> dict[str, float]:
         job = Job(servers, workers, kind=COORDINATORS[kind])
         job.run(50 * workers)
         before = job.done
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         for _ in range(closures):
             job.coordinator.schedule(job.count)
         job.coordinator.join()
-        took_s = time.perf_counter() - began
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         assert job.done == before + closures
-        return {f"{workers} workers": closures / took_s}
+        return {f"{workers} workers": closures / took_s, f"{workers} cpu": 1000 * cpu_s / closures}
 
 
 def change(kind: str, scenario: str) -> dict[str, float]:
@@ -188,6 +189,8 @@ def _replace(job: Job, stream: Stream) -> Changed:
 
 CHANGES = {"restart": _restart, "join": _join, "leave": _leave, "replace": _replace}
 BOTH = ("elastic", "stock")
+# And how many digits after the point.
+UNITS = {"workers": ("/s", 0), "cpu": (" ms", 3), "lost": ("", 0)}
 
 
 def alone(function: Any, *args: Any) -> dict[str, float]:
@@ -218,7 +221,7 @@ def main() -> None:
                         found[kind, name].append(value)
         for (kind, name), values in sorted(found.items(), key=lambda one: (one[0][1], one[0][0])):
             middle = statistics.median(values)
-            unit, digits = ("/s", 0) if scenario == "rate" else ("", 0) if name == "lost" else (" s", 3)
+            unit, digits = UNITS.get(name.split()[-1], (" s", 3))
             text = f"{middle:.{digits}f}{unit} ({min(values):.{digits}f} to {max(values):.{digits}f})"
             if kind == "elastic" and name != "lost" and (stock := found.get(("stock", name))):
                 text += f", {middle / statistics.median(stock):.2f} x stock"

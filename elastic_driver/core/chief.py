@@ -101,7 +101,7 @@ def _take_failure(t: Transition, chief: Chief) -> None:
         text = f"{chief.lost}; then {chief.failed}" if chief.lost else chief.failed
         t.end(ExitCode.USER_CODE_FAILED, text)
     elif _count_restart(t, chief.failed):
-        t.report(f"{chief.failed}: it is started again", warning=True)
+        t.report(f"{chief.failed}: the chief is started again", warning=True)
         t.state = replace(t.state, chief=None)
 
 

@@ -637,21 +637,24 @@ def _take_loss(
     known = _blacklist(t, worker.hostname, draw, wanted=wanted and not stays)
     _report_blacklisted(t, worker.hostname, text, told=told, news=wanted and not known)
     if record.parameter_server is not None and t.state.chief is not None:
-        _lose_server(t, t.state.chief, f"{text}, and its variables are lost")
+        _lose_server(t, t.state.chief, failure, told=told)
 
 
-def _lose_server(t: Transition, chief: Chief, text: str) -> None:
+def _lose_server(t: Transition, chief: Chief, failure: Failure, *, told: bool) -> None:
     """A parameter server that the chief works with is lost. The chief learns of it by itself."""
     if chief.lost or chief.phase is not ChiefPhase.RUNNING:
         return
-    then = "it is started again when another server is there"
+    text = f"{failure.who} {failure.how}, and its variables are lost"
+    then = "the chief is started again when another parameter server answers"
     ends_by = None
     if not t.state.policy.restart_chief:
         ends_by = t.now + t.state.policy.drain_timeout_s
         then = (
-            "no other one is started: the chief's next use of it fails (with --restart-chief it would be started again)"
+            "no other one is started, and the chief's next use of it fails (with --restart-chief the chief would be "
+            "started again, with another parameter server)"
         )
-    t.report(f"{text}; {then}", warning=True)
+    what = f"the variables of {failure.who} are lost" if told else text
+    t.report(f"{what}: {then}", warning=not told)
     t.state = replace(t.state, chief=replace(chief, lost=text, ends_by=ends_by))
 
 

@@ -276,12 +276,16 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
     return (raised if of_traceback else said[-1]), f"{match['file'].rpartition('/')[2]}:{match['line']}"
 
 
+# What the programs of this package begin a line on stderr with that says why they end.
+_OURS = "elastic_driver: "
+
+
 def described(failure: Failure | None) -> str:
     """A failure as the reason for the end of a job."""
     if failure is None:
         return "no failure was recorded"
-    # Without a line of code, its last words may have nothing to do with its end.
-    return failure.full if failure.where else str(failure)
+    # Without a line of code, its last words may have nothing to do with its end, but for those of a program of ours.
+    return failure.full if failure.where or failure.error.startswith(_OURS) else str(failure)
 
 
 def _pause_s(count: int, range_s: tuple[float, float]) -> float:

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.rendezvous.credentials import ENV_KEY
@@ -29,6 +29,7 @@ ENV_TF_CONFIG = "TF_CONFIG"
 # Where the user has not said otherwise, the chief sees that a server is lost instead of waiting for it.
 _FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 _PYTHON = re.compile(r"python[0-9.]*")
+_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]+")
 _MODULE = "elastic_driver.task_server"
 
 
@@ -36,6 +37,15 @@ def server_command(command: Sequence[str]) -> tuple[str, ...]:
     """What servers run: with the interpreter of the chief's command, where that begins with one."""
     named = command[0] if command and _PYTHON.fullmatch(PurePath(command[0]).name) else sys.executable
     return named, "-m", _MODULE
+
+
+def missing_script(command: Sequence[str], folder: Path) -> str:
+    """The script that an interpreter of Python is to run, where there is none of that name; "" otherwise."""
+    if not (command and _PYTHON.fullmatch(PurePath(command[0]).name)):
+        return ""
+    script = next((word for word in command[1:] if not _FLAG.fullmatch(word)), "")
+    # Any other option may take a value, or the script may be a module.
+    return script if script.endswith(".py") and not script.startswith("-") and not (folder / script).exists() else ""
 
 
 class ServerDialect:

@@ -65,7 +65,7 @@ class ScriptDiscovery:
         orders_hosts: bool = False,
     ) -> None:
         self._script = script
-        self._file = _file_of(script)
+        self._file = file_of(script)
         self._orders_hosts = orders_hosts
         self._has_answered = False
         self._job_id = job_id
@@ -186,7 +186,7 @@ class ScriptDiscovery:
         return _cut(" | ".join(errors.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]))
 
 
-def _file_of(script: str) -> Path | None:
+def file_of(script: str) -> Path | None:
     """The file that a script's command line runs; None where only the shell can tell, or looks for it."""
     with contextlib.suppress(SettingsError):
         program = script_words(script)[0]

@@ -21,7 +21,7 @@ import uvloop
 from elastic_driver.core.heartbeats import interval_s
 from elastic_driver.dialects.dialect import Dialect
 from elastic_driver.dialects.ours import OurDialect, inheritable
-from elastic_driver.dialects.servers import ServerDialect, server_command
+from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
@@ -256,7 +256,14 @@ def _chief_of(
     outputs: OutputFiles,
     chronicle: Chronicle,
 ) -> ChiefSide:
-    """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them."""
+    """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them.
+
+    Raises:
+        SettingsError: its script is not there.
+    """
+    script = missing_script(settings.command, Path.cwd())
+    if script:
+        raise SettingsError(f"cannot run the chief: there is no file {script!r} in {Path.cwd()}")
     hosts = settings.hosts
     fixed_here = not settings.accept_agents and hosts is not None and all(is_local_host(host.name) for host in hosts)
     return ChiefSide(

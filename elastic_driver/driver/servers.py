@@ -7,6 +7,7 @@ who is to leave, is read from the state; what is said becomes events of the core
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from elastic_driver.core.events import WorkerReleased, WorkerServing
@@ -101,12 +102,19 @@ class ServerList:
         except LaunchError as error:
             raise RendezvousClosedError(str(error)) from error
         event = WorkerServing(worker, f"[{host}]:{report.port}" if ":" in host else f"{host}:{report.port}")
-        why = why_impossible(self._stepper.state, event)
+        why = why_impossible(self._stepper.state, event) or self._who_else_serves(event)
         if why:
             raise RendezvousProtocolError(f"cannot take this report: {why}")
         self._on_answer(worker, record.parameter_server, event.address)
         self._stepper.report(event)
         return 204, b""
+
+    def _who_else_serves(self, event: WorkerServing) -> str:
+        """That another has this address; "" when nobody has. The chief would take the two for one."""
+        for record in self._stepper.state.workers:
+            if record.address == event.address and record.phase is not WorkerPhase.LEAVING:
+                return f"worker {record.worker} serves at {event.address}"
+        return ""
 
     def _servers(self, request: RouteRequest) -> _Answer | Awaitable[_Answer]:
         """The chief asks, and says whom it has taken out.
@@ -160,6 +168,9 @@ def _listed(state: State) -> _Listed:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text or POLL_S)
+        seconds = float(text or POLL_S)
     except ValueError:
-        raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number") from None
+        seconds = math.nan
+    if math.isnan(seconds):  # no timer can be set to that
+        raise RendezvousProtocolError(f"cannot read wait_s {text!r}: not a number")
+    return seconds

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ import tensorflow as tf
 from elastic_driver.tensorflow import private
 from elastic_driver.tensorflow.failures import Judge, Verdict
 from elastic_driver.tensorflow.private import Closure, Place, ResourceClosure, cancelled_by
-from elastic_driver.tensorflow.probes import Probes, Server, bound, sever
+from elastic_driver.tensorflow.probes import Probes, Server, bound, connections, sever
 from elastic_driver.tensorflow.schedule import Member, Phase, Schedule
 from elastic_driver.tensorflow.values import ElasticValues, Recipe
 
@@ -42,6 +42,9 @@ _TELLING_S = 2.0
 _SEVER_PAUSE_S = 0.2
 # Pauses between two tries to tell it.
 _AGAIN_S = (0.05, 1.0)
+# The runtime connects once a second to a server that was away. Until it has, each try fails, and leaves threads.
+_CONNECT_S = 1.1
+_CONNECT_PAUSE_S = 0.03
 # So many tries in a row that fail by a parameter server are the script's business.
 _PS_TRIES = 3
 # How often who has a long closure in hand is asked whether it is there.
@@ -77,6 +80,23 @@ class _Worker:
     silent_since: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the runtime is to be told.
+
+    Attributes:
+        wanted: the workers, by index.
+        definitions: of the cluster, in turn.
+        known: all servers that the runtime may wait for.
+        silent: those that are known not to answer.
+    """
+
+    wanted: Mapping[int, str]
+    definitions: Sequence[Any]
+    known: frozenset[str]
+    silent: Sequence[str]
+
+
 class Cluster:
     """See above. All methods may be called from any thread.
 
@@ -90,6 +110,9 @@ class Cluster:
         self._definition = private.server_def()
         addresses = _addresses(self._definition, "worker")
         self._parameter_servers = _addresses(self._definition, "ps")
+        self._no_workers = frozenset(
+            address for job in self._definition.cluster.job if job.name != "worker" for address in job.tasks.values()
+        )
         self._worker_timeout_s = worker_timeout_s
         self._probes = Probes()
         self._schedule = Schedule[Any](addresses, capacity=private.QUEUE_SIZE)
@@ -100,13 +123,16 @@ class Cluster:
         self._idle = threading.Condition(self._lock)  # closures have ended
         self._room = threading.Condition(self._lock)  # another closure may be put
         self._moved = threading.Condition(self._lock)  # a worker stands elsewhere, or the cluster was told
+        self._news = threading.Condition(self._lock)  # the cluster is to be told anew
         self._put = threading.Lock()  # nobody puts a closure while somebody waits for all of them
         self._values: list[weakref.ref[ElasticValues]] = []
         self._workers: dict[int, _Worker] = {}
         self._closed = False
         self._asked = self._told = 0
         self._ps_failures = 0
-        servers = self._probes.ask(addresses.values(), _ANSWER_S)
+        servers = self._probes.ask({*addresses.values(), *self._no_workers}, _ANSWER_S)
+        # Which processes are no workers, and their addresses.
+        self._serve_others = {servers[address]: address for address in self._no_workers & servers.keys()}
         with self._lock:
             for member in self._schedule.members:
                 member.server = servers.get(member.address)
@@ -158,9 +184,9 @@ class Cluster:
             self._work.notify_all()
             return values
 
-    def is_parameter_server(self, address: str) -> bool:
-        """Whether one of them has this address."""
-        return address in self._parameter_servers.values()
+    def is_for_others(self, address: str) -> bool:
+        """Whether a parameter server, or this process, has this address."""
+        return address in self._no_workers
 
     @property
     def is_closed(self) -> bool:
@@ -263,7 +289,7 @@ class Cluster:
             managers = [worker.manager for worker in self._workers.values() if worker.manager is not None]
             for worker in self._workers.values():
                 worker.stop.set()
-            for condition in (self._work, self._idle, self._room, self._moved):
+            for condition in (self._work, self._idle, self._room, self._moved, self._news):
                 condition.notify_all()
         for manager in managers:
             manager.start_cancel()
@@ -303,10 +329,11 @@ class Cluster:
         if worker is None:
             worker = self._workers[member.index] = _Worker(member, Place(member.index))
         if worker.thread is None:
-            worker.thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(worker,), name=f"elastic-tf-worker-{member.index}", daemon=True
             )
-            worker.thread.start()
+            thread.start()
+            worker.thread = thread
 
     def _run(self, worker: _Worker) -> None:
         try:
@@ -392,11 +419,13 @@ class Cluster:
                     cancelled.mark_cancelled()
                 if verdict is Verdict.LOST:
                     self._lose(worker, failure)
-            if self._schedule.error is not None or not self._schedule.in_hand:
+            # Each wake-up costs those that run closures: nobody is woken who could not go on.
+            if self._schedule.error is not None or self._schedule.is_done:
                 self._idle.notify_all()
             if failure is not None:
                 self._work.notify()
-            self._moved.notify_all()
+            if member.phase is not Phase.RUNNING:
+                self._moved.notify_all()
         if verdict is Verdict.FAILED and failure is not None:
             closure.set_error(failure)
 
@@ -422,7 +451,8 @@ class Cluster:
             self._schedule.built(member.index)
             if failure is not None and verdict is Verdict.LOST:
                 self._lose(worker, failure)
-            self._moved.notify_all()
+            if member.phase is not Phase.RUNNING:
+                self._moved.notify_all()
         if failure is not None and verdict is not Verdict.LOST:
             closure.set_error(failure)
 
@@ -446,19 +476,21 @@ class Cluster:
         if server is None and not worker.stop.is_set():
             # Whatever is traced from now on is not for it: the runtime would say so each time.
             with self._lock:
-                self._asked += 1
-                self._moved.notify_all()
+                self._ask_anew()
             server = self._probes.wait(member.address, float("inf"), worker.stop)
         if server is None:
             return
         with self._lock:
-            if not self._await_told(worker, float("inf")):
+            known_as = self._known_as(member, server)
+            if known_as is None and not self._await_told(worker, float("inf")):
                 return
-            if member.phase is Phase.LOST and member.belongs:
+            if known_as is None and member.phase is Phase.LOST and member.belongs:
                 self._schedule.connected(member.index, server)
                 self._build_all(member)
                 self._moved.notify_all()
                 _log.warning("worker %d at %s is back", member.index, member.address)
+                return
+        worker.stop.wait(_AGAIN_S[1])  # it answers, and cannot be taken in
 
     # --- joining and leaving -----------------------------------------------------------------------------------------
 
@@ -469,6 +501,9 @@ class Cluster:
         while True:
             server = self._probes.wait(member.address, deadline, worker.stop)
             with self._lock:
+                known_as = None if server is None else self._known_as(member, server)
+                if known_as is not None:
+                    raise ValueError(f"the server at {member.address} is in the cluster already, as {known_as}")
                 if server is not None and not (member.belongs and member.server == server):
                     self._await_told(worker, deadline)
                 if worker.stop.is_set() or self._closed:
@@ -476,9 +511,9 @@ class Cluster:
                         None, None, f"worker {member.address} was removed before it had joined"
                     )
                 if server is not None and member.belongs:
+                    self._start(member)  # first: if no thread can be started, it has not joined
                     self._schedule.connected(member.index, server)
                     self._build_all(member)
-                    self._start(member)
                     self._work.notify_all()
                     self._moved.notify_all()
                     return
@@ -486,20 +521,34 @@ class Cluster:
                 where = "did not answer" if server is None else "answers, but the cluster could not take it in"
                 raise TimeoutError(f"worker {member.address} {where} within {timeout_s:g} s")
 
+    def _known_as(self, member: Member[Any], server: Server) -> str | None:
+        """The other address by which this process is in the cluster; None for none. Under the lock.
+
+        The runtime would make it somebody else, and what it was would be gone.
+        """
+        for other in self._schedule.members:
+            if other is not member and other.server == server and other.belongs and other.phase is not Phase.STOPPED:
+                return other.address
+        return self._serve_others.get(server)
+
     def _await_told(self, worker: _Worker, deadline: float) -> bool:
         """Has the cluster told anew, and waits for that. Under the lock. Returns whether it was."""
         return self._tell_and_wait(deadline, worker.stop)
 
     def _tell_and_wait(self, deadline: float, stop: threading.Event | None = None) -> bool:
-        self._asked += 1
-        number = self._asked
-        self._moved.notify_all()
+        number = self._ask_anew()
         while self._told < number:
             left = deadline - time.monotonic()
             if left <= 0 or (stop is not None and stop.is_set()) or self._closed:
                 return False
             self._moved.wait(min(left, threading.TIMEOUT_MAX))
         return True
+
+    def _ask_anew(self) -> int:
+        """Has the cluster told anew. Under the lock. Returns the number that :attr:`_told` reaches with that."""
+        self._asked += 1
+        self._news.notify_all()
+        return self._asked
 
     def _await_stop(self, worker: _Worker, limit_s: float | None) -> bool:
         """Waits until it has stopped, or is to run again. Under the lock."""
@@ -549,23 +598,32 @@ class Cluster:
     def _tell_and_look(self) -> None:
         """Tells the runtime of another cluster when somebody asks for that; looks after long closures."""
         pause = _AGAIN_S[0]
+        between_looks = min(_LOOK_S, (self._worker_timeout_s or _LOOK_S) / 3)
+        look_at = time.monotonic() + between_looks
         while True:
             with self._lock:
-                if not self._closed and self._asked == self._told:
-                    self._moved.wait(_LOOK_S)
+                while not self._closed and self._asked == self._told and (left := look_at - time.monotonic()) > 0:
+                    self._news.wait(left)
                 if self._closed:
                     return
                 asked, told = self._asked, self._told
-            if asked == told:
+            if time.monotonic() >= look_at:
                 self._look()
                 self._bound()
+                look_at = time.monotonic() + between_looks
+            if asked == told:
                 continue
+            plan: _Plan | None = None
             try:
-                self._tell()
+                plan = self._plan()
+                self._tell(plan)
             except Exception as error:
                 self._judge_telling(error)
                 _log.info("the cluster could not be told anew: %s", _first_line(error))
-                time.sleep(pause)
+                is_connected = plan is not None and self._await_connection(plan)
+                # It may not be the one that was missing: only the first time is it taken for that.
+                if not is_connected or pause > _AGAIN_S[0]:
+                    time.sleep(pause)
                 pause = min(2 * pause, _AGAIN_S[1])
                 continue
             pause = _AGAIN_S[0]
@@ -575,7 +633,7 @@ class Cluster:
                 self._moved.notify_all()
             self._bound()  # it may have to look up names: nobody waits for that
 
-    def _tell(self) -> None:
+    def _plan(self) -> _Plan:
         with self._lock:
             wanted = self._schedule.wanted()
         everybody = {*wanted.values(), *self._parameter_servers.values()}
@@ -592,6 +650,7 @@ class Cluster:
             wanted = self._schedule.wanted(silent)
         # Who has asked since, and was not asked itself, waits for the next time.
         wanted = {index: address for index, address in wanted.items() if address in answers}
+        wanted = self._without_other_names(wanted, answers)
         # A process that was cut off, and is back, lacks the functions that were traced meanwhile: the runtime gives
         # them only to who is new to it.
         with self._lock:
@@ -605,13 +664,51 @@ class Cluster:
             others = {index: address for index, address in wanted.items() if index not in back}
             definitions.insert(0, _with_workers(self._definition, others))
         known = everybody | set(_addresses(private.server_def(), "worker").values())
-        with _Watch(self._probes, known, away=silent.values()):
-            for definition in definitions:
+        return _Plan(wanted, definitions, frozenset(known), tuple(silent.values()))
+
+    def _tell(self, plan: _Plan) -> None:
+        with _Watch(self._probes, plan.known, away=plan.silent):
+            for definition in plan.definitions:
                 private.update_server_def(definition)
         with self._lock:
-            for index in self._schedule.told(wanted):
+            for index in self._schedule.told(plan.wanted):
                 worker = self._workers.pop(index)
                 self._probes.forget(worker.member.address)
+
+    def _await_connection(self, plan: _Plan) -> bool:
+        """The runtime has failed: waits until it has connected to another server, unless there is nothing to wait for.
+
+        That is so where a server of the plan does not answer any more: the next plan goes without it.
+
+        Returns:
+            Whether it has.
+        """
+        servers = {*plan.wanted.values(), *self._parameter_servers.values()}
+        before = connections(servers)
+        if self._probes.ask(servers, _TELLING_S).keys() != servers:
+            return False
+        until = time.monotonic() + _CONNECT_S
+        while not self._closed and time.monotonic() < until:
+            if not connections(servers) <= before:
+                return True
+            time.sleep(_CONNECT_PAUSE_S)
+        return False
+
+    def _without_other_names(self, wanted: Mapping[int, str], answers: Mapping[str, Server]) -> dict[int, str]:
+        """Each process once: as what it is already; otherwise as the first of those whose address it has."""
+        with self._lock:
+            self._serve_others |= {answers[address]: address for address in self._no_workers & answers.keys()}
+            taken = set(self._serve_others)
+            known = {
+                one.index for one in self._schedule.members if one.belongs and one.server == answers.get(one.address)
+            }
+        once: dict[int, str] = {}
+        for index in sorted(wanted, key=lambda index: (index not in known, index)):
+            server = answers[wanted[index]]
+            if server not in taken:
+                taken.add(server)
+                once[index] = wanted[index]
+        return dict(sorted(once.items()))
 
     def _drop(self, silent: Mapping[int, str]) -> None:
         """Servers do not answer: what they have in hand goes to others, and who has nothing is lost at once."""

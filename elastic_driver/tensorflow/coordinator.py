@@ -120,12 +120,13 @@ class ElasticClusterCoordinator(ClusterCoordinator):  # type: ignore[misc]
 
         Raises:
             TimeoutError: it did not in time. Nothing of it stays.
-            ValueError: that is no address, or one of a parameter server.
+            ValueError: that is no address, or the server there is in the cluster already: it is a parameter server,
+                this process, or a worker at another address, such as another name of its host.
             tf.errors.CancelledError: it was removed meanwhile.
         """
         address = checked_address(address)
-        if self._cluster.is_parameter_server(address):
-            raise ValueError(f"there is a parameter server at {address}")
+        if self._cluster.is_for_others(address):
+            raise ValueError(f"the server at {address} is no worker: it is a parameter server, or this process")
         return _info(self._cluster.add(address, timeout_s))
 
     def remove_worker(self, address: str, timeout_s: float | None = None) -> WorkerInfo:

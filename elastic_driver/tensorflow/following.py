@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
+from elastic_driver.errors import shortage
 from elastic_driver.tensorflow.listings import Ended, Leave, Listing, Source
 
 _log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Following:
         self._listing: Listing | None = None
         self._said: set[str] = set()  # of those that are listed as leaving: that they have left
         self._keepers: dict[str, threading.Event] = {}  # wakes a keeper that pauses
+        self._unkept: deque[str] = deque()  # those that no thread could be started for
         self._thread = threading.Thread(target=self._run, name="elastic-tf-follow", daemon=True)
         self._thread.start()
 
@@ -112,26 +115,41 @@ class Following:
                     with self._lock:
                         self._listing = listing
                         self._said &= {address for address, leave in listing.items() if leave is not None}
+                if listing is not None or self._unkept:
                     self._apply()
         finally:
             self._source.close()
 
     def _apply(self) -> None:
         with self._lock:
-            if self._listing is None:
-                return
-            for address in sorted({*self._listing, *self._workers.addresses()}):
+            listing = self._listing or {}
+            there = self._workers.addresses()
+            before, self._unkept = self._unkept, deque()
+            for address in sorted({*listing, *there}):
                 wake = self._keepers.get(address)
                 if wake is not None:
                     wake.set()
-                elif not self._is_as_wanted(address):
-                    wake = self._keepers[address] = threading.Event()
-                    threading.Thread(
-                        target=self._keep, args=(address, wake), name=f"elastic-tf-keep-{address}", daemon=True
-                    ).start()
+                elif not self._is_as_wanted(address, there) and (self._unkept or not self._start_keeper(address)):
+                    self._unkept.append(address)
+            if self._unkept and not before:
+                _log.warning("no thread can be started for %d workers: others see to them later", len(self._unkept))
 
-    def _is_as_wanted(self, address: str) -> bool:
-        is_there = address in self._workers.addresses()
+    def _start_keeper(self, address: str) -> bool:
+        """Under the lock. Returns whether there could be a thread for it."""
+        wake = threading.Event()
+        try:
+            threading.Thread(
+                target=self._keep, args=(address, wake), name=f"elastic-tf-keep-{address}", daemon=True
+            ).start()
+        except (RuntimeError, OSError, MemoryError) as error:
+            if not shortage(error):
+                raise
+            return False
+        self._keepers[address] = wake
+        return True
+
+    def _is_as_wanted(self, address: str, there: frozenset[str] | None = None) -> bool:
+        is_there = address in (self._workers.addresses() if there is None else there)
         is_heard = is_there or (self._listing or {}).get(address) is None or address in self._said
         return self._is_wanted(address) == is_there and is_heard
 
@@ -140,13 +158,17 @@ class Following:
         return address in listing and listing[address] is None
 
     def _keep(self, address: str, wake: threading.Event) -> None:
-        """Adds and removes until it is as wanted."""
+        """Adds and removes until it is as wanted; then sees to another that no thread could be started for."""
         pause = _PAUSE_S[0]
         while True:
             with self._lock:
                 if self._is_over or self._is_as_wanted(address):
                     del self._keepers[address]
-                    return
+                    if self._is_over or not self._unkept:
+                        return
+                    address, wake, pause = self._unkept.popleft(), threading.Event(), _PAUSE_S[0]
+                    self._keepers[address] = wake
+                    continue
                 wake.clear()
                 wanted, leave = self._is_wanted(address), (self._listing or {}).get(address)
             try:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from elastic_driver.discovery.caller import as_host
 from elastic_driver.discovery.objects import HostDiscoveryScript
+from elastic_driver.discovery.script import file_of
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.errors import RendezvousClosedError, SettingsError
 from elastic_driver.hosts import Departure, Host
@@ -183,7 +184,7 @@ def as_source(discovery: Any, *, port: int | None, interval_s: float) -> Source:
     """What tells the servers, of whatever was given: an object, a script, one of the driver's own sources.
 
     Raises:
-        SettingsError: it is none of these, or ``port`` is needed.
+        SettingsError: it is none of these, or ``port`` is needed, or there is no such script.
     """
     if port is not None and not 0 < port < 65536:
         raise SettingsError(f"{port} is not a port")
@@ -191,6 +192,9 @@ def as_source(discovery: Any, *, port: int | None, interval_s: float) -> Source:
         if port is None:
             raise SettingsError("give port=, where the servers on the hosts listen")
         if isinstance(discovery, str):
+            file = file_of(discovery)
+            if file is not None and "$" not in discovery and not discovery.startswith("~") and not file.is_file():
+                raise SettingsError(f"there is no script {str(file)!r}")
             return FinderSource(HostDiscoveryScript(discovery, 1), port=port, interval_s=interval_s)
         return AsyncSource(discovery, port=port)
     if hasattr(discovery, "find_available_hosts_and_slots"):

@@ -21,12 +21,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorflow.core.framework import device_attributes_pb2
 
 _METHOD = "/tensorflow.WorkerService/GetStatus"
-# Between two requests to a server that is not there yet.
+# Between two requests to a server that is not there yet: a part of the time that it has been waited for, so that it is
+# noticed late by that part at most.
 _PAUSE_S = (0.05, 1.0)
+_PAUSE_PART = 0.1
 _OPTIONS = (
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # how long a connection may take, in spite of its name
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -91,7 +93,7 @@ class Probes:
         Returns:
             As which process it has answered; None when it has not.
         """
-        pause = _PAUSE_S[0]
+        began = time.monotonic()
         while not stop.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
@@ -99,8 +101,9 @@ class Probes:
             server = self.ask((address,), min(left, 2.0)).get(address)
             if server is not None:
                 return server
-            stop.wait(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(2 * pause, _PAUSE_S[1])
+            now = time.monotonic()
+            pause = min(max(_PAUSE_S[0], _PAUSE_PART * (now - began)), _PAUSE_S[1])
+            stop.wait(min(pause, max(0.0, deadline - now)))
         return None
 
     def forget(self, address: str) -> None:
@@ -161,6 +164,17 @@ def bound(addresses: Iterable[str], limit_s: float) -> int:
             connection.setsockopt(level, name, value)
 
     return _for_connections(addresses, set_options)
+
+
+def connections(addresses: Iterable[str]) -> frozenset[tuple[Any, Any]]:
+    """This process's connections to some servers that are made, by both ends."""
+    ends = set()
+
+    def note(connection: socket.socket) -> None:
+        ends.add((connection.getsockname(), connection.getpeername()))  # an error while it is being made
+
+    _for_connections(addresses, note)
+    return frozenset(ends)
 
 
 def _for_connections(addresses: Iterable[str], do: Callable[[socket.socket], object]) -> int:

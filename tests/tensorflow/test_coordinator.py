@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from tensorflow_job import Job, aside, current_worker, until
 from tensorflow_servers import Servers, a_closed_port, a_port_that_says_nothing
 
 from elastic_driver.tensorflow import WorkerInfo, WorkerState, private
+from elastic_driver.tensorflow.cluster import _LOOK_S, Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
@@ -323,3 +325,199 @@ def test_what_is_no_address_is_refused(servers: Servers, address: str) -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:1"):
         job.coordinator.remove_worker("127.0.0.1:1")
     assert job.run(4) == {0}
+
+
+def test_who_is_added_again_before_it_has_stopped_makes_what_it_had_to(servers: Servers) -> None:
+    job = Job(servers, 1)
+    address = job.workers[0].address
+    job.hold()
+    before = iter(job.coordinator.create_per_worker_dataset(tf.data.Dataset.range(7, 9)))
+    leaving = aside(job.coordinator.remove_worker, address)
+    until(lambda: not job.coordinator._cluster.addresses(), "it is leaving")
+    meanwhile = iter(job.coordinator.create_per_worker_dataset(tf.data.Dataset.range(10, 12)))
+    job.coordinator.add_worker(address)
+    assert leaving.result(20).state is RUNNING
+    job.let_go()
+    value = job.coordinator.schedule(tf.function(lambda a, b: next(a) + next(b)), args=(before, meanwhile))
+    aside(job.coordinator.join).result(20)
+    assert int(value.fetch()) == 17
+
+
+def test_a_server_by_another_name_is_refused(servers: Servers) -> None:
+    job = Job(servers, 2)
+    job.run(4)
+    other = {one: one.address.replace("127.0.0.1", "localhost") for one in (*job.workers, *job.parameter_servers)}
+    for server, name in other.items():
+        with pytest.raises(ValueError, match=f"{name} is in the cluster already, as {server.address}"):
+            job.coordinator.add_worker(name, timeout_s=10)
+    me = next(iter(private.server_def().cluster.job[0].tasks.values()))
+    with pytest.raises(ValueError, match="is no worker"):
+        job.coordinator.add_worker(me, timeout_s=10)
+    assert job.run(20) == {0, 1}
+    assert job.done == 24
+    # Once it has stopped its server may be called as one likes.
+    job.coordinator.remove_worker(job.workers[0].address)
+    new = job.coordinator.add_worker(other[job.workers[0]], timeout_s=10)
+    job.until_taken_by(new.index)
+
+
+def test_a_new_server_by_two_names_at_once_is_one_worker(servers: Servers) -> None:
+    job = Job(servers, 1, spares=1)
+    names = (job.spares[0].address, job.spares[0].address.replace("127.0.0.1", "localhost"))
+    joins = [aside(job.coordinator.add_worker, name, timeout_s=20) for name in names]
+    errors = [error for join in joins if (error := join.exception(30)) is not None]
+    assert len(errors) == 1
+    assert isinstance(errors[0], ValueError)
+    assert "in the cluster already" in str(errors[0])
+    job.until_taken_by(next(worker.index for worker in job.coordinator.workers() if worker.index))
+    assert sorted(job.states().values()) == ["running", "running"]
+
+
+def test_the_server_of_a_lost_worker_comes_back_as_that_one(servers: Servers) -> None:
+    job = Job(servers, 2)
+    job.run(4)
+    victim = job.workers[0]
+    victim.kill()
+    until(lambda: job.run(4) and job.states()[0] == "lost", "it is lost")
+    join = aside(job.coordinator.add_worker, victim.address.replace("127.0.0.1", "localhost"), timeout_s=20)
+    victim.start_again()
+    error = join.exception(30)
+    assert isinstance(error, ValueError), error
+    assert f"in the cluster already, as {victim.address}" in str(error)
+    assert job.states() == {0: "running", 1: "running"}
+    job.until_taken_by(0)
+
+
+def test_a_time_limit_may_be_infinite(servers: Servers) -> None:
+    job = Job(servers, 1, spares=1)
+    address = job.spares[0].address
+    joins = [aside(job.coordinator.add_worker, address, timeout_s=float("inf")) for _ in range(3)]
+    assert {join.result(20).index for join in joins} == {1}
+    assert job.coordinator.remove_worker(address, timeout_s=float("inf")).state is STOPPED
+
+
+def a_function_that_fails(job: Job) -> Any:
+    @tf.function
+    def fail() -> None:
+        tf.debugging.assert_negative(job.counter)
+
+    return fail
+
+
+def test_a_join_that_is_interrupted_while_closures_are_cancelled(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private.CancellationManager, "start_cancel", lambda self: None)  # it takes its time
+    job = Job(servers, 2)
+    cluster = job.coordinator._cluster
+    fail = a_function_that_fails(job)
+    job.hold()
+
+    job.coordinator.schedule(fail)
+
+    def interrupt() -> None:
+        until(lambda: cluster._schedule.is_raising, "closures are cancelled")
+        late.append(aside(job.coordinator.schedule, job.count))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    late: list[Any] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupting = aside(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        job.coordinator.join()
+    interrupting.result(20)
+    job.let_go()
+    with pytest.raises(tf.errors.InvalidArgumentError):  # it is told to the next who asks
+        late[0].result(20)
+    aside(job.coordinator.join).result(20)
+    assert job.run(10) <= {0, 1}
+
+
+def test_what_is_scheduled_while_an_error_is_raised_elsewhere_runs(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private.CancellationManager, "start_cancel", lambda self: None)  # it takes its time
+    job = Job(servers, 2)
+    cluster = job.coordinator._cluster
+    fail = a_function_that_fails(job)
+    job.hold()
+
+    job.coordinator.schedule(fail)
+    until(lambda: cluster._schedule.error, "it has failed")
+    done = aside(job.coordinator.done)
+    until(lambda: cluster._schedule.is_raising, "closures are cancelled")
+    late = aside(job.coordinator.schedule, job.count)
+    until(lambda: cluster._put.locked(), "it is about to be put")
+    job.let_go()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        done.result(20)
+    assert int(late.result(20).fetch()) in (0, 1)
+
+
+def test_a_workers_thread_that_fails_is_told_and_replaced(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(servers, 1)
+    job.run(1)
+
+    def fail(self: Any, worker: Any) -> None:
+        raise SystemExit("out of order")
+
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(private.Closure, "execute_on", fail)
+        value = job.schedule()[0]
+        with pytest.raises(SystemExit, match="out of order"):
+            aside(job.coordinator.join).result(20)
+    with pytest.raises(SystemExit, match="out of order"):
+        value.fetch()
+    assert job.run(3) == {0}
+
+
+def test_a_worker_for_which_no_thread_can_be_started_has_not_joined(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(servers, 1, spares=1)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "elastic-tf-worker-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job.coordinator.add_worker(job.spares[0].address, timeout_s=20)
+        assert job.run(4) == {0}
+    new = job.coordinator.add_worker(job.spares[0].address, timeout_s=20)
+    job.until_taken_by(new.index)
+
+
+def test_the_thread_of_a_worker_that_joins_again_takes_no_turn(servers: Servers) -> None:
+    job = Job(servers, 2)
+    job.run(4)
+    cluster = job.coordinator._cluster
+    with cluster._lock:  # removed, and added again before its thread has seen that
+        cluster._schedule.remove(job.workers[0].address)
+        cluster._schedule.add(job.workers[0].address)
+        cluster._work.notify_all()
+    until(lambda: cluster._workers[0].thread is None, "its thread has ended")
+    assert job.run(4) == {1}
+
+
+def test_closures_wake_nobody_who_has_nothing_to_do(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks after the cluster asks its servers and lists connections each time: that would cost each closure more
+    than all else does.
+    """
+    looks: list[float] = []
+    look = Cluster._look
+
+    def noted(self: Any) -> None:
+        looks.append(time.monotonic())
+        look(self)
+
+    monkeypatch.setattr(Cluster, "_look", noted)
+    job = Job(servers, 2)
+    began = time.monotonic()
+    for _ in range(3):
+        job.run(100)
+    assert len(looks) <= 1 + (time.monotonic() - began) / _LOOK_S

@@ -116,7 +116,10 @@ def test_a_variable_of_each_worker(servers: Servers, made: Made) -> None:
     @tf.function
     def step() -> Any:
         mine.assign_add(1)
-        return current_worker(), mine.read_value()  # before or after: TensorFlow does not order that
+        # May be read before the write, with TensorFlow's own coordinator as well: each use of such a variable in a
+        # function takes its handle as another input, and TensorFlow orders reads and writes by input. Within
+        # tf.control_dependencies of the write that input would wait for it, and the read itself would not.
+        return current_worker(), mine.read_value()
 
     last: dict[int, int] = {}
 

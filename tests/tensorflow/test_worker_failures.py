@@ -60,6 +60,31 @@ def test_a_killed_worker_is_back_when_its_address_answers(servers: Servers) -> N
     assert ones == set(range(len(ones)))
 
 
+def test_the_runtime_is_told_of_who_is_back_when_it_can_connect(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is told in vain leaves threads, and it connects again only a second after it was refused."""
+    job = Job(servers, 2)
+    job.run(10)
+    failures: list[BaseException] = []
+    update = private.update_server_def
+
+    def noted(new: Any) -> None:
+        try:
+            update(new)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    monkeypatch.setattr(private, "update_server_def", noted)
+    for _ in range(3):
+        job.workers[0].kill()
+        until(lambda: job.run(4) and job.states()[0] == "lost", "it is lost")
+        job.workers[0].start_again()
+        until(lambda: job.states()[0] == "running", "it is back")
+    assert len(failures) <= 3 + 1, failures
+
+
 def test_a_killed_worker_is_replaced_at_a_new_address(servers: Servers) -> None:
     job = Job(servers, 2, spares=1)
     job.hold(times=2)

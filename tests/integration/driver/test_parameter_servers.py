@@ -20,7 +20,7 @@ from elastic_driver.errors import RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.client import RendezvousClient
 from elastic_driver.rendezvous.credentials import Credential, Identity, Role
-from elastic_driver.rendezvous.messages import Servers, ServersRequest
+from elastic_driver.rendezvous.messages import Servers, ServersRequest, ServingReport
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +67,12 @@ class ChiefJob(Job):
 
     def pid(self, worker: str) -> int:
         """Of the newest process in this place."""
-        return [event["pid"] for event in self.events("worker_started") if event["worker"].startswith(worker)][-1]
+        pid: int = self.started(worker)[-1]["pid"]
+        return pid
+
+    def started(self, worker: str) -> list[Json]:
+        """All processes in this place, in order."""
+        return [event for event in self.events("worker_started") if event["worker"].startswith(worker)]
 
     def kill(self, worker: str, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(worker), number)
@@ -179,6 +184,8 @@ def test_a_lost_parameter_server_is_the_chiefs_to_say(tmp_path: Path) -> None:
         lost = f"parameter server 0 ({A}[0]) killed by SIGKILL, and its variables are lost"
         assert job.events("job_ended")[-1]["message"] == f"{lost}; then the chief exited with code 3"
         assert len(job.events("chief_started")) == 1
+        warned = [line for line in job.said().splitlines() if "warning: " in line and "parameter server 0" in line]
+        assert len(warned) == 1, warned
 
 
 def test_a_chief_that_does_not_notice_ends_all_the_same(tmp_path: Path) -> None:
@@ -278,6 +285,135 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
         assert job.wait() == 0
 
 
+def test_a_server_is_killed_before_it_answers_and_another_claims_what_is_not_its_own(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    flags = ("-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "1", "1")
+    with ChiefJob(tmp_path, f"{A}:2\n", *flags, more={"HOLD_IMPORT": str(held)}) as job:
+        (first,) = job.clusters()
+        (address,) = first["cluster"]["worker"]
+        own = Credential.of_chief(job.environ(job.chief_pid()))
+        assert own is not None
+        held.touch()
+        job.set_hosts(f"{A}:2\n{B}:1\n")
+        newcomer = job.wait_for("a newcomer", lambda: job.started(B))[0]
+        environ = job.environ(newcomer["pid"])
+        credential = Credential.of_worker(environ)
+        me = credential.identity.worker
+        assert me is not None
+        client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], credential, patience_s=5)
+        try:
+            other = WorkerId.parse(job.environ(job.pid(f"{A}[1]"))["ELASTIC_DRIVER_WORKER"])
+            with pytest.raises(RendezvousError, match="may not speak for"):
+                client.serving(ServingReport(other, 1))
+            with pytest.raises(RendezvousError, match="serves at"):  # its host has the same address
+                client.serving(ServingReport(me, int(address.rpartition(":")[2])))
+            for rubbish in (b"", b"[]", b"{}", b'{"worker": "x", "port": 1}', b'{"worker": null, "port": []}'):
+                with pytest.raises(RendezvousError, match="400"):
+                    client._request("POST", "serving", rubbish, expected=(204,))
+            for port in (0, -1, 1 << 16, 10**30):
+                body = json.dumps({"worker": environ["ELASTIC_DRIVER_WORKER"], "port": port}).encode()
+                with pytest.raises(RendezvousError, match="400"):
+                    client._request("POST", "serving", body, expected=(204,))
+            with pytest.raises(RendezvousError):  # of the chief only
+                client.servers(ServersRequest(0))
+        finally:
+            client.close()
+        job.kill(B)
+        again = job.wait_for("another in its place", lambda: job.started(B)[1:])[0]
+        assert job.printed("servers")[-1]["workers"].keys() == {address}
+        held.unlink()
+        both = job.servers("it answers", lambda s: len(s["workers"]) == 2)
+        assert psutil.pid_exists(again["pid"])
+        assert all(answers(one) for one in both["workers"])
+        assert job.printed("servers")[-1]["ps"] == first["cluster"]["ps"]
+        job.order("exit 0")
+        assert job.wait() == 0
+
+
+def test_how_long_the_chief_may_wait_is_not_believed(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:3\n", "-np", "1", "--max-np", "1", "--blacklist-cooldown-range", "1", "1") as job:
+        job.clusters()
+        environ = job.environ(job.chief_pid())
+        own = Credential.of_chief(environ)
+        assert own is not None
+        client = RendezvousClient(environ["ELASTIC_DRIVER_RENDEZVOUS"], own, patience_s=5)
+        version = job.servers("the first", lambda s: s)["version"]
+        request = ServersRequest(version).to_json()
+
+        def ask_for(wait_s: str) -> int:
+            return client._request("POST", "servers", request, query={"wait_s": wait_s}, expected=(200, 204))[0]
+
+        try:
+            for wait_s in ("nan", "-nan", "x"):
+                with pytest.raises(RendezvousError, match="400"):
+                    ask_for(wait_s)
+            for wait_s in ("-inf", "-1", "0"):
+                assert ask_for(wait_s) == 204
+        finally:
+            client.close()
+        # The driver goes on.
+        job.kill(f"{A}[1]")
+        job.servers("another", lambda s: s["version"] >= version + 2 and len(s["workers"]) == 1)
+        job.order("exit 0")
+        assert job.wait() == 0
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_two_parameter_servers_are_lost_at_once(tmp_path: Path, restart: bool) -> None:
+    flags = ["-np", "1", "--parameter-servers", "2", "--blacklist-cooldown-range", "1", "1"]
+    with ChiefJob(tmp_path, f"{A}:3\n", *flags, *["--restart-chief"] * restart) as job:
+        first = job.clusters()[0]["cluster"]
+        for pid in [job.pid(f"{A}[{slot}]") for slot in (0, 1)]:
+            os.kill(pid, signal.SIGKILL)
+        if restart:
+            second = job.clusters(2)[0]["cluster"]
+            assert len(second["ps"]) == 2
+            assert not {*second["ps"]} & {*first["ps"]}
+            assert second["worker"] == first["worker"]
+            assert job.printed("sigterm") == [0]
+            assert "1 unplanned restart" in elasticrun("status")
+            job.order("exit 0")
+            assert job.wait() == 0
+            return
+        job.servers("none any more", lambda s: s["ps"] == [])
+        job.order("exit 3")
+        assert job.wait() == 1
+        assert len(job.events("chief_started")) == 1
+        said = job.events("job_ended")[-1]["message"]
+        assert re.search(r"parameter server [01] .* killed by SIGKILL.*; then the chief exited with code 3", said), said
+
+
+def test_a_chief_that_is_killed(tmp_path: Path) -> None:
+    with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1") as job:
+        job.clusters()
+        pids = [job.pid(f"{A}[0]"), job.pid(f"{A}[1]")]
+        os.kill(job.chief_pid(), signal.SIGKILL)
+        assert job.wait() == 1
+        assert job.events("job_ended")[-1]["message"] == "the chief killed by SIGKILL"
+        job.wait_for_end_of(pids)
+
+
+def test_a_chief_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
+    flags = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1", "--drain-timeout", "1")
+    with ChiefJob(tmp_path, f"{A}:2\n{B}:1\n", *flags, "--grace-time", "1") as job:
+        job.clusters()
+        chief = job.chief_pid()
+        os.kill(chief, signal.SIGSTOP)
+        job.kill(f"{A}[1]")
+        job.wait_for("another in its place", lambda: job.started(f"{A}[1]")[1:])
+        elasticrun("drain", B)
+        assert job.wait_for("the drained one is stopped", lambda: job.events("worker_stopped"))
+        os.kill(chief, signal.SIGCONT)
+        now = job.servers("all at once", lambda s: len(s["workers"]) == 1)
+        assert all(answers(one) for one in now["workers"])
+        os.kill(chief, signal.SIGSTOP)
+        pids = [chief, job.pid(f"{A}[0]"), job.pid(f"{A}[1]")]
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143
+        job.wait_for_end_of(pids)
+        assert job.printed("sigterm") == [], "it was killed"
+
+
 def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
     without = tmp_path / "without" / "tensorflow"
     without.mkdir(parents=True)
@@ -285,4 +421,15 @@ def test_without_tensorflow_it_is_said_what_is_missing(tmp_path: Path) -> None:
     more = {"PYTHONPATH": f"{without.parent}:{ROOT}"}
     with ChiefJob(tmp_path, f"{A}:2\n", "-np", "1", more=more) as job:
         assert job.wait() == 1
-        assert "has no TensorFlow" in job.stderr.read_text()
+        last = job.said().splitlines()[-1]
+        assert "cannot go on: " in last
+        assert "has no TensorFlow" in last
+
+
+@pytest.mark.parametrize("words", [["nosuch.py"], ["-u", "nosuch.py", "--epochs", "3"]])
+def test_a_script_that_is_not_there_starts_nothing(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, *words]
+    with Job(tmp_path, f"{A}:2\n", "--parameter-servers", "1", "-np", "1", command=command) as job:
+        assert job.wait() == 2
+        assert f"there is no file 'nosuch.py' in {ROOT}" in job.said()
+        assert not job.events("worker_started")

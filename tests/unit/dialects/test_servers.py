@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
 from elastic_driver.dialects.ours import inheritable
-from elastic_driver.dialects.servers import ServerDialect, server_command
+from elastic_driver.dialects.servers import ServerDialect, missing_script, server_command
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import Credential, JobKey
 from elastic_driver.words import OnChange
@@ -56,3 +57,12 @@ def test_servers_run_with_the_interpreter_of_the_script() -> None:
     assert server_command(("/env/bin/python3.12", "train.py")) == ("/env/bin/python3.12", *module)
     assert server_command(("python", "-u", "train.py")) == ("python", *module)
     assert server_command(("./train.sh",)) == (sys.executable, *module)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    assert missing_script(("python", "-u", "nosuch.py", "x.py"), tmp_path) == "nosuch.py"
+    for words in ("python there.py nosuch.py", f"python {tmp_path}/there.py", "./nosuch.py", "python -m nosuch.py"):
+        assert missing_script(words.split(), tmp_path) == ""
+    for words in ("python", "", "python -W ignore nosuch.py", "python -c nosuch.py", "bash nosuch.py"):
+        assert missing_script(words.split(), tmp_path) == "", "it cannot be known"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -151,6 +152,58 @@ def test_it_ends_with_what_has_the_workers(source: FakeSource) -> None:
     assert source.closed.wait(PATIENCE_S)
 
 
+class FewThreads:
+    """So many keepers at once, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        self.most = most
+        self.refused = 0
+        start = threading.Thread.start
+
+        def start_if_few(thread: threading.Thread) -> None:
+            prefix = "elastic-tf-keep"
+            if not thread.name.startswith(prefix):
+                return start(thread)
+            if sum(other.name.startswith(prefix) for other in threading.enumerate()) >= self.most:
+                self.refused += 1
+                raise RuntimeError("can't start new thread")
+            return start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_few)
+
+
+def test_all_are_added_with_few_threads(
+    source: FakeSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers, threads = FakeWorkers("a:1"), FewThreads(monkeypatch, 2)
+    workers.held = {"a:1"}  # one thread has to do for all others
+    with follow(workers, source):
+        wanted = {f"b:{number}" for number in range(1, 3001)}
+        source.listings.put(dict.fromkeys(wanted))
+        workers.until(lambda: wanted <= workers.there)
+        assert threads.refused
+        with workers.changed:
+            workers.held.clear()
+            workers.changed.notify_all()
+        workers.until(lambda: workers.there == wanted)
+    assert len([record for record in caplog.records if "no thread can be started" in record.message]) == 1
+
+
+def test_it_goes_on_when_no_thread_at_all_could_be_started(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, threads = FakeWorkers(), FewThreads(monkeypatch, 0)
+    with follow(workers, source):
+        source.listings.put({"a:1": None})
+        source.listings.put(None)
+        source.listings.put(None)
+        deadline = time.monotonic() + PATIENCE_S
+        while threads.refused < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        threads.most = 1
+        source.listings.put(None)
+        workers.until(lambda: workers.there == {"a:1"})
+
+
 def test_a_host_has_a_server_on_each_slot() -> None:
     hosts = (Host("a", 2), Host("::1", 1), Host("b", 1, ("port=3000",)))
     assert servers_of(hosts, (Departure("b", "it is cordoned", 9.0),), 2222) == {
@@ -205,6 +258,7 @@ def test_a_script_and_a_source_of_the_driver(tmp_path: Path) -> None:
     ("discovery", "port", "said"),
     [
         ("script", None, "give port="),
+        ("./nosuch.sh --all", 7, "there is no script 'nosuch.sh'"),
         (HostDiscoveryScript("script"), None, "give port="),
         (FixedHosts({}), 0, "0 is not a port"),
         (7, 7, "a int tells no hosts"),

@@ -1,11 +1,20 @@
-"""What the server program uses of TensorFlow, for tests that need none of it: a server that accepts connections."""
+"""What the server program uses of TensorFlow, for tests that need none of it: a server that accepts connections.
+
+With HOLD_IMPORT=FILE the import takes as long as that file is there.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 import types
+from pathlib import Path
 from typing import Any
+
+while (held := os.environ.get("HOLD_IMPORT")) and Path(held).exists():
+    time.sleep(0.02)
 
 
 class ClusterSpec:
