@@ -11,7 +11,8 @@ elasticrun the same script is each task of a cluster in turn, as TF_CONFIG says:
     python examples/train_ps.py
 
 The variables are on the parameter servers, and each worker has its own iterator and its own table of words. Both are
-made on workers that come later, too. After each epoch a checkpoint is written; a run that finds one goes on from there.
+made on workers that come later, too. After each epoch the coordinator writes a checkpoint to its own disc; a run that
+finds one goes on from there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from elastic_driver.tensorflow import ElasticClusterCoordinator
 
 BATCH = 32
 STEPS = digits.TRAIN_SAMPLES // BATCH  # an epoch; each worker shuffles by itself, so it is one on average
+# Else each parameter server reads and writes its part of a checkpoint on its own machine, which may be lost with it.
+ON_CHIEF = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -92,7 +95,8 @@ def train(resolver: Any, epochs: int, folder: Path) -> float:
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch)
     manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
-    if manager.restore_or_initialize():
+    if manager.latest_checkpoint:
+        checkpoint.restore(manager.latest_checkpoint, ON_CHIEF).assert_existing_objects_matched()
         print(f"goes on after epoch {int(epoch.numpy())}", flush=True)
 
     def accuracy() -> float:
@@ -105,7 +109,7 @@ def train(resolver: Any, epochs: int, folder: Path) -> float:
         losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(STEPS)]
         coordinator.join()
         epoch.assign_add(1)
-        manager.save()
+        manager.save(options=ON_CHIEF)
         running = [worker.index for worker in coordinator.workers() if worker.state == "running"]
         print(
             f"epoch {int(epoch.numpy())}: loss {np.mean(coordinator.fetch(losses)):.3f}, test accuracy"

@@ -29,12 +29,19 @@ def test_by_hand(servers: Servers, tmp_path: Path) -> None:
     ps, worker = servers.start_all("ps", "worker")
     with a_closed_port() as chief:
         cluster = {"ps": [ps.address], "worker": [worker.address], "chief": [chief]}
-    command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path), "--epochs"]
-    ran = subprocess.run([*command, "6"], env=environment(cluster), capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+
+    def run(epochs: int) -> subprocess.CompletedProcess[str]:
+        # To the parameter server this path is another folder, which does not exist, as on another machine.
+        command = [sys.executable, str(SCRIPT), "--checkpoints", "kept", "--epochs", str(epochs)]
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=environment(cluster), capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran
+
+    run(6)
     # The second goes on from the checkpoint of the first.
-    ran = subprocess.run([*command, "20"], env=environment(cluster), capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    ran = run(20)
     lines = ran.stdout.splitlines()
     assert lines[0] == "goes on after epoch 6"
     assert lines[1].startswith("epoch 7: ")
@@ -67,11 +74,17 @@ def test_without_a_cluster(servers: Servers) -> None:
     assert "TF_CONFIG is not set" in ran.stderr
 
 
+def accuracies(job: Job) -> list[float]:
+    """After each epoch so far."""
+    said = re.findall(r"^\[chief\]<stdout>:epoch .* test accuracy ([0-9.]+),", job.stdout.read_text(), re.MULTILINE)
+    return [float(one) for one in said]
+
+
 def test_with_elasticrun(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path / "checkpoints"), "--epochs"]
     flags = ("--parameter-servers", "1", "-np", "1", "--min-np", "1")
     env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    with Job(tmp_path, "localhost:2\n", *flags, "--max-np", "2", command=[*command, "40"], env=env) as job:
+    with Job(tmp_path, "localhost:2\n", *flags, "--max-np", "2", command=[*command, "100000"], env=env) as job:
         job.wait_for("an epoch of one", lambda: ", workers [0]\n" in job.stdout.read_text())
         job.set_hosts("localhost:3\n")
         job.wait_for("an epoch of two", lambda: ", workers [0, 1]\n" in job.stdout.read_text())
@@ -79,7 +92,7 @@ def test_with_elasticrun(tmp_path: Path) -> None:
         started = [event for event in job.events("worker_started") if event["worker"].startswith("localhost[1]")]
         os.kill(started[0]["pid"], signal.SIGKILL)
         job.wait_for("an epoch with another", lambda: ", workers [1, 2]\n" in job.stdout.read_text())
-        assert job.wait() == 0, job.said()[-4000:]
-        said = re.search(r"^\[chief\]<stdout>:test accuracy ([0-9.]+)$", job.stdout.read_text(), re.MULTILINE)
-        assert said, job.stdout.read_text()
-        assert float(said[1]) > 0.95
+        # However long the newcomer took to come, the training goes on until here.
+        job.wait_for("it has learnt", lambda: any(one > 0.95 for one in accuracies(job)[-1:]))
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 143, job.said()[-4000:]
