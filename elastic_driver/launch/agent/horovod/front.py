@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -42,7 +43,10 @@ _MIXED = 3
 # Between two times that rank 0 is told the same, and how long it has to acknowledge one.
 _AGAIN_S, _ACKNOWLEDGE_S = 0.5, 5.0
 # When connections of a broken round are looked for: some may have been under way.
-_SHUT_AT_S = (0.0, 0.2, 1.0, 5.0)
+_SHUT_AT_S = (0.0, 0.2, 1.0, 2.0, 5.0)
+# How long a worker that meets the others in a broken round has to do so without the dead. Else it waits for them in
+# vain, until Gloo's time limit, and aborts then: nothing else ends such a wait.
+_MEET_S = 2.0
 # How often workers are looked at, at most.
 _LOOK_S = 0.5
 
@@ -166,9 +170,16 @@ class HorovodFront:
         for at_s in _SHUT_AT_S:
             await asyncio.sleep(at_s - before)
             before = at_s
-            if port.worker not in self._ports or port.assignment is not assignment or not endpoints:
+            if port.worker not in self._ports or port.assignment is not assignment:
                 return
-            await self._processes.sever(port.worker, frozenset(endpoints))
+            if endpoints:
+                await self._processes.sever(port.worker, frozenset(endpoints))
+            if at_s >= _MEET_S and port.is_meeting:
+                pid = port.pid or self._processes.pid(port.worker)
+                if pid is not None:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGABRT)
+                return
 
     async def _tell(self, notice: Notice, timestamp: float) -> None:
         """Tells rank 0 that hosts have changed, until the notice is another.

@@ -137,6 +137,11 @@ class HorovodPort:
         """Whether it has asked for a place, or has one: from then on it is heard."""
         return self.assignment is not None or self._asking is not None
 
+    @property
+    def is_meeting(self) -> bool:
+        """Whether it is in its ``init()``: it has used its place, and has not met all others."""
+        return self.assignment is not None and self._begun and not self.met
+
     async def open(self, uid: int) -> Mapping[str, str]:
         """Listens on loopback, for processes of one user. Returns the variables that lead there.
 
