@@ -45,6 +45,7 @@ class Backend(StrEnum):
 
     NATIVE = "native"  # elastic_driver._native
     TORCH = "torch"  # torch.distributed's own Gloo over our key-value store
+    HOROVOD = "horovod"  # Horovod's own library, which speaks its older protocol
 
 
 class NoticeKind(StrEnum):

@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic_driver.cli.parser import Parser, read_by
 from elastic_driver.cli.torchrun_flags import add_torchrun_flags, take_torchrun_flags
+from elastic_driver.dialects.horovod import MODES as PROTOCOLS
 from elastic_driver.dialects.horovod_shim import MODES
 from elastic_driver.settings.assembly import integer, number, reader_of
 from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
@@ -203,6 +204,12 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         choices=MODES,
         help="whether 'import horovod' gives workers this package: auto (default) unless Horovod is installed, "
         "always, never",
+    )
+    add(
+        "horovod_protocol",
+        choices=PROTOCOLS,
+        help="whether workers that run Horovod's own library are served: auto (default) where 'import horovod' gives "
+        "it, on, off",
     )
     add(
         "preload",

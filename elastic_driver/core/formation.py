@@ -21,7 +21,7 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.words import Backend, ExitCode, NoticeKind
 
 # The order in which the driver prefers collective backends.
-_BACKENDS = (Backend.NATIVE, Backend.TORCH)
+_BACKENDS = (Backend.NATIVE, Backend.TORCH, Backend.HOROVOD)
 
 
 def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[WorkerRecord, ...]) -> None:
@@ -66,6 +66,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     handing_over = None if all_offered(state, (members[0].worker,)) else members[0].worker
     if reset.unplanned:
         state = replace(state, tally=state.tally.one_more(t.now, state.policy.reset_window_s))
+    tells_commits = backend is not Backend.HOROVOD
     t.state = forget_round(state, Round(round_id, tuple(one.worker for one in placed), handing_over, reset.began))
     t.put_all(
         replace(
@@ -73,12 +74,15 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             phase=WorkerPhase.MEMBER,
             since=t.now,
             round_id=round_id,
-            # Before the first commit, what a process is born with is the state.
-            has_state=by_worker[one.worker].has_state or not commits,
+            # Before the first commit, what a process is born with is the state. Who tells of none has it in the first
+            # round; later ones get it when they have been in a round for a while.
+            has_state=by_worker[one.worker].has_state or not (commits if tells_commits else stateful),
             rank=one.slot.rank,
         )
         for one in placed
     )
+    if not tells_commits:  # as for restarted workers: a round that runs for long has come further
+        t.state = replace(t.state, setbacks=t.state.setbacks.begin(t.now))
     t.notify(NoticeKind.NONE, "")
     places = wanted_places(t.state)
     for record in ready:

@@ -75,6 +75,7 @@ from elastic_driver.core.state import (
     State,
     WorkerPhase,
     WorkerRecord,
+    causes,
     finishing,
     gives_time,
     is_on_one_host,
@@ -83,7 +84,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import CHIEF, Departure, Host, WorkerId
-from elastic_driver.words import ExitCode, OnChange, ReadyCause
+from elastic_driver.words import Backend, ExitCode, OnChange, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
@@ -388,11 +389,14 @@ def _take_running(t: Transition, record: WorkerRecord, event: WorkerRunning) -> 
     if t.state.policy.on_change is OnChange.RESTART:
         t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     if record.running:
+        if not record.has_state:  # said a second time, by one that tells of no commits
+            t.put(replace(record, has_state=True))
         if event.commits > record.commits:
             t.put(replace(record, commits=event.commits))
             t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
         return False
-    t.put(replace(record, running=True, has_state=True, commits=event.commits))
+    tells_commits = Backend.HOROVOD not in record.backends
+    t.put(replace(record, running=True, has_state=record.has_state or tells_commits, commits=event.commits))
     t.state = replace(t.state, setbacks=t.state.setbacks.came_to(event.commits, 0))
     return True
 
@@ -410,7 +414,7 @@ def _take_exit(t: Transition, record: WorkerRecord, event: WorkerExited) -> None
     else:
         end = record.killed or Kill(event.how, fault_of(event.returncode))
         failure = _failure(record, end.how, event.error, event.where)
-        stays = _stays(t, record, end.fault)
+        stays = _stays(t, record, end.fault) or _aborts_for_others(t.state, record, event.returncode)
         take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, told=True, stays=stays)
         if not stays and wanted:
             _end_at_start(t, record, failure, end.fault)
@@ -459,7 +463,7 @@ def _take_dying(t: Transition, record: WorkerRecord, event: WorkerDying) -> None
     # It counts as one that is being stopped: its end will be no news.
     t.put(replace(leaving(record, t.now, stopped=True), failed=True))
     failure = _failure(record, end.how, event.error, event.where)
-    stays = _stays(t, record, end.fault)
+    stays = _stays(t, record, end.fault) or _aborts_for_others(t.state, record, event.returncode)
     take_crash(t, record, failure, end.fault, event.draw, wanted=wanted, stays=stays)
     if not stays and wanted:
         _end_at_start(t, record, failure, end.fault)
@@ -480,6 +484,15 @@ def _stays(t: Transition, record: WorkerRecord, fault: Fault) -> bool:
         if ends:
             return False
     return _is_needed(state, name)
+
+
+def _aborts_for_others(state: State, record: WorkerRecord, returncode: int | None) -> bool:
+    """Whether a worker's process ends only since another was lost while they met: Horovod's own library can do nothing
+    else then, and its host is not to blame.
+    """
+    aborted = returncode is None or returncode in (-signal.SIGABRT, 128 + signal.SIGABRT)
+    is_met = record.running or Backend.HOROVOD not in record.backends
+    return aborted and not is_met and state.phase is JobPhase.RESETTING and bool(causes(state))
 
 
 def _is_needed(state: State, hostname: str) -> bool:

@@ -58,6 +58,7 @@ class WorkerStart:
         resets: unplanned resets of the job so far.
         meeting: of its generation; None where no port was to be had.
         restarted: whether it is restarted at each change, and in the round from its start on.
+        address: where its host is reached by those that it is planned with.
         parameter_server: which of the parameter servers it is; None for a worker.
     """
 
@@ -69,6 +70,7 @@ class WorkerStart:
     resets: int = 0
     meeting: Meeting | None = None
     restarted: bool = False
+    address: str = ""
     parameter_server: int | None = None
 
 

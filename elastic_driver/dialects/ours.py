@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from elastic_driver.dialects.dialect import JobAddress, WorkerStart
+from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_PROTOCOL, OFF
 from elastic_driver.dialects.horovod_shim import ENV_SHIM, NEVER, with_shim
 from elastic_driver.dialects.torchrun import TorchrunJob, torchrun_environment
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
@@ -28,7 +29,7 @@ from elastic_driver.words import OnChange
 # Not passed on: shell functions and the shell's own bookkeeping (Horovod filters the same), and what an outer job of
 # ours or of torchrun said of itself - a worker of this job must not take it for its own.
 _NOT_INHERITED = re.compile(
-    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|LOCAL_RANK|RESTARTED|OWNER|NUMA_BINDING|DURABLE_[A-Z]+)"
+    r"^(BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|ELASTIC_DRIVER_(RENDEZVOUS|JOIN_TOKEN|KEY|RANKS_KEY|WORKER|JOB|CHIEF|TASK|MARK|ROUND|LOCAL_RANK|RESTARTED|OWNER|HOROVOD_(PROTOCOL|ADDRESS|PORT)|NUMA_BINDING|DURABLE_[A-Z]+)"
     r"|HOROVOD_(HOSTNAME|RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|GLOO_RENDEZVOUS_(ADDR|PORT)|GLOO_IFACE)"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_(NAME|RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC_|OMPI_COMM_|PMI_).*)$"
@@ -57,7 +58,7 @@ class OurDialect:
     Args:
         environ: the driver's environment.
         exported: variables that the driver and its flags set.
-        horovod_shim: see Settings.
+        horovod_shim, horovod_protocol: see Settings.
         more_routes: what its workers may ask beside OUR_ROUTES.
         on_change: what they are at first.
         torchrun: what workers are told as torchrun tells it; None for its defaults.
@@ -69,6 +70,7 @@ class OurDialect:
         *,
         exported: Mapping[str, str],
         horovod_shim: str = NEVER,
+        horovod_protocol: str = OFF,
         more_routes: Routes | None = None,
         on_change: OnChange = OnChange.IN_PLACE,
         torchrun: TorchrunJob | None = None,
@@ -76,6 +78,7 @@ class OurDialect:
         self._inherited = inheritable(environ)
         self._exported = dict(exported)
         self._horovod_shim = horovod_shim
+        self._horovod_protocol = horovod_protocol
         self._on_change = on_change
         self._torchrun = torchrun
         self._shared: set[str] = set()  # hosts that have had several workers at once
@@ -108,6 +111,8 @@ class OurDialect:
         if python_path is not None:
             env["PYTHONPATH"] = python_path
         env[ENV_SHIM] = self._horovod_shim
+        if self._horovod_protocol != OFF:
+            env |= {ENV_PROTOCOL: self._horovod_protocol, ENV_ADDRESS: start.address}
         if in_place:
             env |= NCCL
         else:

@@ -197,6 +197,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
                 os.environ if gathering is None else {},
                 exported=exported,
                 horovod_shim=settings.horovod_shim,
+                horovod_protocol=settings.horovod_protocol,
                 more_routes=routes,
                 on_change=on_change,
                 torchrun=_torchrun_job(settings, job_id, gathering),

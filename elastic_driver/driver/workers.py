@@ -116,6 +116,7 @@ class Workers:
             round_id, resets, restarted: see WorkerStart.
         """
         cores = self._launcher.cores(order.worker.hostname)
+        hosts = list(dict.fromkeys((*order.hosts, order.worker.hostname)))
         start = WorkerStart(
             order.worker,
             order.planned,
@@ -124,6 +125,7 @@ class Workers:
             cores,
             resets,
             restarted=restarted,
+            address=self._launcher.addresses(hosts)[order.worker.hostname],
             parameter_server=order.parameter_server,
         )
         generation = self._generation_of(start)

@@ -78,6 +78,7 @@ def run(
     elastic_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
     horovod_shim: str | None = None,
+    horovod_protocol: str | None = None,
     discovery_interval: float | None = None,
     discovery_timeout: float | None = None,
     heartbeat_timeout: float | None = None,
@@ -142,6 +143,7 @@ def run(
         executable: the Python of the workers; this one by default. It must have this package.
         env: variables for driver and workers, on top of this process's.
         horovod_shim: as the flag --horovod-shim.
+        horovod_protocol: as the flag --horovod-protocol.
         ssh_port, ssh_identity_file, network_interface, agent_timeout, host_timeout, accept_agents, join_token_file,
             operator_token_file, launcher, rsh_agent, launcher_command, launcher_bootstrap, remote_python,
             ssh_connect_timeout, port_range, tls, check_network, spot_notices: as the flags.
@@ -180,6 +182,7 @@ def run(
         "pod_names": pod_names,
         "elastic_timeout_s": elastic_timeout,
         "horovod_shim": horovod_shim,
+        "horovod_protocol": horovod_protocol,
         "discovery_interval_s": discovery_interval,
         "discovery_timeout_s": discovery_timeout,
         "heartbeat_timeout_s": heartbeat_timeout,

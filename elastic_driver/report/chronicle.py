@@ -50,7 +50,7 @@ from elastic_driver.report.happenings import (
     WorkerHung,
     WorkersStopped,
 )
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import Backend, NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
 _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
@@ -247,6 +247,8 @@ class Chronicle:
         if command.backend is None:
             # Its members need not tell of anything: it is there when their processes are.
             formed.took_s, formed.commits = since_s, None
+        elif command.backend is Backend.HOROVOD:
+            formed.commits = None  # nor of commits
         self._keep(formed)
         self._tell(
             RoundFormed(

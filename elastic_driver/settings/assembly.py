@@ -149,7 +149,7 @@ def _typed(name: str, value: Any) -> Any:
         if name == "protect":
             words = [word[1:-1] if word.startswith("[") and word.endswith("]") else word for word in words]
         return tuple(dict.fromkeys(word for word in words if word))
-    return value.lower() if name == "horovod_shim" else value
+    return value.lower() if name in ("horovod_shim", "horovod_protocol") else value
 
 
 def _from_variables(environ: Mapping[str, str], *, but: Mapping[str, Any]) -> dict[str, Any]:

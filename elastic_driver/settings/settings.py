@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from math import lcm
 from pathlib import Path
 
-from elastic_driver.dialects.horovod_shim import AUTO, ENV_SHIM, check_mode
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, ON, check_protocol
+from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, check_mode
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import MAX_SLOTS_PER_HOST, Host, is_host_name, total_slots
 from elastic_driver.rendezvous.environment import GLOO_TIMEOUT_S, MOST_GLOO_S
@@ -108,6 +109,8 @@ class Settings:
             processes), "restart" (they are ended and started again), or "auto": restarted until one calls ``init()``.
         horovod_shim: when workers find this package as ``horovod``: "auto" unless Horovod is installed, "always",
             "never".
+        horovod_protocol: whether workers that run Horovod's own library are served: "auto" where ``import horovod``
+            gives it, "on" for all, "off".
         warm_starts: whether later workers are forked from a process that has imported their heavy modules.
         preload: those modules; None to choose them by the script.
         agent_timeout_s: how long an agent may go unacknowledged until it ends its workers, and its host is lost.
@@ -198,6 +201,7 @@ class Settings:
     durable_keep: int | None = field(default=None, metadata=_given_by("--durable-keep"))
     on_change: str = field(default=AUTO_ON_CHANGE, metadata=_given_by("--on-change", "ELASTIC_DRIVER_ON_CHANGE"))
     horovod_shim: str = field(default=AUTO, metadata=_given_by("--horovod-shim", ENV_SHIM))
+    horovod_protocol: str = field(default=AUTO, metadata=_given_by("--horovod-protocol", ENV_PROTOCOL))
     warm_starts: bool = field(default=True, metadata=_given_by("--no-preload"))
     preload: tuple[str, ...] | None = field(default=None, metadata=_given_by("--preload"))
     agent_timeout_s: float = field(default=15.0, metadata=_given_by("--agent-timeout"))
@@ -283,6 +287,9 @@ class Settings:
         if self.on_change not in ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])
+        check_protocol(self.horovod_protocol, FLAGS["horovod_protocol"])
+        if self.horovod_protocol == ON and self.horovod_shim == ALWAYS:
+            raise SettingsError("--horovod-protocol on is for Horovod's own library, which --horovod-shim always hides")
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SettingsError(f"--preload {name!r} is not the name of a module")

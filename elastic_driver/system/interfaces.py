@@ -55,6 +55,18 @@ def without_loopback(addresses: Sequence[str]) -> list[str]:
     return [line for line in addresses if (one := _read(line)) is not None and not one.address.is_loopback]
 
 
+def interface_of(addresses: Sequence[str], address: str) -> str:
+    """The name of the interface that has an address; "" where none has.
+
+    Args:
+        addresses: the host's, as :func:`host_addresses` gives them.
+        address: with its zone or without.
+    """
+    wanted = _without_zone(address)
+    own = (one for one in map(_read, addresses) if one is not None)
+    return next((one.interface for one in own if wanted is not None and _without_zone(one.text) == wanted), "")
+
+
 def choose_address(addresses: Sequence[str], *, route: str, words: Sequence[str] = (), host: str) -> str:
     """The address on which a host's workers listen when a job has several machines.
 

@@ -38,3 +38,11 @@ def look_up(pid: int) -> tuple[str, int]:
         # Behind the name, which may hold anything: the state is field 3, the time of the start 22.
         fields = file.read().rpartition(b")")[2].split()
     return fields[0].decode(), int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still, by a signal or under a debugger. One that is gone does not."""
+    try:
+        return look_up(pid)[0] in "Tt"
+    except (OSError, ValueError, IndexError):
+        return False

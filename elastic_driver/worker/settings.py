@@ -99,7 +99,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _backend(text: str) -> Backend:
-    return Backend(_one_of(*Backend)(text))
+    return Backend(_one_of(Backend.NATIVE, Backend.TORCH)(text))
 
 
 def _timeline(text: str) -> str:

@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import uvloop
 from elastic_driver.errors import RendezvousProtocolError, shortage
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.control import ControlSocket, end_orphans, place
+from elastic_driver.launch.agent.horovod.front import HorovodFront
 from elastic_driver.launch.agent.host_rounds import ROUNDS_ROUTES, HostRounds
 from elastic_driver.launch.agent.link import DriverLink, DriverLostError, RefusedError, StrangersError
 from elastic_driver.launch.agent.machine import cores
@@ -42,13 +43,15 @@ from elastic_driver.rendezvous.agent_messages import (
     Welcome,
 )
 from elastic_driver.rendezvous.credentials import Identity
+from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.process_name import look_up, place_of_processes
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import Cloud
 
 if TYPE_CHECKING:
-    from elastic_driver.launch.agent.clouds import Endpoint, Notice
+    from elastic_driver.launch.agent.clouds import Endpoint
+    from elastic_driver.launch.agent.clouds import Notice as SpotNotice
     from elastic_driver.launch.agent.spot import SpotWatch, Told
 
 # What ending all workers may take, which are killed: a few seconds for those that the kernel holds.
@@ -169,7 +172,12 @@ class Agent:
         self._tasks = Tasks()
         self._workers: HostWorkers | None = None  # from the welcome on
         self._link = DriverLink(bootstrap, self)
-        self._rounds = HostRounds(self._send, self, is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES)
+        self._rounds = HostRounds(
+            self._send,
+            self,
+            is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES,
+            on_notice=self._notified,
+        )
         self._ports = HeldPorts(self._send)
         self._probes = Probes(self._send, self._tasks, is_held=self._ports.holds)
         self._socket_name = f"elastic-driver-{secrets.token_hex(16)}"
@@ -180,9 +188,10 @@ class Agent:
             own=self._rounds.routes,
             upstream=self._rounds,
             on_error=self._failed,
-            on_full=lambda text: self._send(Warning(text)),
+            on_full=self._warn,
         )
         self._rounds.serve(self._server)
+        self._horovod = HorovodFront(self._rounds, self._server, self, tasks=self._tasks, warn=self._warn)
         self._control = ControlSocket(self._link.agent, self._ordered)
         self._closing = False
         self._leaving = False
@@ -210,6 +219,7 @@ class Agent:
             await self._control.open()
             way_out.push_async_callback(self._server.close)
             way_out.callback(self._rounds.close)
+            way_out.callback(self._horovod.close)
             way_out.push_async_callback(self._tasks.end)
             way_out.callback(self._probes.close)
             way_out.callback(self._ports.close)
@@ -247,7 +257,8 @@ class Agent:
                 self._mark(welcome),
                 f"unix:@{self._socket_name}",
                 send=self._send,
-                on_gone=self._rounds.gone,
+                on_gone=self._gone,
+                more_of=self._horovod.environment,
                 tasks=self._tasks,
                 environ=self._environ if self._home is None else self._home.environ,
                 own_folder=self._home is not None,
@@ -346,6 +357,30 @@ class Agent:
         if self._workers is not None:
             self._workers.watch_threads(worker, pid, thread)
 
+    def pid(self, worker: WorkerId) -> int | None:
+        """Of the worker's process; None when none runs."""
+        return None if self._workers is None else self._workers.pid(worker)
+
+    async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
+        """Shuts a worker's connections to and from these addresses and ports."""
+        if self._workers is not None:
+            await self._workers.sever(worker, endpoints)
+
+    def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
+        """Starts a worker's process once more, with these variables."""
+        if self._workers is not None:
+            self._workers.start_again(worker, env)
+
+    def _gone(self, worker: WorkerId) -> None:
+        self._rounds.gone(worker)
+        self._horovod.gone(worker)
+
+    def _notified(self, notice: Notice) -> None:
+        self._horovod.notified(notice)
+
+    def _warn(self, text: str) -> None:
+        self._send(Warning(text))
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _end(self, end: End) -> None:
@@ -403,9 +438,9 @@ class Agent:
 
         watch, told, endpoint = await self._loop.run_in_executor(None, load)
         if not self._ended.done():
-            self._spot = watch(cloud, endpoint, told(self._noticed, lambda text: self._send(Warning(text))))
+            self._spot = watch(cloud, endpoint, told(self._noticed, self._warn))
 
-    def _noticed(self, notice: Notice) -> None:
+    def _noticed(self, notice: SpotNotice) -> None:
         if not self._closing:
             left = "" if notice.within_s is None else f", in {notice.within_s:.0f} s"
             if self._bootstrap.slots:

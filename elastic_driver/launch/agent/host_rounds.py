@@ -93,16 +93,25 @@ class HostRounds:
         send: tells the driver something.
         processes: of the workers.
         is_heard: whether the driver takes what it is told. Where it does not, what only counts as its latest waits.
+        on_notice: takes each notice, for workers that do not watch.
 
     Attributes:
         poll_s: how often workers are heard at least, seconds; 0 for their long polls only.
     """
 
-    def __init__(self, send: Callable[[Said], None], processes: Processes, *, is_heard: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Said], None],
+        processes: Processes,
+        *,
+        is_heard: Callable[[], bool],
+        on_notice: Callable[[Notice], None] = lambda notice: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._send = send
         self._processes = processes
         self._is_heard = is_heard
+        self._on_notice = on_notice
         self.poll_s = 0.0
         self._store: Store | None = None
         self._round_id = 0
@@ -161,7 +170,7 @@ class HostRounds:
             self._placed.pop(worker, None)
             self._send(Ready(worker.key, said))
         else:
-            self._hear(worker, 0, waiting=True)
+            self.hear(worker, 0, waiting=True)
         return future
 
     def watch(self, request: WatchRequest) -> Awaitable[Notice]:
@@ -175,7 +184,7 @@ class HostRounds:
         if request.round_id != self._round_id:
             raise StaleRoundError(request.round_id, self._round_id)
         self._check(worker)
-        self._hear(worker, request.progress, waiting=request.waiting)
+        self.hear(worker, request.progress, waiting=request.waiting)
         if request.disc is not None and request.disc != self._disc.get(worker):
             self._new_disc[worker] = self._disc[worker] = request.disc
         future: asyncio.Future[Notice] = self._loop.create_future()
@@ -307,10 +316,12 @@ class HostRounds:
         for future in watching.values():
             if not future.done():
                 future.set_result(notice)
+        self._on_notice(notice)
 
     # --- heartbeats ------------------------------------------------------------------------------------------------
 
-    def _hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
+    def hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
+        """A worker lives. The driver is told, soon."""
         self._heard[worker.key] = [progress, int(waiting)]
         if self._timer is None:
             self._tell_later()

@@ -11,8 +11,8 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastic_driver.errors import LaunchError
@@ -58,10 +58,12 @@ class _Starting:
         runs: whether the driver was told that its process is there.
         stop_within_s: it is to be stopped as soon as it is there, with this grace; None for not.
         sever: whether its connections are shut then.
+        is_again: whether the driver takes it for started already.
     """
 
     label: str
     runs: bool = False
+    is_again: bool = False
     stop_within_s: float | None = None
     sever: bool = False
 
@@ -87,6 +89,7 @@ class HostWorkers:
         url: of the server for the workers.
         send: tells the driver something.
         on_gone: told of each worker that has died.
+        more_of: what else a worker is to find in its environment, of its command and the rest of that.
         tasks: run what nobody waits for.
         environ: the whole environment of a worker's, of what the driver gives it; its marks come on top.
         own_folder: whether workers run in this process's folder, with its umask, instead of in the driver's.
@@ -101,6 +104,7 @@ class HostWorkers:
         *,
         send: Callable[[Said], None],
         on_gone: Callable[[WorkerId], None],
+        more_of: Callable[[WorkerId, Sequence[str], Mapping[str, str]], Awaitable[Mapping[str, str]]],
         tasks: Tasks,
         environ: Callable[[Mapping[str, str]], Mapping[str, str]],
         own_folder: bool = False,
@@ -110,6 +114,7 @@ class HostWorkers:
         self._screen = screen
         self._send = send
         self._on_gone = on_gone
+        self._more_of = more_of
         self._tasks = tasks
         self._own = {ENV_RENDEZVOUS: url, ENV_OWNER: name_of_this_process()}
         self._bad_folder = "" if own_folder else _enter(welcome)
@@ -128,6 +133,8 @@ class HostWorkers:
         self._processes: dict[WorkerId, LocalWorker] = {}
         self._error_files = ErrorFiles()
         self._error_file_of: dict[WorkerId, str] = {}
+        self._orders: dict[WorkerId, Start] = {}
+        self._again: set[WorkerId] = set()  # who is ended to be started once more, and the driver need not know
         self._paused = False
 
     # --- for the server and its handler ----------------------------------------------------------------------------
@@ -146,6 +153,30 @@ class HostWorkers:
         process = self._processes.get(worker)
         if process is not None:
             process.watch_threads(pid, thread)
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Of its process; None when none runs."""
+        process = self._processes.get(worker)
+        return None if process is None or process.exited.done() else process.pid
+
+    async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
+        """Shuts its connections to and from these addresses and ports."""
+        process = self._processes.get(worker)
+        if process is not None and not process.exited.done():
+            await process.sever(endpoints)
+
+    def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
+        """Ends its process and starts another in its place, with these variables. The driver is told nothing.
+
+        Args:
+            worker: which.
+            env: what is otherwise than in the order to start it.
+        """
+        process, order = self._processes.get(worker), self._orders.get(worker)
+        if process is not None and order is not None and not process.exited.done() and not process.is_ending:
+            self._orders[worker] = replace(order, env={**order.env, **env})
+            self._again.add(worker)
+            process.kill()
 
     # --- what the driver orders ------------------------------------------------------------------------------------
 
@@ -177,11 +208,13 @@ class HostWorkers:
         """SIGKILL to all, and to those that are being started as soon as they are there."""
         for starting in self._starting.values():
             starting.stop(0.0)
+        self._again.clear()
         self._launcher.kill()
 
     async def close(self) -> None:
         """Kills what still runs. Blocks until nothing is left, and the driver was told of everything."""
         self.resume()  # what is left in pipes comes now
+        self._again.clear()
         await self._launcher.close()
         await asyncio.sleep(0)
         self._error_files.remove()
@@ -209,6 +242,8 @@ class HostWorkers:
         starting = self._starting.get(worker)
         if starting is not None:
             starting.runs = True
+            if starting.is_again:
+                return
         self._send(Started(worker.key, pid))
 
     def write(self, worker: WorkerId, stream: Stream, data: bytes) -> None:
@@ -227,6 +262,7 @@ class HostWorkers:
             return
         self._keys[worker] = secrets.token_bytes(KEY_BYTES)
         self._starting[worker] = _Starting(order.label)
+        self._orders[worker] = order
         self._tasks.start(self._start(worker, order))
 
     async def _start(self, worker: WorkerId, order: Start) -> None:
@@ -237,16 +273,18 @@ class HostWorkers:
         try:
             if self._bad_folder:
                 raise CommandNotFoundError(self._bad_folder)
+            env |= await self._more_of(worker, order.command, env)
             process = await self._launcher.start(
                 worker, order.command, env, label=order.label, rank_at_launch=order.rank
             )
         except LaunchError as error:
-            if starting.runs:  # for a moment
+            if starting.runs or starting.is_again:  # for a moment
                 self._send(Exited(worker.key, -signal.SIGKILL, []))
                 self._send(Finished(worker.key))
             else:
                 self._send(NotStarted(worker.key, str(error), isinstance(error, CommandNotFoundError)))
             self._keys.pop(worker, None)
+            self._orders.pop(worker, None)
             self._error_file_of.pop(worker, None)
             self._on_gone(worker)
             return
@@ -262,6 +300,7 @@ class HostWorkers:
 
     def _stop(self, worker: WorkerId, grace_s: float, *, sever: bool = False) -> None:
         process, starting = self._processes.get(worker), self._starting.get(worker)
+        self._again.discard(worker)
         if process is not None:
             self._tasks.start(_stopped(process, grace_s, sever=sever))
         elif starting is not None:
@@ -269,6 +308,7 @@ class HostWorkers:
 
     def _kill(self, worker: WorkerId, order: Kill) -> None:
         process = self._processes.get(worker)
+        self._again.discard(worker)
         if process is None:
             self._stop(worker, 0.0)
         elif order.exits or order.stacks_s > 0:
@@ -287,7 +327,7 @@ class HostWorkers:
             one.label = label
 
     def _dying(self, process: LocalWorker, future: asyncio.Future[ExitStatus | str]) -> None:
-        if future.cancelled() or process.exited.done():
+        if future.cancelled() or process.exited.done() or process.worker in self._again:
             return
         status = future.result()
         returncode = None if isinstance(status, str) else status.returncode
@@ -296,14 +336,24 @@ class HostWorkers:
         )
 
     def _exited(self, process: LocalWorker) -> None:
+        if process.worker in self._again:
+            return
         status = process.exited.result()
         error = "" if status.ok else self._error_of(process.worker)
         self._send(Exited(process.worker.key, status.returncode, list(process.last_lines), error))
         self._on_gone(process.worker)
 
     def _finished(self, process: LocalWorker) -> None:
-        del self._processes[process.worker]
-        self._keys.pop(process.worker, None)
+        worker = process.worker
+        del self._processes[worker]
+        if worker in self._again:
+            self._again.discard(worker)
+            order = self._orders[worker]
+            self._starting[worker] = _Starting(process.label, is_again=True)
+            self._tasks.start(self._start(worker, order))
+            return
+        self._keys.pop(worker, None)
+        self._orders.pop(worker, None)
         with contextlib.suppress(OSError):
             os.unlink(self._error_file_of.pop(process.worker, ""))
         self._send(Finished(process.worker.key))

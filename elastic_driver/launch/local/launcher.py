@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -84,10 +85,11 @@ class _JobScanner:
         """The living processes of one worker, as of a scan that began after this call."""
         return (await self.find_all()).get(key, [])
 
-    async def sever(self, key: str) -> None:
-        """Shuts the connections of the living processes of one worker."""
+    async def sever(self, key: str, endpoints: Iterable[tuple[str, int]] | None = None) -> None:
+        """Shuts the connections of the living processes of one worker: all, or those with one of these ends."""
         pids = [process.pid for process in await self.find(key)]
-        await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids)
+        ends = None if endpoints is None else frozenset(endpoints)
+        await asyncio.get_running_loop().run_in_executor(self._pool, sever, pids, ends)
 
     async def find_all(self) -> _Found:
         """The living processes of the job by worker key."""
@@ -138,7 +140,7 @@ class LocalWorker:
         self._ending: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._kill_now: asyncio.Future[None] = self._loop.create_future()
-        self._kill_at = float("inf")
+        self._kill_at = math.inf
         self._kill_timer: asyncio.TimerHandle | None = None
         self._unwatch: tuple[Callable[[], None], ...] = ()
         watch_child(self.pid, self._died)
@@ -238,6 +240,16 @@ class LocalWorker:
             with contextlib.suppress(OSError, MemoryError):  # it hangs until it is killed
                 await self._scanner.sever(self.worker.key)
         return await self.wait()
+
+    async def sever(self, endpoints: Iterable[tuple[str, int]]) -> None:
+        """Shuts the connections of the tree that have one of these ends (addresses and ports)."""
+        with contextlib.suppress(OSError, MemoryError):
+            await self._scanner.sever(self.worker.key, endpoints)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is being stopped, or killed."""
+        return self._kill_at < math.inf
 
     def kill(self) -> None:
         """SIGKILL to the tree."""

@@ -12,23 +12,28 @@ import ctypes
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 _PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
 
 
-def sever(pids: Iterable[int]) -> int:
-    """Shuts all connected TCP sockets of these processes. Blocks for less than a millisecond each.
+def sever(pids: Iterable[int], ends: Collection[tuple[str, int]] | None = None) -> int:
+    """Shuts connected TCP sockets of these processes. Blocks for less than a millisecond each.
 
     What is on this machine only (unix sockets, pipes) is left alone: that is how they speak to their agent.
+
+    Args:
+        pids: which processes.
+        ends: addresses and ports; only connections that have one of them as an end are shut. None for all.
 
     Returns:
         How many were shut.
     """
-    return sum(_sever(pid) for pid in pids)
+    return sum(_sever(pid, ends) for pid in pids)
 
 
-def _sever(pid: int) -> int:
+def _sever(pid: int, ends: Collection[tuple[str, int]] | None) -> int:
     number = 0
     with contextlib.suppress(OSError, AttributeError):  # it is gone, may not be traced, or Python knows no pidfds
         process = os.pidfd_open(pid)
@@ -36,22 +41,29 @@ def _sever(pid: int) -> int:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
-                        number += _shut(process, int(name))
+                        number += _shut(process, int(name), ends)
         finally:
             os.close(process)
     return number
 
 
-def _shut(process: int, descriptor: int) -> bool:
+def _shut(process: int, descriptor: int, ends: Collection[tuple[str, int]] | None) -> bool:
     copy = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
     if copy < 0:
         return False
     with socket.socket(fileno=copy) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
             return False
-        sock.getpeername()  # raises for one that is not connected: nobody waits for anybody there
+        peer = sock.getpeername()  # raises for one that is not connected: nobody waits for anybody there
+        if ends is not None and _end(peer) not in ends and _end(sock.getsockname()) not in ends:
+            return False
         sock.shutdown(socket.SHUT_RDWR)
     return True
+
+
+def _end(address: tuple[Any, ...]) -> tuple[str, int]:
+    """Address and port; an IPv4 address that stands as an IPv6 one is the same."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from elastic_driver.dialects.horovod import ENV_ADDRESS, ENV_INTERFACE, ENV_PORT, ENV_STORE_PORT
 from elastic_driver.dialects.torchrun import PLACE_VARIABLES
 from elastic_driver.errors import shortage
 from elastic_driver.launch.launcher import ExitStatus, Stream
@@ -52,6 +53,10 @@ _OWN = frozenset(
         ENV_RENDEZVOUS,
         ENV_KEY,
         ENV_RANKS_KEY,
+        ENV_ADDRESS,
+        ENV_PORT,
+        ENV_STORE_PORT,
+        ENV_INTERFACE,
         "HOROVOD_HOSTNAME",
         *PLACE_VARIABLES,
         *(f"HOROVOD_{scope}{number}" for scope in ("", "LOCAL_", "CROSS_") for number in ("RANK", "SIZE")),

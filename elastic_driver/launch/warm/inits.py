@@ -8,10 +8,10 @@ first of them calls ``init()``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from elastic_driver.launch.warm.preload import read_command
+from elastic_driver.launch.warm.preload import PythonCommand, read_command
 
 _OURS = ("elastic_driver", "horovod")
 # A script has few neighbours; one that lies in a folder of thousands is not read for long.
@@ -27,8 +27,33 @@ def calls_init(command: Sequence[str], cwd: Path) -> bool:
         cwd: the working directory.
     """
     found = read_command(command, cwd)
-    if found is None:
-        return False
+    return found is not None and any(_calls_init_of(tree, imports) for tree, imports in _read(found))
+
+
+def names_module(command: Sequence[str], cwd: Path, package: str) -> bool | None:
+    """Whether what the command runs imports a package by name, or a module beside it does; None: that cannot be read.
+
+    Args:
+        command, cwd: see :func:`calls_init`.
+        package: without dots.
+    """
+    found = read_command(command, cwd)
+    if found is None or not found.files:
+        return None
+    return any(
+        name.partition(".")[0] == package for _, imports in _read(found) for node in imports for name in _named(node)
+    )
+
+
+def _named(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import names from the top."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [] if node.level or not node.module else [node.module]
+
+
+def _read(found: PythonCommand) -> Iterator[tuple[ast.AST, list[ast.Import | ast.ImportFrom]]]:
+    """Each file that can be read, with its imports: what Python runs, and modules beside it, also through others."""
     files, seen = list(found.files), set(found.files)
     for file in files:
         try:
@@ -36,14 +61,12 @@ def calls_init(command: Sequence[str], cwd: Path) -> bool:
         except (OSError, ValueError, SyntaxError, RecursionError):
             continue
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        if _calls_init_of(tree, imports):
-            return True
+        yield tree, imports
         for name in _modules(imports):
             neighbour = found.folder.joinpath(*name.split(".")).with_suffix(".py")
             if neighbour not in seen and len(seen) < _MOST_FILES and neighbour.is_file():
                 seen.add(neighbour)
                 files.append(neighbour)
-    return False
 
 
 def _calls_init_of(tree: ast.AST, imports: Sequence[ast.Import | ast.ImportFrom]) -> bool:

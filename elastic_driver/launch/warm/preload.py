@@ -40,10 +40,15 @@ class PythonCommand:
     folder: Path
 
 
+def is_python(word: str) -> bool:
+    """Whether the first word of a command is a Python's name."""
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None
+
+
 def read_command(command: Sequence[str], cwd: Path) -> PythonCommand | None:
     """What ``python [options] script ...`` or ``-m module`` runs; None for any other command."""
     words = list(command)
-    if not words or not _PYTHON.fullmatch(os.path.basename(words[0])):
+    if not words or not is_python(words[0]):
         return None
     place = 1
     while place < len(words) and words[place].startswith("-"):

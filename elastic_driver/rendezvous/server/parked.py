@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from elastic_driver.errors import StaleRoundError
 from elastic_driver.rendezvous.server.connection import Connection, error_body
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater, Timer
@@ -68,25 +69,52 @@ class Waiter:
             self._waiters.remove(self)
 
 
+class KeyWaiter:
+    """Somebody in this process who waits for a key; for the index like a parked request.
+
+    Attributes:
+        round_id, scope, key, count: see Waiter.
+        future: the value.
+    """
+
+    __slots__ = ("_waiters", "count", "future", "key", "round_id", "scope")
+
+    def __init__(self, round_id: int, scope: str, key: str, waiters: Waiters) -> None:
+        self.round_id, self.scope, self.key, self.count = round_id, scope, key, 0
+        self._waiters = waiters
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.future.add_done_callback(lambda _: waiters.remove(self))
+
+    def answer(self, status: int, body: bytes) -> None:
+        """The value is there, or the round is over."""
+        self._waiters.remove(self)
+        if self.future.done():
+            return
+        if status == 200:
+            self.future.set_result(body)
+        else:
+            self.future.set_exception(StaleRoundError(self.round_id, self.round_id + 1))
+
+
 class Waiters:
     """The index of parked key-value requests: by key, and by scope and number of keys."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], dict[Waiter, None]] = {}
-        self._counts: dict[str, dict[int, dict[Waiter, None]]] = {}
+        self._keys: dict[tuple[str, str], dict[Waiter | KeyWaiter, None]] = {}
+        self._counts: dict[str, dict[int, dict[Waiter | KeyWaiter, None]]] = {}
 
     def __len__(self) -> int:
         counts = (group for groups in self._counts.values() for group in groups.values())
         return sum(map(len, self._keys.values())) + sum(map(len, counts))
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter | KeyWaiter) -> None:
         """The request is parked."""
         if waiter.key is not None:
             self._keys.setdefault((waiter.scope, waiter.key), {})[waiter] = None
         else:
             self._counts.setdefault(waiter.scope, {}).setdefault(waiter.count, {})[waiter] = None
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter | KeyWaiter) -> None:
         """The request is parked no more; one that was not changes nothing."""
         if waiter.key is not None:
             group = self._keys.get((waiter.scope, waiter.key), {})
@@ -102,11 +130,11 @@ class Waiters:
         if not counts:
             self._counts.pop(waiter.scope, None)
 
-    def of_key(self, scope: str, key: str) -> list[Waiter]:
+    def of_key(self, scope: str, key: str) -> list[Waiter | KeyWaiter]:
         """Who waits for the key."""
         return list(self._keys.get((scope, key), ()))
 
-    def of_count(self, scope: str, count_present: Callable[[], int]) -> list[Waiter]:
+    def of_count(self, scope: str, count_present: Callable[[], int]) -> list[Waiter | KeyWaiter]:
         """Who waits for as many keys as there are, or fewer.
 
         Args:
@@ -119,7 +147,7 @@ class Waiters:
         number = count_present()
         return [waiter for count, group in counts.items() if count <= number for waiter in group]
 
-    def all(self) -> list[Waiter]:
+    def all(self) -> list[Waiter | KeyWaiter]:
         """Everybody."""
         return [
             *(waiter for group in self._keys.values() for waiter in group),

@@ -41,7 +41,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.proof import Session
 from elastic_driver.rendezvous.routes import AGENT, DRIVER_ROUTES, RouteRequest, Routes, table_of
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
-from elastic_driver.rendezvous.server.parked import PendingAnswer, Waiter, Waiters
+from elastic_driver.rendezvous.server.parked import KeyWaiter, PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.system.job_clock import CallLater
 
@@ -359,6 +359,35 @@ class RendezvousServer:
                 self.store.put(round_id, scope, key, value)
                 self._release_key(scope, key, value)
             self._release_count(round_id, scope)
+
+    # --- for those who speak for a worker --------------------------------------------------------------------------
+
+    def set_key(self, round_id: int, scope: str, key: str, value: bytes) -> None:
+        """Sets a key, as a worker would.
+
+        Raises:
+            StaleRoundError: the round is not the current one.
+            RendezvousProtocolError: the store is full, or there is no key or no scope.
+        """
+        self._put(round_id, scope, key, value)
+
+    def key_when_there(self, round_id: int, scope: str, key: str) -> asyncio.Future[bytes]:
+        """A key's value as soon as it has one. Whoever waits no longer cancels the future.
+
+        The future raises StaleRoundError when the round is over.
+
+        Raises:
+            StaleRoundError: the round is not the current one.
+        """
+        value = self.store.get(round_id, scope, key)
+        waiter = KeyWaiter(round_id, scope, key, self._waiters)
+        if value is not None:
+            waiter.future.set_result(value)
+            return waiter.future
+        self._waiters.add(waiter)
+        if self._upstream is not None:
+            self._upstream.want(round_id, scope, key, 0)
+        return waiter.future
 
     # --- for connections -------------------------------------------------------------------------------------------
 

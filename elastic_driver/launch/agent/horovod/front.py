@@ -1,0 +1,219 @@
+"""All workers of this host that run Horovod's own library: their ports, their notices, their connections.
+
+Owns which workers have a port, and what is done to them when the driver sets a notice: rank 0 is told to have all leave
+at a commit, again and again until that is so; in a round that is broken, connections between workers are shut, since
+who is no neighbour of the dead waits for it in Gloo. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from elastic_driver.dialects.horovod import (
+    AUTO,
+    ENV_ADDRESS,
+    ENV_INTERFACE,
+    ENV_PORT,
+    ENV_PROTOCOL,
+    ENV_STORE_ADDRESS,
+    ENV_STORE_PORT,
+    OFF,
+    planned,
+)
+from elastic_driver.errors import RendezvousError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.horovod.detection import Detection
+from elastic_driver.launch.agent.horovod.notification import notify
+from elastic_driver.launch.agent.horovod.port import HorovodPort, Rounds, Store, Surroundings
+from elastic_driver.rendezvous.messages import Notice
+from elastic_driver.system.interfaces import host_addresses, interface_of
+from elastic_driver.system.process_name import is_stopped
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.words import NoticeKind
+
+# Horovod's own HostUpdateResult: hosts were added, and others removed. "Removed" alone would have nobody take over the
+# state, and whoever comes with that round would wait for it for ever.
+_MIXED = 3
+# Between two times that rank 0 is told the same, and how long it has to acknowledge one.
+_AGAIN_S, _ACKNOWLEDGE_S = 0.5, 5.0
+# When connections of a broken round are looked for: some may have been under way.
+_SHUT_AT_S = (0.0, 0.2, 1.0, 5.0)
+# How often workers are looked at, at most.
+_LOOK_S = 0.5
+
+
+class Hearing(Rounds, Protocol):
+    """The handler of rounds on this host."""
+
+    poll_s: float
+
+    def hear(self, worker: WorkerId, progress: int, *, waiting: bool) -> None:
+        """A worker lives."""
+
+
+class Processes(Protocol):
+    """The workers' processes."""
+
+    async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
+        """Shuts its connections to and from these addresses and ports."""
+
+    def pid(self, worker: WorkerId) -> int | None:
+        """Of its process; None when none runs."""
+
+    def start_again(self, worker: WorkerId, env: Mapping[str, str]) -> None:
+        """Starts its process once more, with these variables."""
+
+
+class HorovodFront:
+    """See above. Used on the event loop only.
+
+    Args:
+        rounds: the handler of rounds on this host.
+        store: the keys of the present round.
+        processes: of the workers.
+        tasks: run what nobody waits for.
+        warn: takes what the user should look at.
+    """
+
+    def __init__(
+        self, rounds: Hearing, store: Store, processes: Processes, *, tasks: Tasks, warn: Callable[[str], None]
+    ) -> None:
+        self._rounds = rounds
+        self._processes = processes
+        self._tasks = tasks
+        self._around = Surroundings(rounds, store, tasks, _interface, processes.start_again, warn)
+        self._ports: dict[WorkerId, HorovodPort] = {}
+        self._detection = Detection()
+        self._telling: asyncio.Task[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._notice: Notice | None = None
+
+    def close(self) -> None:
+        """Ends all ports."""
+        for worker in tuple(self._ports):
+            self.gone(worker)
+        if self._looking is not None:
+            self._looking.cancel()
+        self._stop_telling()
+
+    # --- workers ---------------------------------------------------------------------------------------------------
+
+    async def environment(self, worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+        """What a worker is to find in its environment, so that Horovod's own library finds this agent.
+
+        Nothing where it is not to be served so: its library would find no rendezvous.
+
+        Args:
+            worker: which. It gets a port if it has none.
+            command: what it runs.
+            env: its environment so far.
+        """
+        mode = env.get(ENV_PROTOCOL, OFF)
+        if mode == OFF or (mode == AUTO and not await self._detection.is_horovods(tuple(command), env, os.getcwd())):
+            return {}
+        self.gone(worker)  # the port of a process that is started again
+        port = HorovodPort(worker, planned(env), self._around)
+        try:
+            variables = dict(await port.open(os.getuid()))
+        except OSError as error:
+            self._around.warn(f"worker {worker} cannot be served as one of Horovod's: {error.strerror}")
+            return {}
+        self._ports[worker] = port
+        if self._looking is None:
+            self._look()
+        variables |= {ENV_STORE_ADDRESS: "127.0.0.1", ENV_STORE_PORT: variables[ENV_PORT]}
+        if interface := _interface(env.get(ENV_ADDRESS, "")):
+            variables[ENV_INTERFACE] = interface
+        return variables
+
+    def gone(self, worker: WorkerId) -> None:
+        """A worker has ended."""
+        port = self._ports.pop(worker, None)
+        if port is not None:
+            port.close()
+
+    # --- what the driver says --------------------------------------------------------------------------------------
+
+    def notified(self, notice: Notice) -> None:
+        """The present notice."""
+        if self._notice == notice:
+            return
+        self._notice = notice
+        self._stop_telling()
+        members = [port for port in self._ports.values() if _round_of(port) == notice.round_id]
+        match notice.kind:
+            case NoticeKind.HOSTS_UPDATED:
+                for port in members:
+                    port.planned()
+                # Rank 0 may be here later, too: its answer is on the way.
+                self._telling = self._tasks.start(self._tell(notice, time.time()))
+            case NoticeKind.ABORT | NoticeKind.JOB_OVER:
+                for port in members:
+                    port.broken()
+                    if notice.kind is NoticeKind.ABORT:
+                        self._tasks.start(self._shut(port, port.endpoints))
+            case NoticeKind.NONE:
+                pass
+
+    async def _shut(self, port: HorovodPort, endpoints: set[tuple[str, int]]) -> None:
+        """Shuts what it has of a round that is broken, until it asks for another."""
+        assignment, before = port.assignment, 0.0
+        for at_s in _SHUT_AT_S:
+            await asyncio.sleep(at_s - before)
+            before = at_s
+            if port.worker not in self._ports or port.assignment is not assignment or not endpoints:
+                return
+            await self._processes.sever(port.worker, frozenset(endpoints))
+
+    async def _tell(self, notice: Notice, timestamp: float) -> None:
+        """Tells rank 0 that hosts have changed, until the notice is another.
+
+        It is the same notice each time, so it has the same timestamp: what comes a second time, perhaps in the round
+        after, is not taken for another.
+        """
+        while True:
+            for port in tuple(self._ports.values()):
+                assignment, registration = port.assignment, port.registration
+                if assignment is None or assignment.round_id != notice.round_id:
+                    continue
+                port.planned()
+                if assignment.slot.rank == 0 and registration is not None and port.met:
+                    with contextlib.suppress(RendezvousError, OSError, TimeoutError):
+                        await notify(registration, timestamp=timestamp, res=_MIXED, own=_own(), limit_s=_ACKNOWLEDGE_S)
+            await asyncio.sleep(_AGAIN_S)
+
+    def _stop_telling(self) -> None:
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.cancel()
+
+    # --- heartbeats ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Says who lives: they do not say it themselves, but whether they are stopped can be seen."""
+        poll_s = self._rounds.poll_s
+        delay_s = min(_LOOK_S, poll_s / 2) if poll_s > 0 else _LOOK_S
+        self._looking = asyncio.get_running_loop().call_later(delay_s, self._look)
+        for worker, port in self._ports.items():
+            pid = port.pid or self._processes.pid(worker)
+            if port.is_known and pid is not None and not is_stopped(pid):
+                self._rounds.hear(worker, 0, waiting=True)
+
+
+def _round_of(port: HorovodPort) -> int:
+    return 0 if port.assignment is None else port.assignment.round_id
+
+
+def _own() -> list[str]:
+    """The addresses of this machine."""
+    return [line.rpartition(" ")[2].partition("/")[0] for line in host_addresses()]
+
+
+def _interface(address: str) -> str:
+    """The name of the interface that has an address; "" for none."""
+    return interface_of(host_addresses(), address) if address else ""

@@ -1,0 +1,151 @@
+"""A worker's notification service: where it listens, as it says itself, and the notice that hosts have changed.
+
+Owns the form of both. They are pickles: what a worker sends is read by an unpickler that knows no class, and what it is
+sent is a pickle of a class of Horovod's, written by hand. Its answers are not unpickled at all: their seal says enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import io
+import ipaddress
+import pickle
+import pickletools
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from elastic_driver.errors import RendezvousError, RendezvousProtocolError
+
+_SEAL_BYTES = 32
+_LENGTH = struct.Struct("i")
+_MOST_BYTES = 64 << 10
+_MOST_ADDRESSES = 64
+_KEY_BYTES = range(16, 65)
+# All that a pickle of texts, numbers, bytes and tuples, lists and dicts of them needs. None of these makes more of its
+# size than the pickle itself has, so a small one stays small.
+_OPCODES = frozenset(
+    re.split(
+        " ",
+        "PROTO FRAME STOP MARK POP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT "
+        "BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE SHORT_BINBYTES BINBYTES "
+        "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Where a worker takes notices.
+
+    Attributes:
+        addresses: IPv4 addresses and ports.
+        key: that seals what it is sent, and its answers.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    key: bytes = field(repr=False)
+
+
+class _NoClasses(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def parse_registration(body: bytes) -> Registration:
+    """Reads what a worker says of its notification service.
+
+    Raises:
+        RendezvousProtocolError: it is anything else.
+    """
+    if len(body) > _MOST_BYTES:
+        raise RendezvousProtocolError(f"cannot read where the worker takes notices: {len(body)} bytes are too many")
+    try:
+        data = base64.b64decode(body, validate=True)
+        strange = {opcode.name for opcode, _, _ in pickletools.genops(data)} - _OPCODES
+        if strange:
+            raise pickle.UnpicklingError(f"it has {', '.join(sorted(strange))}")
+        said = _NoClasses(io.BytesIO(data)).load()
+        by_interface, key = said
+        addresses = tuple(_address(one) for ends in by_interface.values() for one in ends)
+    except (
+        pickle.UnpicklingError,
+        binascii.Error,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        EOFError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise RendezvousProtocolError(f"cannot read where the worker takes notices: {error}") from None
+    if not isinstance(key, bytes) or len(key) not in _KEY_BYTES or not 0 < len(addresses) <= _MOST_ADDRESSES:
+        raise RendezvousProtocolError("cannot read where the worker takes notices: no key, or no addresses")
+    return Registration(tuple(dict.fromkeys(addresses)), key)
+
+
+def _address(end: Any) -> tuple[str, int]:
+    host, port = end
+    if not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
+        raise ValueError("an address is a text and a port")
+    return str(ipaddress.IPv4Address(host)), port
+
+
+async def notify(registration: Registration, *, timestamp: float, res: int, own: Iterable[str], limit_s: float) -> None:
+    """Tells a worker that hosts have changed.
+
+    Args:
+        registration: where it listens.
+        timestamp: of the change; one that it knows is no news.
+        res: what has changed, as Horovod's HostUpdateResult numbers it.
+        own: the addresses of this machine. A worker cannot have its agent connect to others.
+        limit_s: for all of it, seconds.
+
+    Raises:
+        RendezvousError: nobody there has acknowledged it.
+        TimeoutError: not in time.
+    """
+    body = _pickled("horovod.runner.elastic.worker", "HostsUpdatedRequest", timestamp=timestamp, res=res)
+    here = frozenset(own)
+    errors = []
+    async with asyncio.timeout(limit_s):
+        for host, port in registration.addresses:
+            if host not in here:
+                continue
+            try:
+                await _ask(host, port, registration.key, body)
+            except (OSError, EOFError, RendezvousProtocolError) as error:
+                errors.append(f"{host}:{port}: {error}")
+            else:
+                return
+    raise RendezvousError(f"the worker takes no notices: {'; '.join(errors) or 'none of its addresses is here'}")
+
+
+async def _ask(host: str, port: int, key: bytes, body: bytes) -> None:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(hmac.digest(key, body, hashlib.sha256) + _LENGTH.pack(len(body)) + body)
+        await writer.drain()
+        head = await reader.readexactly(_SEAL_BYTES + _LENGTH.size)
+        (length,) = _LENGTH.unpack_from(head, _SEAL_BYTES)
+        if not 0 <= length <= _MOST_BYTES:
+            raise RendezvousProtocolError(f"an answer of {length} bytes is none")
+        answer = await reader.readexactly(length)
+        if not hmac.compare_digest(hmac.digest(key, answer, hashlib.sha256), head[:_SEAL_BYTES]):
+            raise RendezvousProtocolError("the answer has not the worker's seal")
+    finally:
+        writer.close()
+
+
+def _pickled(module: str, name: str, **fields: float) -> bytes:
+    """A pickle of an object of a class, with these attributes, by the class's name (protocol 2)."""
+    attributes = pickle.dumps(fields, 2)[2:-1]
+    made = f"c{module}\n{name}\n".encode() + pickle.EMPTY_TUPLE + pickle.NEWOBJ
+    return pickle.PROTO + b"\x02" + made + attributes + pickle.BUILD + pickle.STOP
