@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from horovod_jobs import HorovodJob, Start
 
 
-def _is_installed() -> bool:
+def _is_installed(framework: str) -> bool:
     try:
-        importlib.metadata.version("horovod")
+        built = importlib.metadata.distribution("horovod").locate_file(f"horovod/{framework}")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return True
+    return any(Path(str(built)).glob("mpi_lib*.so"))
 
 
 class _Skipped(pytest.Module):
     def collect(self) -> Any:
-        pytest.skip("there is no Horovod: scripts/install-horovod installs it", allow_module_level=True)
+        flag = " --tensorflow" if "tensorflow" in self.path.name else ""
+        pytest.skip(f"no Horovod is built for this: scripts/install-horovod{flag} does it", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return None if _is_installed() else _Skipped.from_parent(parent, path=module_path)
+    framework = "tensorflow" if "tensorflow" in module_path.name else "torch"
+    return None if _is_installed(framework) else _Skipped.from_parent(parent, path=module_path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,8 +55,8 @@ def start(launcher: str, tmp_path: Path) -> Iterator[Start]:
             self.launcher = launcher
             self.jobs: list[HorovodJob] = []
 
-        def __call__(self, hosts: str | None, *flags: str, **env: str) -> HorovodJob:
-            self.jobs.append(HorovodJob(launcher, tmp_path / str(len(self.jobs)), hosts, *flags, **env))
+        def __call__(self, *arguments: Any, **env: Any) -> HorovodJob:
+            self.jobs.append(HorovodJob(launcher, tmp_path / str(len(self.jobs)), *arguments, **env))
             return self.jobs[-1]
 
     starter = Starter()

@@ -15,22 +15,26 @@ import psutil
 from jobs import Job
 
 PROGRAM = Path(__file__).with_name("horovod_program.py")
+TENSORFLOW_PROGRAM = Path(__file__).with_name("horovod_tensorflow_program.py")
 MARK = "HOROVOD_TEST_MARK"
 LINGER_S = 30.0
 
 
 class HorovodJob(Job):
-    """Starts horovod_program.py; see there for the variables.
+    """Starts a program; see horovod_program.py for the variables.
 
     Args:
         launcher: elasticrun, or horovodrun.
         folder: for its files.
         hosts: what the discovery script prints; None for none.
         flags: of the launcher's, such as both know.
+        program: what the workers run.
         env: variables of the program's.
     """
 
-    def __init__(self, launcher: str, folder: Path, hosts: str | None, *flags: str, **env: str) -> None:
+    def __init__(
+        self, launcher: str, folder: Path, hosts: str | None, *flags: str, program: Path = PROGRAM, **env: str
+    ) -> None:
         self.by = launcher
         self._mark = uuid.uuid4().hex
         if launcher == "horovodrun":
@@ -39,7 +43,7 @@ class HorovodJob(Job):
         once = folder / "once"
         once.mkdir()
         env = {"ONCE": str(once), MARK: self._mark, **env}
-        super().__init__(folder, hosts, *flags, command=[sys.executable, str(PROGRAM)], env=env)
+        super().__init__(folder, hosts, *flags, command=[sys.executable, str(program)], env=env)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         if self.by == "horovodrun":
@@ -112,4 +116,4 @@ class Start(Protocol):
 
     launcher: str
 
-    def __call__(self, hosts: str | None, *flags: str, **env: str) -> HorovodJob: ...
+    def __call__(self, hosts: str | None, *flags: str, program: Path = PROGRAM, **env: str) -> HorovodJob: ...
