@@ -1,7 +1,6 @@
 """horovod_program.py for TensorFlow: a training with Horovod's DistributedGradientTape.
 
-Its state is an ObjectState: the making of a TensorFlowState is a collective, in which a worker that comes later waits for
-ever, and TensorFlowKerasState does not know the Keras of today.
+Its state is an ObjectState: to make a TensorFlowState is a collective, in which one that comes later waits for ever.
 
 Environment: STEP_LOG (file), STEPS, STEP_S.
 """
