@@ -29,11 +29,19 @@ class HorovodJob(Job):
         hosts: what the discovery script prints; None for none.
         flags: of the launcher's, such as both know.
         program: what the workers run.
+        python: what runs it.
         env: variables of the program's.
     """
 
     def __init__(
-        self, launcher: str, folder: Path, hosts: str | None, *flags: str, program: Path = PROGRAM, **env: str
+        self,
+        launcher: str,
+        folder: Path,
+        hosts: str | None,
+        *flags: str,
+        program: Path = PROGRAM,
+        python: Sequence[str] = (sys.executable,),
+        **env: str,
     ) -> None:
         self.by = launcher
         self._mark = uuid.uuid4().hex
@@ -43,7 +51,7 @@ class HorovodJob(Job):
         once = folder / "once"
         once.mkdir()
         env = {"ONCE": str(once), MARK: self._mark, **env}
-        super().__init__(folder, hosts, *flags, command=[sys.executable, str(program)], env=env)
+        super().__init__(folder, hosts, *flags, command=[*python, str(program)], env=env)
 
     def launcher(self, elasticrun: Sequence[str]) -> list[str]:
         if self.by == "horovodrun":
@@ -116,4 +124,11 @@ class Start(Protocol):
 
     launcher: str
 
-    def __call__(self, hosts: str | None, *flags: str, program: Path = PROGRAM, **env: str) -> HorovodJob: ...
+    def __call__(
+        self,
+        hosts: str | None,
+        *flags: str,
+        program: Path = PROGRAM,
+        python: Sequence[str] = (sys.executable,),
+        **env: str,
+    ) -> HorovodJob: ...
