@@ -139,8 +139,8 @@ def test_a_static_job_fails(start: Start, hosts: str | None, how: str) -> None:
     if how == "exception":
         assert "a bug in the training script" in job.said()
     if job.is_ours:
-        cause = {"exception": "exited with code 1", "exit": "exited with code 3", "kill": "killed by SIGKILL"}[how]
-        assert cause in job.said()
+        # Who leaves shuts Horovod down first, and another may be gone before it.
+        assert ("killed by SIGKILL" if how == "kill" else "exited with code") in job.said()
         assert "job failed" in job.said()
 
 
