@@ -1,7 +1,7 @@
 """What a change of membership costs, on the loop of elastic_loop.py.
 
     python benchmarks/elastic.py [--runs 5] [--workers 4] [--scenarios start,kill,...] [--no-torchrun]
-        [--hosts netns] [--worker ddp|torchrun]
+        [--hosts netns] [--worker ddp|torchrun|horovod]
 
 Hosts are localhost and 127.0.0.1, each with half of the workers, and 127.0.0.2 for standbys; with ``--hosts netns``
 three network namespaces on a bridge, the driver in the first, the others reached over ssh. Then the second host has
@@ -42,8 +42,11 @@ event log and of the marks of elastic_loop.py, all on one clock. The stages:
 With ``--worker ddp`` torch's DistributedDataParallel carries the gradients, in place, over the round's process group.
 With ``--worker torchrun`` the loop is a DDP script for torchrun (torchrun_loop.py), which elasticrun restarts:
 elastic_restarts.py says what is measured then.
+With ``--worker horovod`` it is a script for Horovod, with Horovod's own workers (horovod_loop.py), where that is
+installed (scripts/install-horovod). The yardstick is horovodrun then: see elastic_horovod.py.
 
-The yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's steps.
+Otherwise the yardstick in the same run is torchrun on the same loop with a checkpoint each step: the gap in rank 0's
+steps.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from elastic_horovod import HOROVOD
 from elastic_jobs import ElasticJob, Figures, Job, Namespaces, TorchrunJob, normal_step, stages, survivors_figures
 from elastic_restarts import RESTARTS
 
@@ -217,6 +221,19 @@ def measured(scenario: Scenario, workers: int, nodes: Namespaces | None) -> Figu
         return scenario(Path(folder), workers, nodes)
 
 
+def print_requests(name: str, ours: Scenario, peer: Scenario | None, workers: int) -> None:
+    """What workers ask the launcher: one more run of each, which counts that."""
+    counts = []
+    for scenario in filter(None, (ours, peer)):
+        with tempfile.NamedTemporaryFile() as log:
+            os.environ["REQUEST_LOG"] = log.name
+            try:
+                counts.append(measured(scenario, workers, None).requests or 0)
+            finally:
+                del os.environ["REQUEST_LOG"]
+    print(f"  {name}: {counts[0]} requests, {counts[-1]} under horovodrun", flush=True)
+
+
 def print_stages(scenario: str, runs: list[dict[str, float]]) -> None:
     """What a change is made of, stage by stage; nothing where no run tells."""
     if not runs:
@@ -244,13 +261,13 @@ def main() -> None:
     parser.add_argument("--workers", default="4", help="comma list of even numbers (default 4)")
     parser.add_argument("--scenarios", default="", help="comma list (default all)")
     parser.add_argument("--hosts", choices=("one", "netns"), default="one", help="one machine, or network namespaces")
-    parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out")
+    parser.add_argument("--no-torchrun", action="store_true", help="leave the yardstick out, whichever it is")
     parser.add_argument(
-        "--worker", choices=("ours", "ddp", "torchrun"), default="ours", help="which loop (default ours)"
+        "--worker", choices=("ours", "ddp", "torchrun", "horovod"), default="ours", help="which loop (default ours)"
     )
     options = parser.parse_args()
-    if options.worker == "torchrun" and options.hosts == "netns":
-        parser.error("--worker torchrun: on one machine only")
+    if options.worker in ("torchrun", "horovod") and options.hosts == "netns":
+        parser.error(f"--worker {options.worker}: on one machine only")
     os.environ["BENCH_WORKER"] = options.worker  # elastic_loop.py's
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(Namespaces(3, sshd=True)) if options.hosts == "netns" else None
@@ -264,7 +281,8 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
             f"{'scenario':16} {'stall, s':26} {'join, s':26} {'found, s':20} {'lost, steps':14} normal step, s",
             flush=True,
         )
-        scenarios = RESTARTS if options.worker == "torchrun" else SCENARIOS
+        scenarios = {"torchrun": RESTARTS, "horovod": HOROVOD}.get(options.worker, SCENARIOS)
+        yardstick = "horovodrun" if options.worker == "horovod" else "torchrun"
         for name in options.scenarios.split(",") if options.scenarios else scenarios:
             ours, peer = scenarios[name]
             figures: list[Figures] = []
@@ -273,7 +291,7 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
                 figures.append(measured(ours, workers, nodes))
                 if peer is not None and not options.no_torchrun:
                     peers.append(measured(peer, workers, nodes))
-            for label, group in ((name, figures), (f"  torchrun {name}", peers)):
+            for label, group in ((name, figures), (f"  {yardstick} {name}", peers)):
                 if group:
                     print(
                         f"{label:16} {spread([f.stall_s for f in group], '.3f'):26} "
@@ -287,7 +305,9 @@ def run_all(options: argparse.Namespace, nodes: Namespaces | None) -> None:
                 field = "join_s" if name == "start" else "stall_s"
                 mine = statistics.median(getattr(f, field) for f in figures)
                 theirs = statistics.median(getattr(f, field) for f in peers)
-                print(f"  {name}: {theirs / max(mine, 1e-3):.1f}x less than torchrun", flush=True)
+                print(f"  {name}: {theirs / max(mine, 1e-3):.1f}x less than {yardstick}", flush=True)
+                if options.worker == "horovod":
+                    print_requests(name, ours, peer, workers)
 
 
 if __name__ == "__main__":

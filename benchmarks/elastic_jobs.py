@@ -40,6 +40,7 @@ class Figures:
     found_s: float | None = None
     lost: int | None = None
     step_s: float | None = None
+    requests: int | None = None
     stages: dict[str, float] = field(default_factory=dict)
 
 
@@ -145,13 +146,17 @@ class ElasticJob(Job):
         script = folder / "discover.sh"
         script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
         script.chmod(0o755)
-        command = [sys.executable, "-m", "elastic_driver", "-np", str(slots), "--min-np", str(slots)]
-        command += ["--host-discovery-script", str(script), "--event-log", str(self.events_file), *flags]
+        command = [*self.launcher(), "-np", str(slots), "--min-np", str(slots)]
+        command += ["--host-discovery-script", str(script), *flags]
         command += [sys.executable, str(HERE / loop)]
         if nodes is None:
             super().__init__(command, folder, {})
         else:
             super().__init__(command, folder, nodes[0].environment(), at=nodes[0].prefix)
+
+    def launcher(self) -> list[str]:
+        """The command line up to the flags."""
+        return [sys.executable, "-m", "elastic_driver", "--event-log", str(self.events_file)]
 
     def events(self, *kinds: str, since: float = 0.0) -> list[dict[str, Any]]:
         """What the event log has of these kinds after this time."""

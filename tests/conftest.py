@@ -81,6 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MINUTES",
         help="how long each test of random changes takes (else 15 s)",
     )
+    parser.addoption(
+        "--horovod-launcher",
+        choices=("elasticrun", "horovodrun", "both"),
+        default="elasticrun",
+        help="what starts the jobs of tests/horovod",
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from json_lines import JsonLines
@@ -24,6 +24,8 @@ PATIENCE_S = 150.0
 
 class Job:
     """Starts ``elasticrun`` with the hosts given in a file that a script prints. Use as a context manager."""
+
+    discovery_flags: Sequence[str] = ("--discovery-interval", "0.1")
 
     def __init__(
         self,
@@ -41,13 +43,13 @@ class Job:
         self.event_log = folder / "events.jsonl"
         self.step_log.touch()
         self._steps, self._events = JsonLines(self.step_log), JsonLines(self.event_log)
-        arguments = [*prefix, sys.executable, *elasticrun, "--event-log", str(self.event_log), *flags]
+        arguments = [*prefix, *self.launcher(elasticrun), *flags]
         if hosts is not None:
             self.set_hosts(hosts)
             script = folder / "discover.sh"
             script.write_text(f"#!/bin/sh\ncat {self.hosts_file}\n")
             script.chmod(0o755)
-            arguments += ["--host-discovery-script", str(script), "--discovery-interval", "0.1"]
+            arguments += ["--host-discovery-script", str(script), *self.discovery_flags]
         arguments += command or [sys.executable, str(PROGRAM)]
         self.stdout = folder / "stdout.txt"
         self.stderr = folder / "stderr.txt"
@@ -62,7 +64,11 @@ class Job:
                 cwd=ROOT,
             )
 
-    def __enter__(self) -> Job:
+    def launcher(self, elasticrun: Sequence[str]) -> list[str]:
+        """The command line up to the flags of the one who starts the job."""
+        return [sys.executable, *elasticrun, "--event-log", str(self.event_log)]
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
