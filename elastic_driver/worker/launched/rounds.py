@@ -150,7 +150,9 @@ class LaunchedRounds:
     def gone(self, worker: WorkerId) -> None:
         """All connections of a rank have ended: its process has, if it has not said goodbye."""
         rank = self._rank_of[worker]
-        if rank not in self._ended and rank not in self._away and not self._over:
+        if rank in self._away:
+            return  # it may come back
+        if rank not in self._ended and not self._over:
             self._break(f"rank {rank} ({worker}, process {self._pids.get(rank, 0)}) is lost")
         self._ended.add(rank)
         self._look_who_is_there()
