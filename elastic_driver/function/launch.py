@@ -259,6 +259,8 @@ def ended_job(
             {**given, "event_log": events, "discovery_socket": asked and asked.fileno()},
             environ,
         )
+        if settings.mpi is not None:
+            raise SettingsError("a function's job runs on Gloo only: leave use_mpi, and the controller of a file, away")
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))

@@ -21,6 +21,7 @@ from elastic_driver.settings.exported import TUNING, exported
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
+from elastic_driver.settings.mpirun import read_mpirun
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
 
@@ -82,7 +83,12 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
     flags = chosen.pop("torchrun", None)
     flags_of_nodes = False
-    if flags is not None:
+    mpi = None
+    if chosen.get("mpi"):
+        if flags:
+            raise SettingsError("cannot use torchrun's flags with --mpi: leave one of the two away")
+        mpi = read_mpirun(chosen, TUNING, lambda name: FLAGS.get(name) or f"--{name.replace('_', '-')}")
+    elif flags is not None:
         asked = torchrun_values(flags, environ, others=chosen)
         flags_of_nodes = "num_proc" in asked
         chosen |= asked
@@ -92,8 +98,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
-    if chosen.get("mpi") or chosen.get("jsrun"):
-        raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
+    if chosen.get("jsrun"):
+        raise SettingsError("cannot use --jsrun: elasticrun starts ranks itself, or by mpirun (--mpi)")
     if "num_proc" not in chosen:
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
@@ -117,6 +123,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
+    values["mpi"] = mpi
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})
