@@ -256,11 +256,9 @@ def ended_job(
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
         settings = settings_from(
-            {**given, "event_log": events, "discovery_socket": asked and asked.fileno()},
+            {**given, "event_log": events, "discovery_socket": asked and asked.fileno(), "gloo": True},
             environ,
         )
-        if settings.mpi is not None:
-            raise SettingsError("a function's job runs on Gloo only: leave use_mpi, and the controller of a file, away")
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))
         paths = [os.path.abspath(entry or os.curdir) for entry in sys.path]
         (folder / function_driver.CALL).write_bytes(pickle.dumps((paths, call)))

@@ -26,12 +26,12 @@ from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_s
 from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
-_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
+_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun"})
 # Where hosts come from that are asked for again and again.
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
-_WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
+_WITHOUT_EFFECT = frozenset({"disable_cache"})
 
 
 def integer(text: str) -> int:
@@ -69,8 +69,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
-            ``hostfile``, ``mpi``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its variables
-            are read as well. None stands for what was not given.
+            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its
+            variables are read as well. None stands for what was not given.
         environ: the environment.
 
     Raises:
@@ -85,6 +85,10 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     flags_of_nodes = False
     mpi = None
     if chosen.get("mpi"):
+        if chosen.get("gloo"):
+            raise SettingsError(
+                "this job runs on Gloo only: leave --mpi (use_mpi) and the config file's 'controller: mpi' away"
+            )
         if flags:
             raise SettingsError("cannot use torchrun's flags with --mpi: leave one of the two away")
         mpi = read_mpirun(chosen, TUNING, lambda name: FLAGS.get(name) or f"--{name.replace('_', '-')}")

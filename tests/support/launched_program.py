@@ -139,6 +139,50 @@ def split() -> None:
     answer(threads=hvd.mpi_threads_supported(), same=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
+def horovod() -> None:
+    """A script for Horovod, as it stands."""
+    import elastic_driver.compat
+
+    elastic_driver.compat.install()
+    import horovod.torch as horovod_torch
+    import torch
+
+    horovod_torch.init()
+    model = torch.nn.Linear(2, 1)
+    horovod_torch.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = horovod_torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    model(torch.full((1, 2), float(horovod_torch.rank()))).sum().backward()
+    optimizer.step()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    answer(place=(horovod_torch.rank(), horovod_torch.size(), horovod_torch.local_rank()), weights=weights.tolist())
+
+
+def group() -> None:
+    """A rank dies while others wait for it in torch's own process group, where no collective of ours tells of it.
+
+    In a ring of four Gloo's broadcast has ranks wait that are no neighbours of the one that dies.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import elastic_driver.torch as hvd_torch
+
+    hvd_torch.init()
+    members = hvd_torch.process_group()
+    dist.all_reduce(torch.ones(1), group=members)
+    answer(trains=True)
+    if RANK == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(100_000), group=members)
+    except RuntimeError as error:
+        answer(error=str(error))
+        raise
+
+
 def refused() -> None:
     """What init() says to what COMM is."""
     comm: object = json.loads(os.environ["COMM"])

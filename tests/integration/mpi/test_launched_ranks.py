@@ -77,6 +77,26 @@ def test_a_rank_that_dies_ends_the_job_at_once(tmp_path: Path, dies: int) -> Non
         assert "HorovodInternalError" in said
 
 
+def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with Ranks(tmp_path, 2, "horovod") as job:
+        assert job.wait() == [0, 0], job.said(0)
+        assert job.answers("place") == {0: [[0, 2, 0]], 1: [[1, 2, 1]]}
+        weights = job.answers("weights")
+        assert weights[0] == weights[1]
+
+
+def test_a_rank_that_dies_ends_what_waits_in_torchs_group(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with Ranks(tmp_path, 4, "group", DIES="1") as job:
+        job.processes[1].wait(100)
+        began = time.monotonic()
+        codes = job.wait()
+        assert time.monotonic() - began < 60
+        assert [code == 0 for code in codes] == [False] * 4
+        assert sorted(job.answers("error")) == [0, 2, 3]
+
+
 def test_ranks_of_a_job_end_when_each_is_done(tmp_path: Path) -> None:
     with Ranks(tmp_path, 3, "alone") as job:
         assert job.processes[0].wait(100) == 0
