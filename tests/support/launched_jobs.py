@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -130,6 +131,7 @@ def mpi_environment(flavour: str) -> dict[str, str]:
     return {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(folder)}
 
 
+@functools.cache
 def why_no_mpi4py(flavour: str) -> str:
     """Why mpi4py cannot be used with this one; "" if it can."""
     environ = os.environ | mpi_environment(flavour)

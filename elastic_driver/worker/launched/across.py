@@ -82,9 +82,10 @@ def world(launch: Launch) -> Communicator:
             raise SettingsError(
                 f"cannot load mpi4py, which over several hosts tells ranks of each other: {error}"
             ) from error
+        how = "in a way that names no job" if launch.is_on_one_host else "over several hosts"
         raise SettingsError(
-            f"cannot join the job of {size} that {launch.launcher} has started over several hosts: there mpi4py tells "
-            f"them where rank 0 is, and it is not installed; {_INSTALL}"
+            f"cannot join the job of {size} that {launch.launcher} has started {how}: there mpi4py tells them where "
+            f"rank 0 is, and it is not installed; {_INSTALL}"
         ) from None
     except (OSError, RuntimeError) as error:  # of a wheel that finds no library of MPI
         raise SettingsError(

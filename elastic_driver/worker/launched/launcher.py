@@ -45,11 +45,14 @@ class Launch:
 def launch_of(environ: Mapping[str, str]) -> Launch | None:
     """Who has started this process, and as which; None when nobody who starts several at once has.
 
-    The innermost launcher counts: mpirun inside an allocation of Slurm is mpirun.
+    The innermost launcher counts: mpirun inside an allocation of Slurm is mpirun, and who is torchrun's is nobody's of
+    these.
 
     Raises:
         SettingsError: the variables are there, and hold no numbers that go together.
     """
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return None
     launch = _open_mpi(environ) or _hydra(environ) or _slurm(environ) or _other(environ)
     if launch is not None and launch.size and not launch.rank < launch.size:
         raise SettingsError(

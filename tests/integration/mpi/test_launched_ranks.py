@@ -77,6 +77,7 @@ def test_a_rank_that_dies_ends_the_job_at_once(tmp_path: Path, dies: int) -> Non
         assert "HorovodInternalError" in said
 
 
+@pytest.mark.slow
 def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with Ranks(tmp_path, 2, "horovod") as job:
@@ -86,6 +87,7 @@ def test_a_script_for_horovod_runs_as_it_stands(tmp_path: Path) -> None:
         assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_what_waits_in_torchs_group(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with Ranks(tmp_path, 4, "group", DIES="1") as job:
@@ -260,6 +262,30 @@ def test_a_process_alone_has_no_other_ranks(tmp_path: Path) -> None:
         )
         assert done.returncode == 0
         assert text in (tmp_path / "0.jsonl").read_text()
+
+
+def test_under_a_driver_there_is_no_choice_of_ranks(tmp_path: Path) -> None:
+    """Nobody listens there: it is refused before anything is asked."""
+    driver = {"ELASTIC_DRIVER_RENDEZVOUS": "http://127.0.0.1:1", "ELASTIC_DRIVER_WORKER": "a[0]#0"}
+    keys = dict.fromkeys(("ELASTIC_DRIVER_KEY", "ELASTIC_DRIVER_RANKS_KEY"), "00" * 32)
+    env = environment(tmp_path, COMM="[0, 1]", **(driver | keys | place_in("job", 0, 2)))
+    done = subprocess.run([sys.executable, str(PROGRAM), "refused"], env=env, timeout=60)
+    assert done.returncode == 0
+    assert "the job is all processes that elasticrun started" in (tmp_path / "0.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["meet", "train"])
+def test_without_the_native_extension_torchs_gloo_carries_them(tmp_path: Path, what: str) -> None:
+    pytest.importorskip("torch")
+    with Ranks(tmp_path, 3, what, DIES="1", ELASTIC_DRIVER_BACKEND="torch") as job:
+        codes = job.wait()
+        if what == "meet":
+            assert codes == [0, 0, 0], job.said(0)
+            assert job.answers("total") == {rank: [[3.0, 3.0]] for rank in range(3)}
+        else:
+            assert codes == [1, -signal.SIGKILL, 1]
+            assert sorted(job.answers("error")) == [0, 2]
 
 
 def test_over_several_hosts_it_is_said_what_to_install(tmp_path: Path) -> None:

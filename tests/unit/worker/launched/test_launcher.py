@@ -65,6 +65,10 @@ def test_the_innermost_launcher_counts() -> None:
         assert launch.launcher == name
 
 
+def test_a_worker_of_torchrun_is_no_task_of_the_slurm_step_that_its_agent_is() -> None:
+    assert launch_of(SLURM | {"TORCHELASTIC_RUN_ID": "job"}) is None
+
+
 @pytest.mark.parametrize("step", ["", "4294967290", "4294967291", "4294967292", "batch"])
 def test_a_batch_script_and_an_interactive_shell_of_slurm_are_no_step(step: str) -> None:
     assert launch_of(SLURM | {"SLURM_STEP_ID": step}) is None
