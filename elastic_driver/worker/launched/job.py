@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # How long rank 0 may be silent whose process cannot be seen. From the first round on it is there, or gone for good.
 _PATIENCE_S = 5.0
+# Over several hosts: how long a machine may acknowledge nothing. Nobody else would notice one that is cut off, and a
+# job that waits for ever holds all others. Machines that are only busy acknowledge.
+_HOST_TIMEOUT_S = 30.0
 # The process of hydra that has started a machine's ranks, as the kernel has its name.
 _PROXY = "hydra_pmi_proxy"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -68,6 +71,7 @@ class LaunchedJob:
             owner=self.welcome.owner,
             hostname=settings.hostname or self.worker.hostname,
             patience_s=patience_s,
+            host_timeout_s=settings.host_timeout_s or (0.0 if self.welcome.owner else _HOST_TIMEOUT_S),
             launched=True,
         )
 

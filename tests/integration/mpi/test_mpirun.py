@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -198,6 +198,27 @@ def test_a_rank_on_another_host_dies(with_mpi4py: str, folder: Path, hosts: Host
     assert 2 in answers(folder, "trains")
 
 
+def test_a_host_that_is_cut_off_holds_nobody(with_mpi4py: str, folder: Path, hosts: Hosts) -> None:
+    words = [sys.executable, str(PROGRAM), "train"]
+    more = {"ELASTIC_DRIVER_HOST_TIMEOUT_S": "2"}
+    job = hosts.start(with_mpi4py, folder, "node0:1,node1:1,node2:1", 3, *words, **more)
+    wait_until(job, lambda: len(answers(folder, "trains")) == 3)
+    hosts.hosts[1].cut()
+    # What the launcher makes of it is its own affair.
+    wait_until(job, lambda: answers(folder, "error").keys() >= {0, 2})
+    hosts.hosts[1].heal()
+    job.kill()
+    finish(job)
+
+
+def wait_until(job: subprocess.Popen[str], found: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not found():
+        assert job.poll() is None or found(), "the job has ended"
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_elasticrun_mpi_over_hosts(with_mpi4py: str, folder: Path, hosts: Hosts) -> None:
     flags = ("-np", "3", "-H", "node0:1,node1:2", "--rsh-agent", str(hosts.agent), "--network-interfaces", "eth0")
     what = [sys.executable, str(PROGRAM), "meet"]
@@ -224,11 +245,7 @@ def test_elasticrun_mpi_runs_ranks(flavour: str, folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_elasticrun_mpi_and_its_ranks(flavour: str, folder: Path, number: signal.Signals) -> None:
     job = elasticrun(flavour, folder, "-np", "2", what=[sys.executable, str(PROGRAM), "train"])
-    end = time.monotonic() + PATIENCE_S
-    while len(answers(folder, "trains")) < 2:
-        assert job.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(job, lambda: len(answers(folder, "trains")) == 2)
     job.send_signal(number)
     code, said = finish(job)
     assert code != 0, said
