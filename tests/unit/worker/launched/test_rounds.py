@@ -120,7 +120,7 @@ def test_goodbyes_break_nothing() -> None:
         rounds.gone(WORKERS[2])
         assert not notice.done()
         assert rounds.all_gone.is_set()
-        with pytest.raises(RendezvousClosedError, match="rank 2 .* has ended, so there will be no further round"):
+        with pytest.raises(RendezvousClosedError, match=r"rank 2 .* has ended, so there will be no further round"):
             rounds.next_round(ready(1, 1))
 
     in_loop(test)
