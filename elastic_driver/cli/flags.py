@@ -335,13 +335,15 @@ def _host_flags(parser: argparse.ArgumentParser) -> None:
         metavar="CLOUD",
         help="have each host watch for what its cloud (aws, gcp or azure) says of the machine's end, and leave before",
     )
-    group = parser.add_argument_group("accepted for compatibility")
+    group = parser.add_argument_group("started by mpirun (docs/horovod.md)")
     add = group.add_argument
-    add("--gloo", action="store_true", help="accepted: collectives always run on Gloo")
-    add("--mpi", action="store_true", help="refused: there is no MPI here")
-    add("--jsrun", action="store_true", help="refused: there is no jsrun here")
-    add("--mpi-args", metavar="TEXT", help="accepted without effect")
-    add("--binding-args", metavar="TEXT", help="accepted without effect")
+    starters = group.add_mutually_exclusive_group().add_argument
+    starters("--mpi", action="store_true", help="have mpirun start the ranks, which then stay as they are")
+    starters("--gloo", action="store_true", help="accepted: collectives always run on Gloo")
+    starters("--jsrun", action="store_true", help="refused: there is no jsrun here")
+    add("--mpi-args", metavar="TEXT", help="more words for mpirun, as --mpi-args='--mca plm_base_verbose 5'")
+    text = "words for mpirun that bind ranks to processors (default with Open MPI: -bind-to none -map-by slot)"
+    add("--binding-args", metavar="TEXT", help=text)
 
 
 def _output_flags(parser: argparse.ArgumentParser) -> None:

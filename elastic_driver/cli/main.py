@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(report())
             return 0
         settings = settings_from(given, os.environ)
+        if settings.mpi is not None:
+            from elastic_driver.driver.mpirun import run_by_mpirun
+
+            run_by_mpirun(settings, os.environ)
         if settings.nodes is not None and settings.nodes.endpoint:
             from elastic_driver.driver.nodes import run_node
 

@@ -259,7 +259,7 @@ def ended_job(
         folder = Path(name)
         events = folder / _EVENTS if event_log is None else Path(event_log).absolute()
         settings = settings_from(
-            {**given, "event_log": events, "discovery_socket": asked and asked.fileno()},
+            {**given, "event_log": events, "discovery_socket": asked and asked.fileno(), "gloo": True},
             environ,
         )
         (folder / function_driver.SETTINGS).write_bytes(pickle.dumps(settings))

@@ -21,16 +21,17 @@ from elastic_driver.settings.exported import TUNING, exported
 from elastic_driver.settings.host_lists import parse_list, read_hostfile
 from elastic_driver.settings.machines import read_passed, read_port_range
 from elastic_driver.settings.mpi_launcher import given_hostfile, given_slots, is_launcher_pod
+from elastic_driver.settings.mpirun import read_mpirun
 from elastic_driver.settings.settings import FLAGS, VARIABLES, Settings, check_seconds
 from elastic_driver.settings.torchrun_options import torchrun_values
 
 # Given, and no field: read here, or for Horovod's command line and without effect.
-_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "jsrun"})
+_READ_HERE = frozenset({"config_file", "hostfile", "mpi", "gloo", "mpi_args", "binding_args", "jsrun"})
 # Where hosts come from that are asked for again and again.
 _SOURCES = ("discovery_script", "discovery_socket", "discovery")
 # Who gives one of these wants no rsh agent, whatever a variable says.
 _OTHER_THAN_RSH = frozenset({"launcher", "launcher_command", "ssh_port", "ssh_identity_file"})
-_WITHOUT_EFFECT = frozenset({"disable_cache", "gloo", "mpi_args", "binding_args"})
+_WITHOUT_EFFECT = frozenset({"disable_cache"})
 
 
 def integer(text: str) -> int:
@@ -68,8 +69,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
 
     Args:
         given: values by the names of Settings' fields and of the tuning flags, ``hosts`` as text, and ``config_file``,
-            ``hostfile``, ``mpi``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its variables
-            are read as well. None stands for what was not given.
+            ``hostfile``, ``mpi``, ``gloo``, ``jsrun``; and ``torchrun``, the texts of torchrun's flags, with which its
+            variables are read as well. None stands for what was not given.
         environ: the environment.
 
     Raises:
@@ -82,7 +83,16 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         chosen = {**read_config_file(Path(chosen["config_file"])), **chosen}
     flags = chosen.pop("torchrun", None)
     flags_of_nodes = False
-    if flags is not None:
+    mpi = None
+    if chosen.get("mpi"):
+        if chosen.get("gloo"):
+            raise SettingsError(
+                "this job runs on Gloo only: leave --mpi (use_mpi) and the config file's 'controller: mpi' away"
+            )
+        if flags:
+            raise SettingsError("cannot use torchrun's flags with --mpi: leave one of the two away")
+        mpi = read_mpirun(chosen, TUNING, lambda name: FLAGS.get(name) or f"--{name.replace('_', '-')}")
+    elif flags is not None:
         asked = torchrun_values(flags, environ, others=chosen)
         flags_of_nodes = "num_proc" in asked
         chosen |= asked
@@ -92,8 +102,8 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")
-    if chosen.get("mpi") or chosen.get("jsrun"):
-        raise SettingsError("elasticrun runs on Gloo only: leave --mpi and --jsrun away")
+    if chosen.get("jsrun"):
+        raise SettingsError("cannot use --jsrun: elasticrun starts ranks itself, or by mpirun (--mpi)")
     if "num_proc" not in chosen:
         raise SettingsError(
             "-np is missing: how many slots does the job need to start? (Or, as torchrun has it: --nproc-per-node)"
@@ -117,6 +127,7 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     values.setdefault("min_num_proc", num_proc)
     if not elastic or values.get("num_standby"):
         values.setdefault("max_num_proc", num_proc)
+    values["mpi"] = mpi
     values |= {"hosts": hosts, "elastic": elastic, "worker_env": exported(chosen)}
     values["orders_hosts"] = is_launcher_pod(environ)
     return Settings(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})

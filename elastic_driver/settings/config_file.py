@@ -157,7 +157,7 @@ def _refuse_doubles(path: Path, top: yaml.Node | None) -> None:
 
 def _controller(path: Path, value: object) -> str:
     if value not in ("gloo", "mpi"):
-        raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it is gloo")
+        raise SettingsError(f"cannot use controller {value!r} of the config file {path}: it is gloo or mpi")
     return str(value)
 
 

@@ -30,6 +30,7 @@ from elastic_driver.settings.machines import (
     check_interface,
     check_port_range,
 )
+from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLOTS_FROM, check_pods
 from elastic_driver.words import Cloud, OnChange, Sizing
@@ -142,6 +143,7 @@ class Settings:
         blames_hosts: whether a worker's failure puts its host out.
         sizing: by which flags the number of workers was given.
         remarks: what the user should know of what he has given.
+        mpi: how mpirun is to start the ranks, in place of agents; None for agents.
         orders_hosts: whether the script's hosts are put in the order of their names, numbers as numbers: whoever lists
             them has sorted them as texts.
 
@@ -231,6 +233,7 @@ class Settings:
     blames_hosts: bool = True
     sizing: Sizing = Sizing.NP
     remarks: tuple[str, ...] = ()
+    mpi: Mpirun | None = None
     orders_hosts: bool = False
 
     def __post_init__(self) -> None:

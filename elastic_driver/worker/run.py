@@ -32,6 +32,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     last commit; when hosts came or went, it stays as it is. Either way this process then joins the next round, and
     the function is called again, from its top: it must go on from what the state says.
 
+    In a job that mpirun or srun has started the ranks stay as they are: a collective that fails ends the training.
+
     The decorated function raises what the function raises, and also:
         NotInitializedError: ``init()`` was not called.
         SystemExit: with code 0, when the driver has no place for this process any more.
@@ -41,6 +43,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         process = runtime()
         process.note_exception(raised=True)
+        process.say_if_fixed()
         again = process.join_late()
         while True:
             try:
@@ -55,6 +58,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
             except Exception as error:
                 if not isinstance(error, HorovodInternalError) and not _comes_of_the_round(error):
                     raise
+                if process.is_launched:
+                    raise  # there is no other round
                 # The driver tells the user what happened, once; each rank's own view is for who looks closer.
                 _log.info("elastic_driver: round %d: %s", current().assignment.round_id, error)
                 cause, detail = ReadyCause.INTERNAL_ERROR, str(error)

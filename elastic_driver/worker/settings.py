@@ -132,7 +132,8 @@ class WorkerSettings:
     """What the environment of a worker says. A variable that is empty counts as not set.
 
     Attributes:
-        rendezvous: URL of the driver's HTTP server; "" in a process that no driver has started, a job of one.
+        rendezvous: URL of the driver's HTTP server, or of rank 0's that mpirun or srun has started; "" in a job of
+            one.
         job: the job's id.
         round: the round that ran when this worker was started; 0 for none.
         port_range: the lowest and the highest port at which they may; None for any.
@@ -156,12 +157,15 @@ class WorkerSettings:
         timeline: file for the trace; "" for none.
         timeline_mark_cycles: whether it has the engine's cycles.
         device_lane: how CUDA tensors are carried: "auto", "cuda", "off" or "cpu" (see docs/devices.md).
+        interface: of the network, in jobs that mpirun or srun has started: a name, an address or a network; "" for any.
+        start_timeout_s: how long ranks of such a job wait for others that have not called ``init()``, seconds.
         durable_dir: folder for commits on disc; None for none.
         durable_every: commits from one on disc to the next; None not to count.
         durable_interval_s: seconds from one to the next; None not to look. With neither, each commit.
         durable_keep: how many are kept.
         credential: with which this worker and its driver prove themselves to each other; None without a driver.
         ranks_key: with which workers prove themselves to each other; empty without a driver.
+        launched: whether this is a rank of a job that mpirun or srun has started, which rank 0 serves.
         planned: the place that the driver planned at the start of a worker that joins late; None for others.
     """
 
@@ -198,6 +202,8 @@ class WorkerSettings:
     timeline: str = field(default="", metadata=_by("HOROVOD_TIMELINE", _timeline))
     timeline_mark_cycles: bool = field(default=False, metadata=_by("HOROVOD_TIMELINE_MARK_CYCLES", _switch))
     device_lane: str = field(default="auto", metadata=_by(ENV_LANE, _one_of("auto", "cuda", "off", "cpu")))
+    interface: str = field(default="", metadata=_by("HOROVOD_GLOO_IFACE", str))
+    start_timeout_s: float = field(default=300.0, metadata=_by("HOROVOD_START_TIMEOUT", _seconds(_MOST_WAIT_S)))
     durable_dir: Path | None = field(default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_DIR", Path))
     durable_every: int | None = field(default=None, metadata=_by("ELASTIC_DRIVER_DURABLE_EVERY", _count))
     durable_interval_s: float | None = field(
@@ -206,6 +212,7 @@ class WorkerSettings:
     durable_keep: int = field(default=2, metadata=_by("ELASTIC_DRIVER_DURABLE_KEEP", _count))
     credential: Credential | None = None
     ranks_key: bytes = field(default=b"", repr=False)
+    launched: bool = False
     planned: SlotInfo | None = None
 
     @classmethod
@@ -289,6 +296,12 @@ def read_worker_settings() -> WorkerSettings:
     global _settings
     _settings = WorkerSettings.from_environ(os.environ)
     return _settings
+
+
+def use_worker_settings(settings: WorkerSettings) -> None:
+    """Makes these the process's, until the environment is read anew: of a job whose ranks have met by themselves."""
+    global _settings
+    _settings = settings
 
 
 def way_to_driver() -> tuple[str, Credential]:

@@ -292,13 +292,19 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     @property
+    def descriptor(self) -> int:
+        """Of its socket; below 0 when there is none."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
+    @property
     def has_unread(self) -> bool:
         """Whether the peer has sent what the loop has not come to read yet."""
-        sock = None if self._transport is None else self._transport.get_extra_info("socket")
-        if sock is None or sock.fileno() < 0:
+        descriptor = self.descriptor
+        if descriptor < 0:
             return False
         count = array.array("i", [0])
-        fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
+        fcntl.ioctl(descriptor, termios.FIONREAD, count)
         return count[0] > 0
 
     def check_time(self, now: float) -> None:

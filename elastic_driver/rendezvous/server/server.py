@@ -317,6 +317,11 @@ class RendezvousServer:
         self._servers.append(server)
         self._sweep()
 
+    def descriptors(self) -> list[int]:
+        """Of all sockets, for a forked child, which has them too."""
+        listening = [each.fileno() for server in self._servers for each in server.sockets]
+        return [number for number in (*listening, *(each.descriptor for each in self._connections)) if number >= 0]
+
     async def close(self) -> None:
         """Stops listening, answers 410 to whoever is parked, and drops every connection. Idempotent."""
         self._closing = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from elastic_driver.errors import NotInitializedError
+from elastic_driver.worker.launched import across
 from elastic_driver.worker.rounds.current import current, is_initialized
+from elastic_driver.worker.rounds.runtime import runtime
 
 
 def gloo_built() -> bool:
@@ -19,18 +21,24 @@ def gloo_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """False: MPI is not used."""
-    return False
+    """Whether MPI can be used: mpi4py is installed. It tells ranks of each other; the collectives are never MPI's."""
+    return across.is_installed()
 
 
 def mpi_enabled() -> bool:
-    """False: MPI is not used."""
-    return False
+    """Whether init() was called in a job that a launcher of MPI has started, or with a communicator."""
+    return is_initialized() and runtime().is_through_mpi
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError, as Horovod does without MPI."""
-    raise ValueError("cannot say whether MPI supports threads: MPI is not used")
+    """Whether MPI, if this process has started it (through mpi4py), may be called by any thread.
+
+    Raises:
+        ValueError: the job was not started through MPI, as in Horovod.
+    """
+    if not mpi_enabled():
+        raise ValueError("cannot say whether MPI supports threads: this job was not started through MPI")
+    return across.threads_supported()
 
 
 def nccl_built() -> int:

@@ -123,7 +123,7 @@ class Durable:
             keep=settings.durable_keep,
             job_id=settings.job,
             host=settings.hostname,
-            permit=DriversPermit() if settings.rendezvous else None,
+            permit=DriversPermit() if settings.rendezvous and not settings.launched else None,
         )
 
     @property

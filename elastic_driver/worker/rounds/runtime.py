@@ -2,7 +2,8 @@
 
 Owns the one ``Runtime`` of the process, its rendezvous client, and what happens to it and to the present round
 (current.py) at fork and at exit. A process that was not started by elasticrun (no ELASTIC_DRIVER_RENDEZVOUS in its
-environment) is a job of one: rank 0 of size 1, no network.
+environment) is a rank of a job that mpirun or srun has started (worker/launched/), or a job of one: rank 0 of size 1,
+no network.
 
 A process that is started while a round runs joins it late: ``init()`` returns at once, with the place that the driver
 has planned for it, and the round is joined when the first collective is called or ``elastic.run`` entered. So the
@@ -18,7 +19,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_driver.errors import (
     HorovodInternalError,
@@ -46,13 +48,23 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.system.tether import tie_this_process
 from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits, usable_backends
+from elastic_driver.worker.launched import across
+from elastic_driver.worker.launched.launcher import Launch, launch_of
 from elastic_driver.worker.rounds import canary, leaving
 from elastic_driver.worker.rounds import process_sets as sets
 from elastic_driver.worker.rounds.context import Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
 from elastic_driver.worker.rounds.meeting import RoundClient
 from elastic_driver.worker.rounds.watch import poll_s
-from elastic_driver.worker.settings import read_worker_settings, worker_settings
+from elastic_driver.worker.settings import (
+    WorkerSettings,
+    read_worker_settings,
+    use_worker_settings,
+    worker_settings,
+)
+
+if TYPE_CHECKING:
+    from elastic_driver.worker.launched.job import LaunchedJob
 
 _log = logging.getLogger("elastic_driver.worker")
 
@@ -96,9 +108,11 @@ class DriverClient(RoundClient, Protocol):
 
 def _connect(url: str, credential: Credential) -> DriverClient:
     from elastic_driver.rendezvous.client import RendezvousClient
+    from elastic_driver.worker.launched.client import JobClient
     from elastic_driver.worker.rounds.owner import owner
 
-    return RendezvousClient(url, credential, patience_s=worker_settings().patience_s, owner=owner())
+    make = JobClient if worker_settings().launched else RendezvousClient
+    return make(url, credential, patience_s=worker_settings().patience_s, owner=owner())
 
 
 def _no_disc() -> None:
@@ -119,13 +133,43 @@ class Runtime:
         self._begins_another = False  # a training has ended, and of none after it was told
         self._disc: Callable[[], DiscReport | None] = _no_disc
         self._timeline = TimelineSettings()
+        self._launched: LaunchedJob | None = None
+        self._is_through_mpi = False
+        self._has_said_fixed = False
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether this is a rank of a job that mpirun or srun has started, whose ranks stay as they are."""
+        return self._launched is not None
+
+    @property
+    def is_through_mpi(self) -> bool:
+        """Whether this process is in a job that a launcher of MPI has started, or a communicator was given for."""
+        return self._is_through_mpi
+
+    def say_if_fixed(self) -> None:
+        """Says once that the ranks of this job stay as they are, in a job of which one might expect more."""
+        if self._launched is None or self._has_said_fixed or self._launched.slot.rank != 0:
+            return
+        self._has_said_fixed = True
+        by = self._launched.launch.launcher if self._launched.launch is not None else "MPI"
+        print(
+            f"elastic_driver: this job was started by {by}, so its ranks stay as they are: when one is lost, "
+            "elastic.run raises HorovodInternalError (elasticrun would go on without it)",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def note_exception(self, *, raised: bool) -> None:
         """Whether the training function was left by an exception: then nobody waits for peers at exit."""
         self._left_by_exception = raised
 
-    def init(self) -> None:
-        """Joins the job. Blocks until the driver has a round for this process. Does nothing when it is in one."""
+    def init(self, comm: object = None) -> None:
+        """Joins the job. Blocks until there is a round for this process. Does nothing when it is in one.
+
+        Args:
+            comm: see the function of this name.
+        """
         if self._current.initialized:
             return
         # Now, not when a round is joined: programs set variables for this call only.
@@ -143,13 +187,25 @@ class Runtime:
             # whom ever, read this.
             os.environ.update(NCCL)
         if settings.rendezvous:
+            _refuse_comm(comm)
             tie_this_process()
             leaving.install(self.ask_to_leave)
+        else:
+            self._meet(settings, comm)
         if not self._after_round and settings.planned is not None:
             self._current.plan(settings.planned, self._join_outside_of_run)
             return
         cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
         self._join_round(cause, commits=0, detail="")
+
+    def _meet(self, settings: WorkerSettings, comm: object) -> None:
+        """Finds the other ranks of a job without a driver, and makes what they agree on this process's settings."""
+        launch = launch_of(os.environ)
+        if self._launched is None:
+            self._launched, self._is_through_mpi = _launched_job(settings, launch, comm)
+        if self._launched is not None:
+            self._worker = self._launched.worker
+            use_worker_settings(self._launched.adapt(settings))
 
     def join_late(self) -> bool:
         """Joins a round now if init() has put it off.
@@ -208,6 +264,8 @@ class Runtime:
         sets.forget_all()
         context = self._current.joined
         if context is None:
+            if exiting and self._launched is not None:
+                self._launched.close(wait_for_others=False)
             return
         if not self._left_by_exception:
             context.linger(LINGER_S)
@@ -228,6 +286,8 @@ class Runtime:
                     self._client.say_goodbye(goodbye)
             self._client.close()
             self._client = None
+        if exiting and self._launched is not None:
+            self._launched.close(wait_for_others=not self._left_by_exception)
 
     def reset(self, cause: ReadyCause, *, commits: int, detail: str, where: str = "", raised: bool = False) -> None:
         """Leaves the present round and joins the next.
@@ -276,6 +336,8 @@ class Runtime:
         for context in self._retired:
             context.abandon()
         self._current.abandon()
+        if self._launched is not None:
+            self._launched.abandon()
         self.__init__(self._current)  # type: ignore[misc]
 
     def _retire(self, context: Context) -> None:
@@ -302,6 +364,10 @@ class Runtime:
                 sets.enter_round(context)
                 break
             except HorovodInternalError as error:
+                if self._launched is not None:
+                    self._current.leave()
+                    self._retire(context)
+                    raise
                 _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
                 cause, detail, where, raised = ReadyCause.INTERNAL_ERROR, str(error), "", False
                 context.abort(detail)
@@ -371,11 +437,13 @@ class Runtime:
         try:
             reply = self._client.next_round(request, poll_s=poll_s())
         except RendezvousClosedError as error:
+            if self._launched is not None:
+                raise
             self._say(f"ends: {error}")
             reply = JobOver(str(error))
         match reply:
             case RoundAssignment():
-                return reply
+                return reply if self._launched is None else self._launched.place(reply)
             case Removed():
                 self._say(f"has no place in the next round ({reply.reason}); it ends with exit code 0")
             case JobOver():
@@ -415,27 +483,75 @@ def _at_exit() -> None:
         _runtime.shutdown(exiting=True)
 
 
+def _launched_job(settings: WorkerSettings, launch: Launch | None, comm: object) -> tuple[LaunchedJob | None, bool]:
+    """The job without a driver that this process is in, or None when it is alone; and whether MPI has to do with it.
+
+    Raises:
+        SettingsError: comm is none for this process, or the ranks cannot meet.
+    """
+    if launch is None and comm is None:
+        return None, False
+    from elastic_driver.worker.launched.job import meet, meet_in  # late: most workers have a driver
+
+    if across.is_communicator(comm):
+        return meet_in(comm, launch, settings), True
+    ranks = _ranks_in(comm)
+    if launch is None:
+        if ranks not in (None, (0,)):
+            raise SettingsError(f"cannot init with comm={comm!r}: this process was started alone (no mpirun, no srun)")
+        return None, False
+    return meet(launch, ranks, settings), launch.is_mpi
+
+
+def _ranks_in(comm: object) -> tuple[int, ...] | None:
+    """A list of ranks; None for all.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    if comm is None:
+        return None
+    try:
+        ranks = tuple(map(index, comm))  # type: ignore[call-overload]
+    except TypeError:
+        raise SettingsError(
+            f"cannot init with comm of type {type(comm).__name__}: expected a communicator of mpi4py, or ranks"
+        ) from None
+    return ranks or None
+
+
+def _refuse_comm(comm: object) -> None:
+    """Under a driver there is no choice of ranks."""
+    if comm is not None and (across.is_communicator(comm) or _ranks_in(comm) is not None):
+        raise SettingsError(
+            "cannot init with comm: the job is all processes that elasticrun started; for a part of them use process "
+            "sets, or start the job with mpirun"
+        )
+
+
 def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
-    """Joins the job. Blocks until the driver has formed a round with this process in it.
+    """Joins the job. Blocks until there is a round with this process in it.
 
     Args:
-        comm: None or an empty list; the job is always all processes that elasticrun started.
+        comm: in a job that mpirun or srun has started: the ranks that are the job, as a communicator of mpi4py or as a
+            list of ranks; each of them calls init() with the same, and the others with one of theirs, or not at all.
+            None or an empty list: all. Under elasticrun the job is always all processes.
         process_sets: process sets to have from the start, the same on all ranks. Unlike those of ``add_process_set``
             they may name ranks that do not exist yet. "dynamic" is taken for Horovod's sake: sets can always be added.
 
     Raises:
-        SettingsError: comm was given, or the environment is not one of elasticrun's.
+        SettingsError: comm was given and cannot be used, the environment is not one of elasticrun's, or the ranks that
+            mpirun or srun has started cannot meet.
         ValueError: a process set is given twice.
-        RendezvousError: the driver cannot be reached.
+        RendezvousError: the driver, or rank 0, cannot be reached; or a rank that is needed has not come, or has ended.
+        HorovodInternalError: the ranks that mpirun or srun has started cannot connect.
         SystemExit: the driver has no place for this process, or the job is over.
     """
-    if comm is not None and comm != []:
-        raise SettingsError("cannot init with comm: the job is all processes that elasticrun started")
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise ValueError(f'cannot init with process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic"')
     if not current_round().initialized:
         sets.expect([] if process_sets is None or isinstance(process_sets, str) else process_sets)
-    _runtime.init()
+    _runtime.init(comm)
 
 
 def shutdown() -> None:

@@ -10,6 +10,7 @@ import pytest
 from elastic_driver.errors import SettingsError
 from elastic_driver.hosts import Host
 from elastic_driver.settings.assembly import settings_from
+from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.settings import Settings
 
 pytestmark = [pytest.mark.unit]
@@ -45,7 +46,7 @@ def test_names_of_protected_hosts_are_read_from_all_that_are_given(given: Any) -
         ({"cooldown_range_s": (1, "x")}, "argument --blacklist-cooldown-range: 'x' is not a number"),
         ({"cooldown_range_s": (1,)}, "argument --blacklist-cooldown-range: expected 2 arguments"),
         ({"hosts": "a:2", "hostfile": "x"}, "not allowed with argument"),
-        ({"mpi": True}, "Gloo only"),
+        ({"mpi": True, "mpi_args": "'a"}, "cannot read --mpi-args: No closing quotation"),
         ({"port_range": "many"}, "argument --port-range: 'many' is not a range of ports like 40000-40999"),
         ({"port_range": (1, "x")}, "argument --port-range: 'x' is not an integer"),
         ({"rsh_agent": "'a"}, "argument --rsh-agent: No closing quotation"),
@@ -77,8 +78,7 @@ def test_the_nearer_source_wins(tmp_path: Path) -> None:
     assert make(environ, config_file=file, gloo_timeout_s=7).gloo_timeout_s == 7
     assert (make(environ).horovod_shim, make(environ, horovod_shim="Always").horovod_shim) == ("never", "always")
     file.write_text("controller: mpi\n")
-    with pytest.raises(SettingsError, match="Gloo only"):
-        make(config_file=file)
+    assert make(config_file=file).mpi == Mpirun()
 
 
 def test_what_follows_from_what_was_given() -> None:

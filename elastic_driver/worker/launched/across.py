@@ -1,0 +1,123 @@
+"""What mpi4py carries for a launched job: who is on which machine, and how rank 0 is reached.
+
+Owns what is asked of mpi4py, which is imported only here, and only when it is needed: importing it starts MPI. What
+travels is pickled by mpi4py, so a job's ranks trust each other's processes, as any program over MPI does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeGuard
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.worker.launched.launcher import Launch
+
+_INSTALL = "pip install 'elastic_driver[mpi]'"
+
+
+class Communicator(Protocol):
+    """What is used of a communicator of mpi4py."""
+
+    def Get_rank(self) -> int:
+        """This process's number."""
+
+    def Get_size(self) -> int:
+        """How many there are."""
+
+    def Is_inter(self) -> bool:
+        """Whether it connects two groups."""
+
+    def Dup(self) -> Communicator:
+        """Another one of the same processes. All call it."""
+
+    def Free(self) -> None:
+        """Lets go of it. All call it."""
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Everybody's, by rank. All call it."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The root's. All call it."""
+
+
+def is_communicator(comm: object) -> TypeGuard[Communicator]:
+    """Whether it is one of mpi4py's."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and isinstance(comm, module.Comm)
+
+
+def is_null(comm: Communicator) -> bool:
+    """Whether this process is not in it."""
+    return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
+
+
+def is_installed() -> bool:
+    """Whether mpi4py can be imported. Does not start MPI."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def threads_supported() -> bool:
+    """Whether MPI runs in this process, and lets any thread call it."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return False
+    return bool(module.Query_thread() == module.THREAD_MULTIPLE)
+
+
+def world(launch: Launch) -> Communicator:
+    """The communicator of all processes that were started together.
+
+    Raises:
+        SettingsError: mpi4py is not installed, or does not belong to the MPI that has started them.
+    """
+    size = f"{launch.size} ranks" if launch.size else "ranks"
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "mpi4py"
+        if not missing:
+            raise SettingsError(
+                f"cannot load mpi4py, which over several hosts tells ranks of each other: {error}"
+            ) from error
+        how = "in a way that names no job" if launch.is_on_one_host else "over several hosts"
+        raise SettingsError(
+            f"cannot join the job of {size} that {launch.launcher} has started {how}: there mpi4py tells them where "
+            f"rank 0 is, and it is not installed; {_INSTALL}"
+        ) from None
+    except (OSError, RuntimeError) as error:  # of a wheel that finds no library of MPI
+        raise SettingsError(
+            f"cannot load the library of MPI, with which ranks learn where rank 0 is over several hosts: {error}"
+        ) from error
+    found: Communicator = MPI.COMM_WORLD
+    if (launch.size and found.Get_size() != launch.size) or found.Get_rank() != launch.rank:
+        vendor = MPI.get_vendor()[0]
+        raise SettingsError(
+            f"cannot join the job of {launch.launcher}: this process is rank {launch.rank} of {launch.size} there, and "
+            f"rank {found.Get_rank()} of {found.Get_size()} to mpi4py, which uses {vendor}; let it use the same MPI "
+            "(MPI4PY_MPIABI, MPI4PY_LIBMPI), or install it for that one"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def of_ranks(comm: Communicator, ranks: Sequence[int] | None) -> Iterator[Communicator]:
+    """A communicator of the job's own. All of these ranks enter and leave it.
+
+    Args:
+        comm: of which it is made.
+        ranks: of it, in their order; None for all.
+    """
+    if ranks is None:
+        own = comm.Dup()
+    else:
+        whole: Any = comm
+        group = whole.Get_group().Incl(list(ranks))
+        own = whole.Create_group(group)
+        group.Free()
+    try:
+        yield own
+    finally:
+        own.Free()

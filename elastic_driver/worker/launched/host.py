@@ -1,0 +1,167 @@
+"""The thread that serves a launched job in rank 0's process: the rendezvous server, and the door to it.
+
+Owns the thread, its event loop and the sockets. What is asked is answered by rounds.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from elastic_driver.hosts import SlotInfo, WorkerId
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.server import RendezvousServer
+from elastic_driver.system.process_name import name_of_this_process
+from elastic_driver.worker.launched import door
+from elastic_driver.worker.launched.places import LOOPBACK
+from elastic_driver.worker.launched.rounds import ROUTES, LaunchedRounds
+
+_log = logging.getLogger("elastic_driver.worker")
+
+_T = TypeVar("_T")
+# How long the others' goodbyes are waited for when rank 0 ends: they come within milliseconds of their last barrier.
+_GOODBYES_S = 2.0
+_CLOSE_S = 3.0
+
+
+class _Server(RendezvousServer):
+    """Tells when a rank has no connection any more: the kernel closes them when its process ends, however that ends."""
+
+    def __init__(self, rounds: LaunchedRounds, key: JobKey) -> None:
+        super().__init__(rounds, routes=ROUTES, key=key, own={}, on_error=_report)
+        self.rounds = rounds
+        self._of: dict[WorkerId, set[Connection]] = {}
+        rounds.serve(self)
+
+    def trusted(self, connection: Connection) -> None:
+        """See Service."""
+        super().trusted(connection)
+        worker = connection.identity.worker
+        if worker is not None:
+            self._of.setdefault(worker, set()).add(connection)
+
+    def lost(self, connection: Connection) -> None:
+        """See Service."""
+        super().lost(connection)
+        worker = connection.identity.worker
+        theirs = self._of.get(worker) if worker is not None else None
+        if worker is None or not theirs or connection not in theirs:
+            return
+        theirs.discard(connection)
+        if not theirs:
+            self.rounds.gone(worker)
+
+
+class JobHost:
+    """Rank 0's server. Made and closed by the thread that trains.
+
+    Args:
+        workers: the ranks' names, by rank.
+        slots: their places.
+        start_timeout_s: see LaunchedRounds.
+    """
+
+    def __init__(self, workers: Sequence[WorkerId], slots: Sequence[SlotInfo], *, start_timeout_s: float) -> None:
+        self._workers, self._slots, self._start_timeout_s = workers, slots, start_timeout_s
+        self._key = JobKey.new()
+        self._loop = asyncio.new_event_loop()
+        self._doors: list[asyncio.Server] = []
+        # A daemon, because the interpreter joins other threads before it runs atexit functions, where this one is
+        # ended. Requests wake it; close() ends it.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="elastic-job", daemon=True)
+        self._thread.start()
+        self._server = self._call(self._make())
+
+    async def _make(self) -> _Server:
+        rounds = LaunchedRounds(self._workers, self._slots, start_timeout_s=self._start_timeout_s)
+        return _Server(rounds, self._key)
+
+    def open_door(self, name: str) -> door.Welcome:
+        """Serves the ranks of this machine, and has those that knock told how.
+
+        Raises:
+            SettingsError: the name is taken.
+        """
+        listening = door.listen(name)  # first: else there is another rank 0
+        welcome = self.serve_here()
+        self._doors.append(
+            self._call(self._loop.create_unix_server(lambda: door.Door(welcome), sock=listening, backlog=4096))
+        )
+        return welcome
+
+    def serve_here(self) -> door.Welcome:
+        """Serves the ranks of this machine only."""
+        name = f"elastic_driver-{secrets.token_hex(16)}"
+        self._call(self._server.start_local(name, workers=len(self._slots)))
+        return door.Welcome(f"unix:@{name}", self._key.secret, len(self._slots), name_of_this_process(), LOOPBACK)
+
+    def serve(self, address: str, ports: tuple[int, int] | None) -> door.Welcome:
+        """Serves ranks of all machines.
+
+        Args:
+            address: of this machine.
+            ports: the lowest and the highest that may be used; None for any.
+
+        Raises:
+            SettingsError: the address or a port cannot be had.
+        """
+        wanted = 0 if ports is None else range(ports[0], ports[1] + 1)
+        port = self._call(self._server.start(address, wanted, workers=len(self._slots)))
+        shown = f"[{address}]" if ":" in address else address
+        return door.Welcome(f"http://{shown}:{port}", self._key.secret, len(self._slots), "", address)
+
+    def close(self, *, wait_for_others: bool) -> None:
+        """Ends it. Blocks for some seconds at most.
+
+        Args:
+            wait_for_others: whether the other ranks are about to end, too, and may still have something to ask.
+        """
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            self._call(self._end(_GOODBYES_S if wait_for_others else 0.0), timeout_s=_GOODBYES_S + _CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _end(self, patience_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._server.rounds.all_gone.wait(), patience_s)
+        for opened in self._doors:
+            opened.close()
+        self._server.rounds.close()
+        await self._server.close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the parent's sockets, so that their other ends see when the parent dies.
+
+        Their numbers stay taken: the objects that close them may still go away here, whenever that is.
+        """
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for number in self._descriptors():
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
+        _kept.append(self)  # nothing of the loop is to be tidied up here
+
+    def _descriptors(self) -> list[int]:
+        doors = [each.fileno() for opened in self._doors for each in opened.sockets]
+        return [number for number in (*doors, *self._server.descriptors()) if number >= 0]
+
+    def _call(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+_kept: list[JobHost] = []
+
+
+def _report(error: BaseException) -> None:
+    _log.error("elastic_driver: an error of rank 0's server: %s", error, exc_info=error)

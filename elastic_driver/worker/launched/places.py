@@ -1,0 +1,109 @@
+"""The places of a launched job's ranks, and the addresses at which they reach each other. Pure: values in, values out.
+
+Knows nothing of who has brought these values together.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_driver.errors import SettingsError
+from elastic_driver.hosts import SlotInfo
+from elastic_driver.system.interfaces import choose_address, without_loopback
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a rank says of its machine.
+
+    Attributes:
+        machine: what tells it from all other machines.
+        hostname: for messages.
+        addresses: as :func:`~elastic_driver.system.interfaces.host_addresses` gives them.
+    """
+
+    machine: str
+    hostname: str
+    addresses: tuple[str, ...] = ()
+
+
+def places(machines: Sequence[str]) -> list[SlotInfo]:
+    """Each rank's place.
+
+    Args:
+        machines: of each rank, in any order and number.
+    """
+    on_each = Counter(machines)
+    # Hosts stand in the order of their first rank, as mpirun numbers them.
+    hosts = list(on_each)
+    taken: Counter[str] = Counter()
+    slots = []
+    for rank, machine in enumerate(machines):
+        local_rank = taken[machine]
+        taken[machine] += 1
+        with_it = [host for host in hosts if on_each[host] > local_rank]
+        slots.append(SlotInfo(rank, len(machines), local_rank, on_each[machine], with_it.index(machine), len(with_it)))
+    return slots
+
+
+def address_of_root(members: Sequence[Member], interface: str) -> str:
+    """Where rank 0 is to be found by all ranks.
+
+    One that lies in a network in which all other machines have an address, where there is one; else as
+    :func:`~elastic_driver.system.interfaces.choose_address` takes it.
+
+    Args:
+        members: all ranks.
+        interface: the only one to be used; "" for any.
+
+    Raises:
+        SettingsError: rank 0's machine has no address that others could reach.
+    """
+    root = members[0]
+    others = {member.machine: member for member in members if member.machine != root.machine}
+    if not others:
+        return LOOPBACK
+    words = [interface] if interface else []
+    shared = [line for line in without_loopback(root.addresses) if all(_meet(line, one) for one in others.values())]
+    if shared:
+        try:
+            return choose_address(shared, route="", words=words, host=root.hostname)
+        except SettingsError:
+            pass  # the interface that is asked for is another one
+    return _chosen(root, "", words)
+
+
+def address_of(member: Member, interface: str, route: str) -> str:
+    """Where a rank on another machine than rank 0's is to be found.
+
+    Args:
+        member: it.
+        interface: the only one to be used; "" for any.
+        route: this machine's own end of a connection to rank 0.
+
+    Raises:
+        SettingsError: its machine has no address that others could reach.
+    """
+    return _chosen(member, route, [interface] if interface else [])
+
+
+def _chosen(member: Member, route: str, words: Sequence[str]) -> str:
+    try:
+        return choose_address(member.addresses, route=route, words=words, host=member.hostname)
+    except SettingsError as error:
+        raise SettingsError(str(error).replace("--network-interfaces", "HOROVOD_GLOO_IFACE")) from None
+
+
+def _meet(line: str, other: Member) -> bool:
+    """Whether the other machine has an address in the network of this one.
+
+    Networks that each machine has for itself (of containers, of one link) look alike everywhere, and lead nowhere.
+    """
+    here = ipaddress.ip_interface(line.rpartition(" ")[2])
+    theirs = [ipaddress.ip_interface(each.rpartition(" ")[2]).ip for each in without_loopback(other.addresses)]
+    return not here.is_link_local and here.ip not in theirs and any(ip in here.network for ip in theirs)
