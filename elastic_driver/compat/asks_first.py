@@ -9,8 +9,10 @@ environment; who has none exits with code 0. Nothing else of Horovod is touched.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
+import importlib
 import os
 import sys
 import threading
@@ -29,8 +31,11 @@ from elastic_driver.dialects.horovod import (
     place_variables,
 )
 from elastic_driver.hosts import SlotInfo
+from elastic_driver.rendezvous.environment import ENV_ROUND
 
 _BASICS = "horovod.common.basics"
+# What torch's optimizers import when the first is made.
+_OPTIMIZERS_NEED = "torch._dynamo"
 
 
 def install() -> None:
@@ -79,6 +84,7 @@ def _wrap(module: ModuleType) -> None:
     @functools.wraps(init)
     def asks_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         if ENV_PORT in os.environ and not _is_initialized(self):
+            _hurry_later()
             _take_place()
         return init(self, *args, **kwargs)
 
@@ -90,6 +96,16 @@ def _is_initialized(basics: Any) -> bool:
         return bool(basics.is_initialized())
     except (ValueError, AttributeError):
         return False
+
+
+def _hurry_later() -> None:
+    """What a script imports after ``init()`` all others wait for, if they train already: so it is imported now.
+
+    That is what torch's optimizers import when the first is made, which takes a second or more.
+    """
+    if os.environ.get(ENV_ROUND, "0") != "0" and "torch" in sys.modules:
+        with contextlib.suppress(Exception):  # it will be raised where it is needed
+            importlib.import_module(_OPTIMIZERS_NEED)
 
 
 def _take_place() -> None:
