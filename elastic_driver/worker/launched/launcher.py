@@ -104,13 +104,15 @@ def _slurm(environ: Mapping[str, str]) -> Launch | None:
     size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     nodes_name = "SLURM_STEP_NUM_NODES" if environ.get("SLURM_STEP_NUM_NODES") else "SLURM_NNODES"
     size = _number(environ, size_name)
+    # Jobs of two clusters may have one number; srun's own port is nobody else's while it runs.
+    job = ("SLURM_CLUSTER_NAME", "SLURM_WORKING_CLUSTER", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_LAUNCHER_PORT")
     return Launch(
         "srun",
         is_mpi=False,
         rank=_number(environ, "SLURM_PROCID"),
         size=size,
         local_size=size if _number(environ, nodes_name, 0) == 1 else 0,
-        job="\n".join(environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")),
+        job="\n".join(environ.get(name, "") for name in job),
     )
 
 

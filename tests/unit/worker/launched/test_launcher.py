@@ -81,6 +81,8 @@ def test_two_jobs_have_two_names() -> None:
         SLURM,
         SLURM | {"SLURM_STEP_ID": "4"},
         SLURM | {"SLURM_JOB_ID": "8"},
+        SLURM | {"SLURM_WORKING_CLUSTER": "other:127.0.0.1:6817:9728:102"},
+        SLURM | {"SLURM_STEP_LAUNCHER_PORT": "36529"},
     ]
     launches = [launch_of(job) for job in jobs]
     assert len({launch.job for launch in launches if launch is not None}) == len(jobs)
