@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,10 @@ def _lies(messages: list[Message], *, trains: bool) -> None:
     run_virtually(main)
 
 
+async def _nothing_more(worker: WorkerId, command: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    return {}
+
+
 @given(st.lists(_messages(TO_DRIVER), min_size=1, max_size=12), st.booleans())
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_agent_that_lies_ends_no_job_by_an_error(messages: list[Message], trains: bool) -> None:
@@ -287,6 +292,7 @@ def test_a_driver_that_says_rubbish_is_cut_and_no_more(messages: list[Message]) 
             "unix:@x",
             send=told.append,
             on_gone=lambda worker: rounds.gone(worker),
+            more_of=_nothing_more,
             tasks=tasks,
             environ=dict,
         )

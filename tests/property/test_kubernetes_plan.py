@@ -32,6 +32,8 @@ class Life(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         cluster = self.cluster
+        if (cluster.others.get("Job", {}).get("spec") or {}).get("suspend"):
+            cluster.driver = None  # its pod is gone: nobody answers any more
         before = cluster.observed()
         made = cluster.look()
         busy = frozenset() if before.driver is None else before.driver.busy
