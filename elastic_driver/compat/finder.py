@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from elastic_driver.compat import asks_first
-from elastic_driver.dialects.horovod import ENV_PORT
+from elastic_driver.dialects.horovod import ENV_PROTOCOL, OFF
 from elastic_driver.dialects.horovod_shim import ALWAYS, AUTO, ENV_SHIM, SHIM_FOLDER, check_mode
 
 # The release whose names and signatures are followed.
@@ -209,7 +209,7 @@ def load_in_place(name: str, folder: str) -> None:
         module = importlib.util.module_from_spec(real)
         sys.modules[name] = module
         real.loader.exec_module(module)
-        if ENV_PORT in os.environ:
+        if os.environ.get(ENV_PROTOCOL, OFF) != OFF:  # also in a process that workers are forked from
             asks_first.install()
         return
     if _finder not in sys.meta_path:
