@@ -74,7 +74,9 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
     title = f"job {name}, {answer['phase']}, {length(answer['age_s'])} old: {command}"
     restarts = answer.get("on_change", OnChange.IN_PLACE) != OnChange.IN_PLACE
     # Those that are restarted have no commits, and may tell of steps.
-    began = "" if restarts else f"from commit {answer['commits']}, "
+    # Nor do those that run Horovod's own library tell of any.
+    has_commits = not restarts and answer.get("tells_commits", True)
+    began = f"from commit {answer['commits']}, " if has_commits else ""
     facts = f"round {answer['round_id']}, {began}{_count(answer['resets'], 'reset')}"
     if "chief" in answer:
         chief = answer["chief"]
@@ -97,7 +99,9 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
             )
     elif answer["workers"]:
         heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "FROM COMMIT", "PID")
-        rows = [_worker(each, restarts=restarts) for each in sorted(answer["workers"], key=_order)]
+        rows = [
+            _worker(each, restarts=restarts, has_commits=has_commits) for each in sorted(answer["workers"], key=_order)
+        ]
         parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "FROM COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)
 
@@ -128,7 +132,7 @@ def _has_rank(worker: dict[str, Any]) -> bool:
     return worker["phase"] == "member" and worker["rank"] is not None
 
 
-def _worker(worker: dict[str, Any], *, restarts: bool) -> tuple[str, ...]:
+def _worker(worker: dict[str, Any], *, restarts: bool, has_commits: bool) -> tuple[str, ...]:
     phase = worker["phase"]
     if phase == "member":
         phase = "training" if worker["running"] else "running" if restarts else "joining"
@@ -137,7 +141,7 @@ def _worker(worker: dict[str, Any], *, restarts: bool) -> tuple[str, ...]:
         f"{worker['host']}[{worker['slot']}]",
         phase,
         length(worker["since_s"]),
-        "-" if restarts and not worker["commits"] else str(worker["commits"]),
+        str(worker["commits"]) if has_commits or (restarts and worker["commits"]) else "-",
         "-" if worker["pid"] is None else str(worker["pid"]),
     )
 

@@ -39,7 +39,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
-from elastic_driver.words import NoticeKind
+from elastic_driver.words import Backend, NoticeKind
 
 
 class Processes(Protocol):
@@ -275,6 +275,7 @@ class Rounds:
             "on_change": state.policy.on_change,
             "round_id": state.round_id,
             "commits": state.commits,
+            "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
             "resets": state.resets,
             "progress": asdict(self.progress.estimate(now)),
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],

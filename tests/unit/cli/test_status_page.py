@@ -67,6 +67,13 @@ def test_workers_that_are_restarted_have_steps() -> None:
     ]
 
 
+def test_no_commits_are_shown_of_workers_that_tell_of_none() -> None:
+    workers = [worker("a", 0, 0, commits=0)]
+    shown = page("3f2a", {**ANSWER, "commits": 0, "tells_commits": False, "workers": workers})
+    assert "\nround 2, 1 reset\n" in shown
+    assert shown.splitlines()[-1].split() == ["0", "a[0]", "training", "61", "s", "-", "4000"]
+
+
 def test_a_rank_is_shown_of_those_in_the_round_only() -> None:
     workers = [worker("a", 0, 0, phase="ready"), worker("b", 0, 0), worker("c", 0, 0, phase="leaving")]
     rows = page("3f2a", {**ANSWER, "workers": workers}).splitlines()[-3:]
