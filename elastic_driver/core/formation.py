@@ -67,6 +67,10 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
     if reset.unplanned:
         state = replace(state, tally=state.tally.one_more(t.now, state.policy.reset_window_s))
     tells_commits = backend is not Backend.HOROVOD
+    if state.policy.durable and not tells_commits:
+        # What is not on disc cannot be gone on from.
+        state = replace(state, policy=replace(state.policy, durable=False))
+        t.report("--durable-dir does nothing here: the workers run Horovod's own library", warning=True)
     t.state = forget_round(state, Round(round_id, tuple(one.worker for one in placed), handing_over, reset.began))
     t.put_all(
         replace(

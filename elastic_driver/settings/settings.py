@@ -293,6 +293,8 @@ class Settings:
         check_protocol(self.horovod_protocol, FLAGS["horovod_protocol"])
         if self.horovod_protocol == ON and self.horovod_shim == ALWAYS:
             raise SettingsError("--horovod-protocol on is for Horovod's own library, which --horovod-shim always hides")
+        if self.horovod_protocol == ON and self.durable_dir is not None:
+            raise SettingsError("--durable-dir is not for Horovod's own library (--horovod-protocol on)")
         for name in self.preload or ():
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SettingsError(f"--preload {name!r} is not the name of a module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_job import Job, worker_id
 
-from elastic_driver.core.events import WorkerDying, WorkerRunning
+from elastic_driver.core.events import Report, WorkerDying, WorkerRunning
 from elastic_driver.core.state import record_of
 from elastic_driver.words import Backend, ExitCode, ReadyCause
 
@@ -131,3 +131,15 @@ def test_rounds_that_fail_at_once_end_the_job() -> None:
                 job.timer()
             meet(job)
     assert job.ended is not None
+
+
+def test_nothing_of_theirs_is_on_disc() -> None:
+    job = Job(num_proc=2, min_num_proc=1, durable=True)
+    train(job, "a:1", "b:1")
+    assert any(
+        "--durable-dir does nothing here" in command.text for command in job.commands if isinstance(command, Report)
+    )
+    job.exit("a[0]", -9)
+    job.exit("b[0]", -9)
+    assert job.ended is not None
+    assert "that had the training's state are lost" in job.ended.message
