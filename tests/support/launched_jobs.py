@@ -20,7 +20,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("launched_program.py")
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 _jobs = itertools.count()
 # Of launchers that the tests themselves may run under.
 _FOREIGN = ("OMPI_", "PMI", "MPI_LOCAL", "SLURM_", "HYDI_", "ELASTIC_DRIVER_RENDEZVOUS")
