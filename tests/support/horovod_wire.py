@@ -167,11 +167,11 @@ class Context:
         if right is None or left is None:
             return values
         at = self.rank
-        for _ in range(self.size - 1):
+        for left_to_do in reversed(range(self.size - 1)):
             try:
                 body = json.dumps(values[at]).encode()
                 right.sendall(_LENGTH.pack(len(body)) + body)
-                self._wait(left, right)
+                self._wait(left, right if left_to_do else left)  # who has all that it needs may have ended
                 (length,) = _LENGTH.unpack(_exactly(left, _LENGTH.size))
                 at = (at - 1) % self.size
                 values[at] = json.loads(_exactly(left, length))
@@ -188,7 +188,7 @@ class Context:
         found = poll.poll(self._timeout_s * 1000)
         if not found:
             raise InternalError(f"Timed out waiting {self._timeout_s * 1000:.0f}ms for recv operation to complete")
-        if all(descriptor != left.fileno() for descriptor, _ in found):  # it may have ended after its last step
+        if all(descriptor != left.fileno() for descriptor, _ in found):
             raise InternalError("Connection closed by peer")
 
     def close(self) -> None:

@@ -264,6 +264,8 @@ class HorovodPort:
         if assignment is None:
             return Answer(200)  # late, of a round that is over for it: to be forgotten
         self._begun = True
+        if not self.met:
+            self._forget_timers()  # another context follows
         self.endpoints |= endpoints_of(value)
         with contextlib.suppress(StaleRoundError):
             self._around.store.set_key(assignment.round_id, f"{_SCOPE}{scope}", key, value)
@@ -296,7 +298,7 @@ class HorovodPort:
             return
         if is_last:
             self._has_met()
-        else:
+        elif not self._broken.is_set():
             self._later(_QUIET_S, self._has_met)
 
     def _has_met(self) -> None:
