@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import functools
 import hashlib
 import hmac
 import json
@@ -276,7 +277,12 @@ class NotificationService:
         self.addresses = {name: [(address_of(name), port)] for name in names}
         if not self.addresses:
             raise RuntimeError(f"NoValidAddressesFound: none of {interface}")
-        threading.Thread(target=self._server.serve_forever, name="notifications", daemon=True).start()
+        serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
+        threading.Thread(target=serve, name="notifications", daemon=True).start()  # as long as the process
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
     def registration(self) -> bytes:
         return base64.b64encode(pickle.dumps((self.addresses, self.key), 5))
