@@ -1,411 +1,302 @@
-"""A worker that does on the wire what a process with unmodified Horovod 0.28.1 does, without Horovod and torch.
+"""A process that does on the wire what one with unmodified Horovod 0.28.1 does, without Horovod and torch.
 
-It meets with the others in six contexts (the last three are process set 0's), sums a number round a ring at each step
-over connections of process set 0, so that who is no neighbour of a dead rank waits for it, takes notices of changed
-hosts, and aborts where Horovod does. Each line that it prints is ``WHAT rank R size S step N pid P``.
-
-    python horovod_worker.py [--steps N] [--commit-each K] [--pace S] [--asks-first] [what goes wrong]
+It sums ones round a ring, step by step, and writes a JSON line for each reset, for each ``--log-every`` steps, and for
+its ends, into STEP_LOG. A fault is ``KIND:RANK:WHEN[:CODE]``, once a job (a file beside STEP_LOG marks it); see
+``_FAULTS``. Rank and step are those of the moment.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import contextlib
-import hashlib
-import hmac
 import http.client
-import io
 import json
 import os
-import pickle
-import secrets
+import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-RECORD = struct.Struct("=H2s4s120xQ")
-LENGTH = struct.Struct("i")
-NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-HASH = "_process_set_hash_1f2e"
-POLL_S = 0.01
-MIXED = 3
+from horovod_wire import Context, InitError, InternalError, NotificationService, Store
 
-
-class LostError(Exception):
-    """HorovodInternalError."""
+_FAULTS = {
+    "exit": "at step WHEN, with exit code CODE",
+    "kill": "at step WHEN, by SIGKILL",
+    "stop": "at step WHEN, by SIGSTOP",
+    "error": "at step WHEN, a collective of its own fails",
+    "meet": "in its first init after a reset, by SIGKILL after the PUT of its WHEN-th context",
+    "meet-first": "likewise in the first init of its process",
+    "resign": "at step WHEN, it leaves by itself, and resets",
+}
+_PROCESS_SETS = "_process_set_hash_6bd5ea1bd3f40e2f"
+_NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 class HostsUpdatedError(Exception):
-    """HostsUpdatedInterrupt."""
-
     def __init__(self, *, skip_sync: bool) -> None:
-        super().__init__()
         self.skip_sync = skip_sync
 
 
-def recv_exactly(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise OSError("the other end is gone")
-        data += more
-    return data
-
-
-class Http:
-    """Horovod's C++ client: a connection for each request, three tries, no read timeout."""
-
-    def __init__(self) -> None:
-        self.address = (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
-        self.requests = 0
-
-    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        for attempt in range(3):
-            if attempt:
-                time.sleep(0.5)
-            with contextlib.suppress(OSError):
-                status, answer = self._once(method, path, body)
-                if status in (200, 404):
-                    return status, answer
-        raise OSError(f"{method} {path}: no answer in three tries")
-
-    def _once(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        self.requests += 1
-        with socket.create_connection(self.address) as sock:
-            sock.sendall(
-                f"{method} {path} HTTP/1.1\r\nHost: {self.address[0]}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
-            head, data = b"", b""
-            while b"\r\n\r\n" not in head:
-                more = sock.recv(4096)
-                if not more:
-                    raise OSError("closed without an answer")
-                head += more
-            head, _, data = head.partition(b"\r\n\r\n")
-            status = int(head.split()[1])
-            for line in head.split(b"\r\n")[1:]:
-                name, _, value = line.partition(b": ")
-                if name == b"Content-Length":  # in exactly this case
-                    while len(data) < int(value):
-                        data += sock.recv(4096)
-                    return status, data
-            return status, data
-
-
-class Context:
-    """One Gloo context: connections to all peers."""
-
-    def __init__(self, http: Http, scope: str, rank: int, size: int, put_only: bool) -> None:
-        limit_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        self.rank, self.size = rank, size
-        self.peers: dict[int, socket.socket] = {}
-        http.ask("PUT", f"/{scope}/rank_{rank}", socket.gethostname().encode())
-        for peer in range(rank):
-            http.ask("GET", f"/{scope}/rank_{peer}")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            record = RECORD.pack(socket.AF_INET, struct.pack("!H", port), socket.inet_aton("127.0.0.1"), rank)
-            http.ask("PUT", f"/{scope}/{rank}", record * (size - 1))
-            if put_only:
-                os.kill(os.getpid(), signal.SIGKILL)
-            for peer in range(size):
-                if peer == rank:
-                    continue
-                body = self._address(http, scope, peer, limit_s)
-                if peer < rank:
-                    at = RECORD.size * (rank - 1)
-                    (there,) = struct.unpack("!H", RECORD.unpack(body[at : at + RECORD.size])[1])
-                    sock = socket.create_connection(("127.0.0.1", there), limit_s)
-                    sock.sendall(struct.pack("=I", rank))
-                    self.peers[peer] = sock
-            listener.settimeout(limit_s)
-            while len(self.peers) < size - 1:
-                sock, _ = listener.accept()
-                sock.settimeout(limit_s)
-                self.peers[struct.unpack("=I", recv_exactly(sock, 4))[0]] = sock
-        for sock in self.peers.values():
-            sock.sendall(b"b")
-        for sock in self.peers.values():
-            recv_exactly(sock, 1)
-        http.ask("DELETE", f"/{scope}/{rank}")
-
-    @staticmethod
-    def _address(http: Http, scope: str, peer: int, limit_s: float) -> bytes:
-        began = time.monotonic()
-        while http.ask("GET", f"/{scope}/{peer}")[0] != 200:
-            if time.monotonic() - began > limit_s:
-                raise OSError(f"Wait timeout after {limit_s:g} seconds for key {peer}")
-            time.sleep(POLL_S)
-        return http.ask("GET", f"/{scope}/{peer}")[1]
-
-    def sum(self, number: int) -> int:
-        """Round a ring."""
-        total = passed = number
-        for _ in range(self.size - 1):
-            self.peers[(self.rank + 1) % self.size].sendall(struct.pack("=q", passed))
-            (passed,) = struct.unpack("=q", recv_exactly(self.peers[(self.rank - 1) % self.size], 8))
-            total += passed
-        return total
-
-    def broadcast(self, value: Any) -> Any:
-        """From rank 0, straight to all."""
-        if self.rank:
-            (length,) = struct.unpack("=I", recv_exactly(self.peers[0], 4))
-            return json.loads(recv_exactly(self.peers[0], length))
-        data = json.dumps(value).encode()
-        for sock in self.peers.values():
-            sock.sendall(struct.pack("=I", len(data)) + data)
-        return value
-
-    def close(self) -> None:
-        for sock in self.peers.values():
-            sock.close()
-
-
-class _Named:
-    pass
-
-
-class _Unpickler(pickle.Unpickler):
-    known = (
-        ("horovod.runner.common.util.network", "PingRequest"),
-        ("horovod.runner.elastic.worker", "HostsUpdatedRequest"),
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        return type(name, (_Named,), {})
-
-
-class Notifications:
-    """The notification service."""
-
-    def __init__(self, http: Http, args: argparse.Namespace) -> None:
-        self.key = secrets.token_bytes(32)
-        self.news: list[tuple[float, int]] = []
-        self._args = args
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._serve, daemon=True).start()
-        said: Any = ({"lo": [("127.0.0.1", self._listener.getsockname()[1])]}, self.key)
-        body = base64.b64encode(pickle.dumps(_Evil() if args.rubbish else said))
-        slot = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
-        if http._once("PUT", f"/worker_addresses/{slot}", body)[0] != 200:
-            raise RuntimeError("worker_addresses: not 200")
-
-    def _serve(self) -> None:
-        while True:
-            sock, _ = self._listener.accept()
-            with sock, contextlib.suppress(OSError, pickle.UnpicklingError):
-                seal = recv_exactly(sock, 32)
-                body = recv_exactly(sock, LENGTH.unpack(recv_exactly(sock, 4))[0])
-                if not hmac.compare_digest(hmac.digest(self.key, body, hashlib.sha256), seal):
-                    continue
-                request = _Unpickler(io.BytesIO(body)).load()
-                log("notice", res=getattr(request, "res", -1))
-                if self._args.deaf:
-                    continue
-                if type(request).__name__ == "HostsUpdatedRequest":
-                    self.news.append((request.timestamp, request.res))
-                answer = pickle.dumps({"ack": True})
-                sock.sendall(hmac.digest(self.key, answer, hashlib.sha256) + LENGTH.pack(len(answer)) + answer)
-
-
-class _Evil:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/elastic_driver_was_here",)
-
-
 class Worker:
-    """The library and the script in one."""
+    """One process."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.http = Http()
-        self.place = [int(os.environ[f"HOROVOD_{name}"]) for name in NUMBERS]
-        self.contexts: list[Context] = []
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        env = os.environ
+        self.store = Store(env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(env["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+        self.host = env["HOROVOD_HOSTNAME"]
+        self.timeout_s = float(env.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        self.place = [int(env[f"HOROVOD_{name}"]) for name in _NUMBERS]
         self.step = self.committed = 0
-        self.seen = 0.0
-        self.inits = 0
+        self.resets = -1
+        self.seen = self.newest = 0.0
+        self.contexts: list[Context] = []
+        self.left_open: list[Context] = []
+        self.notifications: NotificationService | None = None
+        self._read_notices = 0
+        self._log = open(os.environ["STEP_LOG"], "a", buffering=1)  # noqa: SIM115 - open for the life of the process
 
-    def init(self, *, again: bool) -> None:
-        """Whatever fails here aborts the process."""
+    # --- what it tells -----------------------------------------------------------------------------------------------
+
+    def tell(self, what: str, **more: Any) -> None:
+        rank, size, local_rank = self.place[:3]
+        line = {"time": time.time(), "pid": os.getpid(), "what": what, "rank": rank, "size": size, "step": self.step}
+        line |= {"host": self.host, "local_rank": local_rank, "reset": self.resets, **more}
+        self._log.write(json.dumps(line) + "\n")
+        print(what, f"rank {rank} of {size}, step {self.step}, pid {os.getpid()}", flush=True)
+
+    def abort(self, error: object) -> NoReturn:
+        self.tell("abort", error=str(error))
+        os.abort()
+
+    # --- init and shutdown -------------------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        """What fails in it ends the process: Horovod's background thread has nobody who catches."""
+        self.resets += 1
         try:
-            if again or self.args.asks_first:
-                slot = f"{os.environ['HOROVOD_HOSTNAME']}:{self.place[2]}"
-                status, body = self.http.ask("GET", f"/rank_and_size/{slot}")
-                self.place = list(map(int, body.decode().split(","))) if status == 200 and body else [0] * 6
-                if self.place[0] < 0:
-                    raise OSError(f"{slot} has been removed from elastic job")
-            rank, size, local_rank, local_size, cross_rank, cross_size = self.place
-            places = (
-                ("global", rank, size),
-                (f"local_{os.environ['HOROVOD_HOSTNAME']}", local_rank, local_size),
-                (f"cross_{local_rank}", cross_rank, cross_size),
-            )
-            self.inits += 1
-            self.contexts = []
-            for scope, own, number in (*places, *((f"{scope}{HASH}", *numbers) for scope, *numbers in places)):
-                dies = self.once("dies-meeting", f"{self.inits}:{rank}:{len(self.contexts)}", self.args.dies_meeting)
-                self.contexts.append(Context(self.http, scope, own, number, dies))
-        except OSError as error:
-            log("aborts", self, why=str(error).replace(" ", "_"))
-            abort()
-        log("init", self)
+            if self.resets and "HOROVOD_ELASTIC" in os.environ:
+                self._take_place(self._ask_place())
+            elif self.options.asks_first:
+                self._ask_as_the_hook_does()
+            self._meet()
+        except InitError as error:
+            self.abort(error)
+        self.tell("init")
 
-    def shutdown(self, *, well: bool) -> None:
-        for context in self.contexts if well else self.contexts[:3]:
-            context.close()
+    def _ask_place(self) -> bytes | None:
+        path = f"/rank_and_size/{self.host}:{self.place[2]}"
+        if not self.options.late_put:
+            return self.store.ask("GET", path)
+        asked = self.store.send("GET", path)
+        for context in self.left_open + self.contexts:
+            self.store.ask("PUT", f"/{context.scope}/{context.rank}", context.body)
+        return self.store.read(asked)[1]
 
-    def commit(self, notifications: Notifications) -> None:
-        self.committed = self.step
-        before, newest, res = self.seen, self.seen, 0
-        for timestamp, what in notifications.news:
-            if timestamp > newest:
-                newest, res = timestamp, res | what
-        notifications.news.clear()
-        before, newest, res = self.contexts[3].broadcast([before, newest, res])
-        self.seen = newest
-        if newest > before:
-            raise HostsUpdatedError(skip_sync=res == 1)
+    def _take_place(self, answer: bytes | None) -> None:
+        if answer is None or answer.startswith(b"-1"):
+            if self.options.stubborn:
+                self.tell("stays")
+                while True:
+                    signal.pause()
+            raise InitError(f"{self.host}[{self.place[2]}] has been removed from elastic job")
+        self.place = [int(number) for number in answer.split(b",")]
 
-    def train(self, notifications: Notifications) -> None:
-        while self.step < self.args.steps:
-            self.misbehave()
-            total = self.contexts[3].sum(1)
-            assert total == self.place[1]
+    def _ask_as_the_hook_does(self) -> None:
+        connection = http.client.HTTPConnection(self.store.address, self.store.port)
+        process = f"{os.getpid()} {threading.get_native_id()}"
+        path = f"/rank_and_size/{self.host}:{self.place[2]}"
+        connection.request("GET", path, headers={"X-Elastic-Driver-Process": process})
+        answer = connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200, body
+        if body.startswith(b"-1"):
+            sys.exit(0)
+        self.place = [int(number) for number in body.split(b",")]
+        interface = answer.headers.get("X-Elastic-Driver-Interface")
+        if interface:
+            os.environ["HOROVOD_GLOO_IFACE"] = interface
+
+    def _meet(self) -> None:
+        rank, size, local_rank, local_size, cross_rank, cross_size = self.place
+        scopes = [
+            ("global", rank, size),
+            (f"local_{self.host}", local_rank, local_size),
+            (f"cross_{local_rank}", cross_rank, cross_size),
+        ]
+        scopes += [(scope + _PROCESS_SETS, *numbers) for scope, *numbers in scopes]
+        for number, (scope, own, of) in enumerate(scopes, 1):
+            after_put = self._fault_in_meeting(number)
+            self.contexts.append(Context(self.store, scope, own, of, timeout_s=self.timeout_s, after_put=after_put))
+
+    def shutdown(self, *, after_error: bool) -> None:
+        """After an error the process set's connections stay open: peers of the same ring hear nothing."""
+        for context in self.contexts:
+            if after_error and context.scope.endswith(_PROCESS_SETS):
+                self.left_open.append(context)
+            else:
+                context.close()
+        self.contexts = []
+
+    # --- the training ------------------------------------------------------------------------------------------------
+
+    def allreduce(self, *values: float) -> list[float]:
+        return [float(sum(column)) for column in zip(*self.contexts[3].gather(values), strict=True)]
+
+    def train(self) -> None:
+        is_over = 0.0
+        while self.step < self.options.steps and not is_over:
+            time.sleep(self.options.step_s)
+            self._fault_in_step()
+            end = self.options.end_when
+            size, is_over = self.allreduce(1, end is not None and end.exists())
+            if size != self.place[1]:
+                self.abort("the sum is wrong")
             self.step += 1
-            log("step", self)
-            time.sleep(self.args.pace)
-            if self.step % self.args.commit_each == 0:
-                self.commit(notifications)
+            if self.step % self.options.log_every == 0:
+                self.tell("step")
+            if self.step % self.options.commit_every == 0 and not is_over:
+                self.commit()
 
-    def misbehave(self) -> None:
-        for how in self.args.dies:
-            where, _, way = how.partition("=")
-            if not self.once("dies", f"{self.step}:{self.place[0]}", [where]):
-                continue
-            log("dies", self)
-            if way.isdecimal():
-                os._exit(int(way))
-            os.kill(os.getpid(), getattr(signal, f"SIG{way}"))
-
-    def once(self, what: str, here: str, where: list[str]) -> bool:
-        """Whether this is the place, for the first process that comes there."""
-        if here not in where:
-            return False
-        try:
-            Path(os.environ["ONCE"], f"{what}-{here}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def run(self) -> None:
-        self.init(again=False)
-        if self.args.static:
-            while self.step < self.args.steps:
-                self.misbehave()
-                self.contexts[3].sum(1)
-                self.step += 1
-            log("done", self)
+    def commit(self) -> None:
+        self.committed = self.step
+        if self.notifications is None:
             return
-        notifications = Notifications(self.http, self.args)
+        notices = self.notifications.notices[self._read_notices :]
+        self._read_notices += len(notices)
+        previous, changes = self.seen, 0
+        for timestamp, res in notices:
+            if timestamp > self.newest:
+                self.newest, changes = timestamp, changes | res
+        previous, newest, changes = self.contexts[3].gather([previous, self.newest, changes])[0]
+        self.seen = newest
+        if newest > previous:
+            raise HostsUpdatedError(skip_sync=changes == 1)
+
+    def elastic(self) -> None:
+        """``hvd.elastic.run``: until the steps are done."""
+        self.notifications = NotificationService(os.environ.get("HOROVOD_GLOO_IFACE", ""))
+        self._register(self.notifications)
         skip_sync = False
         while True:
             try:
                 if not skip_sync:
-                    self.step = self.committed = self.contexts[3].broadcast(self.step)
-                self.train(notifications)
-                log("done", self)
+                    self.step = self.committed = self.contexts[3].gather(self.step)[0]
+                    self.tell("sync")
+                self.train()
                 return
-            except OSError as error:
-                log("lost", self, why=type(error).__name__)
-                self.step, skip_sync, well = self.committed, False, False
-            except HostsUpdatedError as error:
-                log("updated", self)
-                skip_sync, well = error.skip_sync, True
-            self.shutdown(well=well)
-            self.init(again=True)
-            notifications.news.clear()
+            except InternalError as error:
+                self.step, skip_sync = self.committed, False
+                self.tell("error", error=str(error))
+                self.shutdown(after_error=True)
+            except HostsUpdatedError as update:
+                skip_sync = update.skip_sync
+                self.tell("notice", skip_sync=skip_sync, notices=self.notifications.notices)
+                self.shutdown(after_error=False)
+            self.init()
+            self._read_notices = len(self.notifications.notices)  # what came meanwhile is lost
 
+    def _register(self, service: NotificationService) -> None:
+        body = b"rubbish" if self.options.rubbish_registration else service.registration()
+        connection = http.client.HTTPConnection(self.store.address, self.store.port)
+        connection.request("PUT", f"/worker_addresses/{self.host}:{self.place[2]}", body)
+        status = connection.getresponse().status
+        if self.options.rubbish_registration:
+            assert status == 400, status
+        elif status != 200:
+            raise RuntimeError(f"cannot register: {status}")
 
-def abort() -> NoReturn:
-    sys.stdout.flush()
-    signal.signal(signal.SIGABRT, signal.SIG_DFL)
-    os.abort()
+    # --- what goes wrong ---------------------------------------------------------------------------------------------
 
+    def _due(self, *kinds: str) -> Any:
+        """The faults of these kinds of this rank that have not happened: (kind, when, code, mark)."""
+        for number, text in enumerate(self.options.fault):
+            kind, rank, when, *code = text.split(":")
+            mark = Path(f"{os.environ['STEP_LOG']}.fault{number}")
+            if kind in kinds and int(rank) == self.place[0] and not mark.exists():
+                yield kind, int(when), int(code[0]) if code else 1, mark
 
-def log(what: str, worker: Worker | None = None, **more: object) -> None:
-    """To standard output, and to the log of all workers."""
-    line: dict[str, object] = {"what": what, "time": time.time(), "pid": os.getpid(), **more}
-    line["host"] = os.environ["HOROVOD_HOSTNAME"]
-    if worker is not None:
-        line |= {
-            "rank": worker.place[0],
-            "size": worker.place[1],
-            "step": worker.step,
-            "requests": worker.http.requests,
-        }
-    with open(os.environ["STEP_LOG"], "ab", buffering=0) as file:
-        file.write(json.dumps(line).encode() + b"\n")
+    def _fault_in_step(self) -> None:
+        for kind, when, code, mark in self._due("exit", "kill", "stop", "error", "resign"):
+            if self.step < when:
+                continue
+            mark.touch()
+            self.tell(kind)
+            match kind:
+                case "exit":
+                    os._exit(code)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "error":
+                    raise InternalError("a fault")
+                case "resign":
+                    raise HostsUpdatedError(skip_sync=False)
 
+    def _fault_in_meeting(self, number: int) -> Any:
+        def fault() -> None:
+            for kind, when, _, mark in self._due("meet", "meet-first"):
+                if when == number and (kind == "meet-first" or self.resets):
+                    mark.touch()
+                    self.tell(kind)
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-def rude(http: Http) -> None:
-    """Requests that no Horovod makes."""
-    for method, path, body in (
-        ("HEAD", "/global/0", b""),
-        ("GET", "/a/b/c", b""),
-        ("GET", "/global", b""),
-        ("PUT", "/worker_addresses/x", b"!" * 100_000),
-        ("PUT", f"/global/{'k' * 3000}", b"x"),
-        ("POST", "/global/0", b""),
-    ):
-        with contextlib.suppress(OSError, http_errors):
-            log("rude", status=http._once(method, path, body)[0], path=path[:20], method=method)
-    with contextlib.suppress(OSError), socket.create_connection(http.address) as sock:
-        sock.sendall(b"\x00\xff" * 500 + b"\r\n\r\n")
-        sock.recv(100)
-    with contextlib.suppress(OSError), socket.create_connection(http.address) as sock:
-        sock.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
-        for _ in range(100):
-            sock.sendall(b"x" * 100_000)
+        return fault
 
-
-http_errors = (http.client.HTTPException, ValueError, IndexError)
+    def be_strange(self) -> None:
+        """What no worker of Horovod's asks."""
+        for method, path, body, wanted in (
+            ("HEAD", "/global/0", b"", 405),
+            ("GET", "/a/b/c/d", b"", 400),
+            ("GET", "/", b"", 400),
+            ("PUT", "/global/0", b"x" * (5 << 20), 413),
+        ):
+            try:
+                connection = self.store.send(method, path, body)
+                status, _ = self.store.read(connection)
+            except OSError:
+                status = wanted if body else 0  # cut off while it was sending
+            assert status == wanted, (method, path, status)
+        with socket.create_connection((self.store.address, self.store.port)) as silent:
+            silent.sendall(b"GET /glo")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--commit-each", type=int, default=2)
-    parser.add_argument("--pace", type=float, default=0.02)
-    parser.add_argument("--boot", type=float, default=0.0, help="seconds that its imports take")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--end-when", type=Path, help="a file: when it is there, all end after that step")
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--commit-every", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--boot-until", type=Path, help="a file: processes with a place above rank 0 wait for it")
     parser.add_argument("--asks-first", action="store_true")
-    parser.add_argument("--static", action="store_true", help="without elastic.run")
-    parser.add_argument("--dies", action="append", default=[], metavar="STEP:RANK=CODE|KILL|STOP")
-    parser.add_argument("--dies-meeting", action="append", default=[], metavar="INIT:RANK:CONTEXT")
-    parser.add_argument("--deaf", action="store_true", help="it never acknowledges a notice")
-    parser.add_argument("--rubbish", action="store_true", help="it registers a pickle that runs a command")
-    parser.add_argument("--rude", action="store_true")
-    parser.add_argument("--stubborn", action="store_true", help="it ignores SIGTERM")
-    args = parser.parse_args()
-    args.asks_first = args.asks_first and "ELASTIC_DRIVER_HOROVOD_PORT" in os.environ
-    if args.stubborn:
+    parser.add_argument("--late-put", action="store_true")
+    parser.add_argument("--stubborn", action="store_true", help="ignores SIGTERM, and that it was removed")
+    parser.add_argument("--rubbish-registration", action="store_true")
+    parser.add_argument("--strange", action="store_true")
+    parser.add_argument("--static", action="store_true", help="not under elastic.run")
+    parser.add_argument("--fault", action="append", default=[])
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if options.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    log("start", None, planned=[int(os.environ[f"HOROVOD_{name}"]) for name in NUMBERS])
-    time.sleep(args.boot)
-    worker = Worker(args)
-    if args.rude:
-        rude(worker.http)
-    worker.run()
+    worker = Worker(options)
+    worker.tell("boot")
+    if options.boot_until is not None and worker.place[0]:
+        while not options.boot_until.exists():
+            time.sleep(0.02)
+    if options.strange:
+        worker.be_strange()
+    worker.init()
+    if options.static:
+        worker.train()
+    else:
+        worker.elastic()
+    worker.tell("end")
 
 
 if __name__ == "__main__":

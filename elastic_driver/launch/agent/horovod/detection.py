@@ -7,6 +7,7 @@ in docs/horovod.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from elastic_driver.launch.warm.preload import is_python
 
 # What a Python that has to be read from a slow disc may take to start.
 _LIMIT_S = 30.0
+_END_S = 2.0
 # Runs in the workers' Python. The stand-in for Horovod is on its path, and is none.
 _ASK = """
 import os, sys
@@ -81,4 +83,7 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
     finally:
         if process is not None and process.returncode is None:
             process.kill()
+            with contextlib.suppress(TimeoutError):  # what it has started may hold its pipe
+                async with asyncio.timeout(_END_S):
+                    await process.wait()
     return said.strip() == b"True"

@@ -29,11 +29,11 @@ _MOST_BYTES = 64 << 10
 _MOST_ADDRESSES = 64
 _KEY_BYTES = range(16, 65)
 # All that a pickle of texts, numbers, bytes and tuples, lists and dicts of them needs. None of these makes more of its
-# size than the pickle itself has, so a small one stays small.
+# size than the pickle itself has, so a small one stays small: PUT and LONG_BINPUT would, as the memo is an array.
 _OPCODES = frozenset(
     re.split(
         " ",
-        "PROTO FRAME STOP MARK POP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT "
+        "PROTO FRAME STOP MARK POP MEMOIZE BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT "
         "BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE SHORT_BINBYTES BINBYTES "
         "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS",
     )
