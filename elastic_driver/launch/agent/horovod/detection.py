@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,6 +74,7 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # it may be a wrapper, which ends with all that it has started
         )
         async with asyncio.timeout(_LIMIT_S):
             said, _ = await process.communicate()
@@ -80,5 +82,6 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
         return False
     finally:
         if process is not None and process.returncode is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     return said.strip() == b"True"
