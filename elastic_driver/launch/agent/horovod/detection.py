@@ -7,9 +7,9 @@ in docs/horovod.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from elastic_driver.launch.warm.preload import is_python
 
 # What a Python that has to be read from a slow disc may take to start.
 _LIMIT_S = 30.0
-_END_S = 2.0
 # Runs in the workers' Python. The stand-in for Horovod is on its path, and is none.
 _ASK = """
 import os, sys
@@ -75,6 +74,7 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # it may be a wrapper, which ends with all that it has started
         )
         async with asyncio.timeout(_LIMIT_S):
             said, _ = await process.communicate()
@@ -82,8 +82,6 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
         return False
     finally:
         if process is not None and process.returncode is None:
-            process.kill()
-            with contextlib.suppress(TimeoutError):  # what it has started may hold its pipe
-                async with asyncio.timeout(_END_S):
-                    await process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     return said.strip() == b"True"

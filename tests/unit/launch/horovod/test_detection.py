@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -91,13 +92,26 @@ def test_a_python_that_cannot_be_started_says_no(tmp_path: Path) -> None:
     assert not is_horovods([broken, script(tmp_path)], tmp_path)
 
 
-def test_a_python_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detection_module, "_LIMIT_S", 1.0)
-    said = tmp_path / "pid"
-    hangs = python(tmp_path, f"echo $$ > {said}.new; mv {said}.new {said}; exec tail -f /dev/null")
-    assert not is_horovods([hangs, script(tmp_path)], tmp_path)
-    with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # on a loaded machine it was killed before
-        psutil.Process(int(said.read_text())).wait(20)
+@pytest.mark.parametrize("how", ["exec tail -f /dev/null", "tail -f /dev/null; true"])
+def test_a_python_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection_module, "_LIMIT_S", 0.5)
+    hangs = python(tmp_path, how)
+    mark = os.path.basename(tmp_path)
+    assert not is_horovods([hangs, script(tmp_path)], tmp_path, MARK=mark)
+    end = time.monotonic() + 20
+    while is_left(mark):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_left(mark: str) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def test_each_python_is_asked_once(tmp_path: Path) -> None:
