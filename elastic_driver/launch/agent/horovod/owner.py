@@ -1,7 +1,8 @@
 """Whose a connection of this machine is: the user of the process at its other end, as the kernel knows it.
 
 A TCP connection carries no credentials as a unix socket does, so the kernel is asked for the socket with these two ends
-(sock_diag, Linux 3.3), in microseconds; where it does not answer that, its table of connections is read.
+(sock_diag, Linux 3.3), in microseconds; where it does not answer that, its table of connections is read. A socket that
+its process has closed may still have sent something, and is nobody's: the kernel says root's, and that it has no inode.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, number, sender
 _WANTED = struct.Struct("=BBBBI")  # family, protocol, what else, padding, states
 _ENDS = struct.Struct("!HH16s16s")
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # interface, cookie
+_OWNER = struct.Struct("=II")  # user id, inode
 _UID_AT = _HEADER.size + 4 + _ENDS.size + len(_ANY) + 12
 
 
@@ -27,7 +29,7 @@ def owner_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
         far: of the other.
 
     Returns:
-        None where there is no such connection any more.
+        None where there is no such connection any more, or it is closed there.
     """
     with contextlib.suppress(OSError):
         return _by_diag(near, far)
@@ -42,9 +44,10 @@ def _by_diag(near: tuple[str, int], far: tuple[str, int]) -> int | None:
         diag.send(_HEADER.pack(_HEADER.size + len(body), _DIAG_BY_FAMILY, _REQUEST, 1, 0) + body)
         answer = diag.recv(8192)
     kind = _HEADER.unpack_from(answer)[1]
-    if kind != _DIAG_BY_FAMILY or len(answer) < _UID_AT + 4:
+    if kind != _DIAG_BY_FAMILY or len(answer) < _UID_AT + _OWNER.size:
         raise OSError("no such connection, or no such question")
-    return int(struct.unpack_from("=I", answer, _UID_AT)[0])
+    uid, inode = _OWNER.unpack_from(answer, _UID_AT)
+    return int(uid) if inode else None
 
 
 def _by_table(near: tuple[str, int], far: tuple[str, int]) -> int | None:
@@ -54,7 +57,7 @@ def _by_table(near: tuple[str, int], far: tuple[str, int]) -> int | None:
             for line in lines:
                 fields = line.split()
                 if (fields[1], fields[2]) == wanted:
-                    return int(fields[7])
+                    return int(fields[7]) if fields[9] != "0" else None
     return None
 
 
