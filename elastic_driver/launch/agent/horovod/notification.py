@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import io
 import ipaddress
+import itertools
 import pickle
 import pickletools
 import re
@@ -38,6 +39,10 @@ _OPCODES = frozenset(
         "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS",
     )
 )
+
+# How often the parts of a pickle may be used again. What is built of the same part many times takes as long to hash and
+# to walk through as if each were a part of its own: 30 kB of it, more than anybody can wait for.
+_REUSES, _MOST_REUSES = frozenset({"GET", "BINGET", "LONG_BINGET"}), 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,16 @@ def parse_registration(body: bytes) -> Registration:
         raise RendezvousProtocolError(f"cannot read where the worker takes notices: {len(body)} bytes are too many")
     try:
         data = base64.b64decode(body, validate=True)
-        strange = {opcode.name for opcode, _, _ in pickletools.genops(data)} - _OPCODES
+        names = [opcode.name for opcode, _, _ in pickletools.genops(data)]
+        strange = set(names) - _OPCODES
         if strange:
             raise pickle.UnpicklingError(f"it has {', '.join(sorted(strange))}")
+        if sum(name in _REUSES for name in names) > _MOST_REUSES:
+            raise pickle.UnpicklingError("it uses its parts again and again")
         said = _NoClasses(io.BytesIO(data)).load()
         by_interface, key = said
-        addresses = tuple(_address(one) for ends in by_interface.values() for one in ends)
+        ends = (end for ends in by_interface.values() for end in ends)
+        addresses = tuple(_address(end) for end in itertools.islice(ends, _MOST_ADDRESSES + 1))
     except (
         pickle.UnpicklingError,
         binascii.Error,
