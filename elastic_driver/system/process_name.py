@@ -46,3 +46,14 @@ def is_stopped(pid: int) -> bool:
         return look_up(pid)[0] in "Tt"
     except (OSError, ValueError, IndexError):
         return False
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Whether a process is that one, or a descendant of it that no ancestor has left behind."""
+    try:
+        while pid not in (0, 1, ancestor):
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return False
+    return pid == ancestor

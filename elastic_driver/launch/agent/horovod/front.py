@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -33,7 +32,7 @@ from elastic_driver.launch.agent.horovod.notification import notify
 from elastic_driver.launch.agent.horovod.port import HorovodPort, Rounds, Store, Surroundings
 from elastic_driver.rendezvous.messages import Notice
 from elastic_driver.system.interfaces import host_addresses, interface_of
-from elastic_driver.system.process_name import is_stopped
+from elastic_driver.system.process_name import is_below, is_stopped
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.words import NoticeKind
 
@@ -155,7 +154,7 @@ class HorovodFront:
                 for port in members:
                     port.planned()
                 # Rank 0 may be here later, too: its answer is on the way.
-                self._telling = self._tasks.start(self._tell(notice, time.time()))
+                self._telling = self._tasks.start(self._tell(notice))
             case NoticeKind.ABORT | NoticeKind.JOB_OVER:
                 for port in members:
                     port.broken()
@@ -175,18 +174,20 @@ class HorovodFront:
             if endpoints:
                 await self._processes.sever(port.worker, frozenset(endpoints))
             if at_s >= _MEET_S and port.is_meeting:
-                pid = port.pid or self._processes.pid(port.worker)
+                pid = self._pid(port)
                 if pid is not None:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGABRT)
                 return
 
-    async def _tell(self, notice: Notice, timestamp: float) -> None:
+    async def _tell(self, notice: Notice) -> None:
         """Tells rank 0 that hosts have changed, until the notice is another.
 
-        It is the same notice each time, so it has the same timestamp: what comes a second time, perhaps in the round
-        after, is not taken for another.
+        Workers take what has a greater timestamp than all before, and do nothing else with it. The round's number is
+        one, as no clock is: rank 0 may be on another host each time, whose clock may be behind, and clocks are set
+        back. Nor is what comes a second time, perhaps in the round after, taken for another.
         """
+        timestamp = float(notice.round_id)
         while True:
             for port in tuple(self._ports.values()):
                 assignment, registration = port.assignment, port.registration
@@ -211,9 +212,17 @@ class HorovodFront:
         delay_s = min(_LOOK_S, poll_s / 2) if poll_s > 0 else _LOOK_S
         self._looking = asyncio.get_running_loop().call_later(delay_s, self._look)
         for worker, port in self._ports.items():
-            pid = port.pid or self._processes.pid(worker)
+            pid = self._pid(port)
             if port.is_known and pid is not None and not is_stopped(pid):
                 self._rounds.hear(worker, 0, waiting=True)
+
+    def _pid(self, port: HorovodPort) -> int | None:
+        """The process that runs the library; None when none runs.
+
+        A process in a namespace of its own says an id that is another's here: then it is the one that was started.
+        """
+        started = self._processes.pid(port.worker)
+        return port.pid if started is not None and port.pid and is_below(port.pid, started) else started
 
 
 def _round_of(port: HorovodPort) -> int:
