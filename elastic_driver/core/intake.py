@@ -84,7 +84,7 @@ from elastic_driver.core.state import (
 )
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import CHIEF, Departure, Host, WorkerId
-from elastic_driver.words import Backend, ExitCode, OnChange, ReadyCause
+from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, ReadyCause
 
 
 def take(t: Transition, event: Event) -> None:
@@ -320,6 +320,8 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
         record = t.state.workers.find(event.worker) or record
     _blame_who_never_asked(t)
     was_member = record.phase is WorkerPhase.MEMBER
+    if was_member and _leaves_as_asked(t.state, event):
+        event = replace(event, cause=ReadyCause.HOSTS_UPDATED)
     t.put(
         replace(
             record,
@@ -355,6 +357,18 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
             reset = replace(reset, unplanned=True)
             t.break_round(failure.told)
         t.state = replace(t.state, reset=reset, setbacks=setbacks)
+
+
+def _leaves_as_asked(state: State, event: WorkerReady) -> bool:
+    """Whether a worker that cannot say why it leaves its round does so since it was asked to.
+
+    Its agent says what it has heard so far, and the notice may have reached the other workers before.
+    """
+    return (
+        event.cause is ReadyCause.INTERNAL_ERROR
+        and Backend.HOROVOD in event.backends
+        and state.notice_kind is NoticeKind.HOSTS_UPDATED
+    )
 
 
 def _blame_who_never_asked(t: Transition) -> None:

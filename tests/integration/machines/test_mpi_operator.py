@@ -160,11 +160,11 @@ def test_v1_with_kubexec_and_a_user_that_no_file_knows() -> None:
         operator.worker(0)
         operator.write(2, [0, 1])
         with MpiJob(pods, launcher, operator.launchers_environment, *FLAGS) as job:
+            job.wait_for("that it waits", lambda: 'pods "pi-worker-1" not found' in job.said())
             # With ssh that cannot be.
             without = job.elasticrun("-np", "1", "-H", "10.77.0.2:1", "--ssh-port", "2222", "true")
             assert without.returncode == 2
             assert "No user exists for uid 12345" in without.stderr
-            job.wait_for("that it waits", lambda: 'pods "pi-worker-1" not found' in job.said())
             operator.worker(1)
             job.wait_for_steps(2)
             assert job.hosts(2) == ["pi-worker-0", "pi-worker-1"]

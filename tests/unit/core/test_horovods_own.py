@@ -7,7 +7,7 @@ from membership_job import Job, worker_id
 
 from elastic_driver.core.events import Report, WorkerDying, WorkerRunning
 from elastic_driver.core.state import record_of
-from elastic_driver.words import Backend, ExitCode, ReadyCause
+from elastic_driver.words import Backend, ExitCode, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.unit
 
@@ -143,3 +143,15 @@ def test_nothing_of_theirs_is_on_disc() -> None:
     job.exit("b[0]", -9)
     assert job.ended is not None
     assert "that had the training's state are lost" in job.ended.message
+
+
+def test_one_whose_agent_has_not_heard_the_notice_yet_leaves_as_asked() -> None:
+    job = Job(num_proc=2, min_num_proc=1)
+    train(job, "a:1", "b:1")
+    job.hosts("a:1", "b:1", "c:1")
+    job.ready("c[0]", backends=THEIRS)
+    assert job.state.notice_kind is NoticeKind.HOSTS_UPDATED
+    job.ready("b[0]", backends=THEIRS, cause=ReadyCause.INTERNAL_ERROR)
+    assert job.state.notice_kind is NoticeKind.HOSTS_UPDATED
+    job.ready("a[0]", backends=THEIRS)
+    assert (job.round_id, len(job.members), job.state.resets) == (2, 3, 0)
