@@ -47,21 +47,23 @@ def install() -> None:
 
 
 class _BasicsFinder(MetaPathFinder):
-    """Finds that one module where it is found without this, and wraps it when it is there."""
+    """Finds that one module where it is found without this, and wraps it when it is there.
+
+    It stays until the module has been loaded: who only asks whether there is one imports it later.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _BASICS:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _WrappingLoader(spec.loader)
+            spec.loader = _WrappingLoader(spec.loader, self)
         return spec
 
 
 class _WrappingLoader(Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, finder: _BasicsFinder) -> None:
+        self._loader, self._finder = loader, finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
@@ -70,6 +72,8 @@ class _WrappingLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         _wrap(module)
+        with contextlib.suppress(ValueError):  # another thread was first
+            sys.meta_path.remove(self._finder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -84,11 +84,11 @@ def installed(tmp_path: Path) -> Iterator[Path]:
     return package.parents[1]
 
 
-def run(installed: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(installed: Path, script: str = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((SHIM_FOLDER, str(installed), str(ROOT)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ELASTIC_DRIVER_", "HOROVOD_"))}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env={**kept, "PYTHONPATH": path, "HOROVOD_HOSTNAME": "a", "HOROVOD_LOCAL_RANK": "1", **env},
         capture_output=True,
         text=True,
@@ -110,6 +110,17 @@ def test_it_asks_before_each_init_and_takes_what_it_is_told(installed: Path) -> 
     ]
     assert [path for path, _ in agent.asked] == ["/rank_and_size/a:1", "/rank_and_size/a:1"]
     assert all(len(process.split()) == 2 for _, process in agent.asked)
+
+
+def test_who_asks_whether_it_is_there_and_imports_it_later_is_wrapped(installed: Path) -> None:
+    probe = "import importlib.util, sys\nassert importlib.util.find_spec('horovod.common.basics')\n"
+    after = "print('armed', any('Basics' in type(finder).__name__ for finder in sys.meta_path))\n"
+    with Agent(b"2,5,1,2,1,2") as agent:
+        port = str(agent.server_address[1])
+        env = {"ELASTIC_DRIVER_HOROVOD_PROTOCOL": "auto", "ELASTIC_DRIVER_HOROVOD_PORT": port}
+        ran = run(installed, probe * 2 + SCRIPT + after, **env)
+    assert ran.stdout.splitlines()[:2] == ["wrapped True", "init None 2 5 eth7"], ran.stderr
+    assert ran.stdout.splitlines()[-1] == "armed False"
 
 
 def test_who_has_no_place_exits_with_code_0(installed: Path) -> None:

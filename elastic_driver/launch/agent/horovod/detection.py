@@ -24,7 +24,8 @@ _ASK = """
 import os, sys
 from importlib.machinery import PathFinder
 shim, *first = map(os.path.abspath, sys.argv[1:])
-folders = [folder for folder in [*first, *sys.path[1:]] if os.path.abspath(folder or os.curdir) != shim]
+path = sys.path[1:] if sys.path[:1] == [""] else sys.path  # which "-P" leaves out
+folders = [folder for folder in [*first, *path] if os.path.abspath(folder or os.curdir) != shim]
 specs = [PathFinder.find_spec("horovod", folders)]
 for finder in sys.meta_path:
     if finder is not PathFinder and hasattr(finder, "find_spec"):
@@ -38,7 +39,7 @@ class Detection:
     """See above. Used on the event loop only."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], asyncio.Task[bool]] = {}
+        self._known: dict[tuple[str, ...], asyncio.Task[bool | None]] = {}
 
     async def is_horovods(self, command: tuple[str, ...], env: Mapping[str, str], folder: str) -> bool:
         """Whether workers with this command and environment are Horovod's own.
@@ -57,10 +58,15 @@ class Detection:
         key = (found, env.get("PYTHONPATH", ""), folder)
         if key not in self._known:
             self._known[key] = asyncio.get_running_loop().create_task(_ask(found, env, folder))
-        return await asyncio.shield(self._known[key])
+        asked = self._known[key]
+        answer = await asyncio.shield(asked)
+        if answer is None and self._known.get(key) is asked:
+            del self._known[key]  # the next worker may have more luck: a disc that was slow, a machine that was busy
+        return answer is True
 
 
-async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
+async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool | None:
+    """What that Python says; None when it says nothing in time, or fails."""
     process = None
     try:
         process = await asyncio.create_subprocess_exec(
@@ -79,9 +85,9 @@ async def _ask(python: str, env: Mapping[str, str], folder: str) -> bool:
         async with asyncio.timeout(_LIMIT_S):
             said, _ = await process.communicate()
     except (OSError, TimeoutError):
-        return False
+        return None
     finally:
         if process is not None and process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    return said.strip() == b"True"
+    return {b"True": True, b"False": False}.get(said.strip().rpartition(b"\n")[2])

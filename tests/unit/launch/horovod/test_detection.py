@@ -129,3 +129,30 @@ def test_each_python_is_asked_once(tmp_path: Path) -> None:
         assert count.read_text() == "x\nx\n"
 
     asyncio.run(main())
+
+
+def test_a_python_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    asked = python(tmp_path, f"test -e {ready} && echo True")
+    command, env = (str(asked), str(script(tmp_path))), {"PATH": os.environ["PATH"]}
+
+    async def main() -> None:
+        detection = Detection()
+        asking = [detection.is_horovods(command, env, str(tmp_path)) for _ in range(3)]
+        assert await asyncio.gather(*asking) == [False] * 3
+        ready.touch()
+        assert await detection.is_horovods(command, env, str(tmp_path))
+
+    asyncio.run(main())
+
+
+def test_what_a_python_prints_at_its_start_is_no_answer(tmp_path: Path) -> None:
+    noisy = python(tmp_path, "echo hello; echo True")
+    assert is_horovods([noisy, script(tmp_path)], tmp_path)
+
+
+def test_the_first_folder_of_a_safe_path_counts(tmp_path: Path) -> None:
+    there = library(tmp_path / "there")
+    command = [sys.executable, script(tmp_path)]
+    assert is_horovods(command, tmp_path, there, PYTHONSAFEPATH="1")
+    assert not is_horovods(command, tmp_path, tmp_path / "nothing", PYTHONSAFEPATH="1")
