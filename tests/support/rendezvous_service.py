@@ -36,6 +36,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
+from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
 from elastic_driver.words import Backend, ReadyCause
 
@@ -118,7 +119,9 @@ class Service:
         call_later: CallLater | None = None,
         routes: Routes = OUR_ROUTES,
         certificate: Certificate | None = None,
+        web: Web | None = None,
     ) -> None:
+        self.web = web
         self.handler = Handler()
         self.errors: list[BaseException] = []
         self.full: list[str] = []
@@ -147,6 +150,7 @@ class Service:
             call_later=self.call_later,
             keys=KEY.of,
             on_agent=lambda identity, session: Hangup(),
+            web=self.web,
         )
 
     @property

@@ -16,7 +16,7 @@ import socket
 import struct
 import termios
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
@@ -24,6 +24,7 @@ import httptools
 
 from elastic_driver.errors import StaleRoundError
 from elastic_driver.rendezvous.credentials import Identity, Role
+from elastic_driver.rendezvous.messages import API
 from elastic_driver.rendezvous.proof import (
     HELLO,
     NONCE_BYTES,
@@ -34,11 +35,14 @@ from elastic_driver.rendezvous.proof import (
     digest_of,
     is_same,
 )
+from elastic_driver.rendezvous.server.web import BODY_BYTES, Web, WebAnswer, WebStreaming
 
 _REASONS = {
     101: "Switching Protocols",
     200: "OK",
     204: "No Content",
+    303: "See Other",
+    304: "Not Modified",
     400: "Bad Request",
     401: "Unauthorized",
     403: "Forbidden",
@@ -48,6 +52,7 @@ _REASONS = {
     409: "Conflict",
     410: "Gone",
     413: "Content Too Large",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -69,6 +74,9 @@ _LINGER_S = 2.0
 _PIECE = 256 << 10
 # Below this a body is copied behind its head (one buffer to send); above it the bytes are shared among answers.
 _COPY_BELOW = 16 << 10
+# What a reader of a stream may leave unread before it is cut: it comes again, and is told all there is.
+_UNREAD_STREAM = 1 << 20
+_API = f"{API}/".encode()
 # A host that vanished without a word is noticed after 60 + 6 * 10 s, so that its connections do not pile up.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
@@ -116,12 +124,18 @@ class Service(Protocol):
 
     limits: ServerLimits
     reader_header: bytes
+    web: Web | None
 
     def key_of(self, identity: Identity) -> bytes | None:
         """What this peer is to prove itself with; None for nobody that there is."""
 
     def serve(self, connection: Connection, method: bytes, url: bytes, body: bytes) -> None:
         """Answers a request (:meth:`Connection.reply`), or parks it (:meth:`Connection.park`)."""
+
+    def serve_web(
+        self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
+    ) -> None:
+        """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
 
     def arrived(self, connection: Connection) -> None:
         """A peer connected."""
@@ -151,6 +165,45 @@ def _is_ours(sock: socket.socket) -> bool:
     """Whether the other end of a local socket is a process of this user, or root's."""
     _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid in (os.getuid(), 0)
+
+
+def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """All but the line that ends it."""
+    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Type: {content_type}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    assert not any("\r" in line or "\n" in line for line in lines)
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+class _Stream:
+    """See WebStream."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, answer: WebStreaming) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._answer = answer
+        self._lost = False
+
+    def write(self, data: bytes) -> bool:
+        """See WebStream."""
+        if self._lost or self._transport.is_closing():
+            return False
+        if self._transport.get_write_buffer_size() > _UNREAD_STREAM:
+            self._connection.abort()
+            return False
+        self._transport.write(data)
+        return True
+
+    def close(self) -> None:
+        """See WebStream."""
+        if not self._lost:
+            self._connection.finish()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if not self._lost:
+            self._lost = True
+            self._answer.ended(self)
 
 
 class _Refusal(Exception):
@@ -194,6 +247,9 @@ class Connection(asyncio.Protocol):
         self._declared = 0
         self._expects = False
         self._refusal: _Refusal | None = None
+        self._is_web = False  # whether it is for what is not under /v1
+        self._headers: dict[str, str] = {}  # of that
+        self._stream: _Stream | None = None  # the answer that goes on
         # The request that is being answered, and those behind it: method, url, body, whether to keep the connection.
         self._keep_alive = True
         self._headless = False
@@ -229,6 +285,35 @@ class Connection(asyncio.Protocol):
         self._since = self._loop.time()
         if not self._keep_alive:
             self._hang_up()
+
+    def reply_web(self, answer: WebAnswer) -> None:
+        """Answers the present request, which is for what is not under /v1."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        head = _web_head(
+            answer.status, answer.content_type, (*answer.headers, ("Content-Length", str(len(answer.body))))
+        )
+        head += b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
+        transport.write(head if self._headless else head + answer.body)
+        self._since = self._loop.time()
+        if not self._keep_alive:
+            self._hang_up()
+
+    def stream_web(self, answer: WebStreaming) -> None:
+        """Answers it with what comes from now on. Whoever reads that is no stranger any more."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(_web_head(200, answer.content_type, answer.headers) + b"Connection: close\r\n\r\n")
+        self._service.trusted(self)
+        self._stream = _Stream(self, transport, answer)
+        answer.began(self._stream)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the peer is spoken to over TLS."""
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def park(self, parked: Parked) -> None:
         """The present request is answered later, by :meth:`answer`."""
@@ -317,7 +402,7 @@ class Connection(asyncio.Protocol):
             elif waited_s > _LINGER_S:
                 self.abort()
             self._unsent = unsent
-        elif self._parked is not None or self._queue:
+        elif self._parked is not None or self._queue or self._stream is not None:
             return
         elif self._in_request:
             if waited_s > limits.request_s:
@@ -345,12 +430,14 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         self._drop_parked()
         self._service.lost(self)
+        if self._stream is not None:
+            self._stream.lost()
 
     def eof_received(self) -> bool:
         return False
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._deaf or self._stream is not None:
             return
         limits = self._service.limits
         if not self._in_request:
@@ -385,8 +472,9 @@ class Connection(asyncio.Protocol):
         self._in_request = self._in_headers = True
         self._received = self._header_bytes = self._declared = 0
         self._url = self._body = self._authorization = self._digest = b""
-        self._expects = self._counted = False
+        self._expects = self._counted = self._is_web = False
         self._greeting = None
+        self._headers = {}
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -395,6 +483,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
         lower = name.lower()
+        if self._service.web is not None and self._session is None:
+            self._keep_header(lower.decode("latin-1"), value.decode("latin-1"))
         if lower == b"authorization":
             if self._authorization:
                 self._stop(400, "there are two Authorization headers")
@@ -406,13 +496,27 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._authorize()
-        if self._declared and not self._digest:
-            self._refuse_body()
+        # Who has proven himself asks for what is under /v1; of all others nothing else is asked.
+        self._is_web = self._service.web is not None and self._session is None and not self._url.startswith(_API)
+        if self._is_web:
+            self._limit_web(self._declared)
+        else:
+            self._authorize()
+            if self._declared and not self._digest:
+                self._refuse_body()
         if self._declared > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
         if self._expects and self._transport is not None and self._parked is None and not self._queue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _keep_header(self, name: str, value: str) -> None:
+        before = self._headers.get(name)
+        joint = "; " if name == "cookie" else ", "
+        self._headers[name] = value if before is None else f"{before}{joint}{value}"
+
+    def _limit_web(self, size: int) -> None:
+        if size > BODY_BYTES:
+            self._stop(413, f"the body is above {BODY_BYTES} bytes")
 
     def _authorize(self) -> None:
         """Finds out who makes the request whose head has come. Its body is looked at, and kept, only then."""
@@ -457,7 +561,9 @@ class Connection(asyncio.Protocol):
         self._stop(401, "the body is not the one that the proof is for")
 
     def on_body(self, body: bytes) -> None:
-        if not self._digest:
+        if self._is_web:
+            self._limit_web(len(self._body) + len(body))
+        elif not self._digest:
             self._refuse_body()
         if len(self._body) + len(body) > self._service.limits.body_bytes:
             self._stop(413, f"the body is above {self._service.limits.body_bytes} bytes")
@@ -474,6 +580,9 @@ class Connection(asyncio.Protocol):
             return
         parser, body = self._parser, bytes(self._body)
         self._body = b""
+        if self._is_web:
+            self._serve_web(body)
+            return
         if (body or self._digest) and not is_same(digest_of(body), self._digest):
             self._refuse_body()
         if self._greeting is not None:
@@ -504,6 +613,15 @@ class Connection(asyncio.Protocol):
         self._keep_alive = keep_alive
         self._headless = method == b"HEAD"
         self._service.serve(self, method, url, body)
+
+    def _serve_web(self, body: bytes) -> None:
+        if self._parked is not None or self._queue or self._stream is not None:
+            self.abort()  # no browser sends one before the last was answered
+            return
+        self._keep_alive = self._parser.should_keep_alive()
+        method = self._parser.get_method()
+        self._headless = method == b"HEAD"
+        self._service.serve_web(self, method, self._url, self._headers, body)
 
     def _serve_queue(self) -> None:
         while self._queue and self._parked is None and not self._deaf:

@@ -43,6 +43,7 @@ from elastic_driver.rendezvous.routes import AGENT, DRIVER_ROUTES, RouteRequest,
 from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
 from elastic_driver.rendezvous.server.parked import KeyWaiter, PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.rendezvous.server.web import Web, WebAnswer, WebRequest, WebStreaming
 from elastic_driver.system.job_clock import CallLater
 
 __all__ = ["CONNECTIONS_EACH", "RendezvousServer", "RoundHandler", "ServerLimits"]
@@ -133,6 +134,7 @@ class RendezvousServer:
         on_full: told, at the start, that there will not be room for all workers, and the first time that there is none.
         own: the driver's own routes.
         upstream: has the keys of all hosts, when this is the server of one host's workers.
+        web: answers what is not under /v1, to browsers and scrapers; None for nobody.
 
     Attributes:
         store: the keys of the current round.
@@ -152,6 +154,7 @@ class RendezvousServer:
         on_agent: Callable[[Identity, Session], asyncio.Protocol] | None = None,
         own: Routes = DRIVER_ROUTES,
         upstream: Upstream | None = None,
+        web: Web | None = None,
     ) -> None:
         self.store = RoundStore()
         self.limits = limits or ServerLimits()
@@ -164,6 +167,7 @@ class RendezvousServer:
         self._handler = handler
         self._routes = table_of(routes, own)
         self._upstream = upstream
+        self.web = web
         self._on_error = on_error
         self._call_later = call_later
         self._on_full = on_full
@@ -457,6 +461,30 @@ class RendezvousServer:
             self._route(connection, method, url, body)
         except Exception as error:
             connection.reply(*self._failure(error))
+
+    def serve_web(
+        self, connection: Connection, method: bytes, url: bytes, headers: dict[str, str], body: bytes
+    ) -> None:
+        """Answers a request to what is not under /v1."""
+        assert self.web is not None
+        path, _, raw_query = url.decode("latin-1").partition("?")
+        request = WebRequest(
+            method.decode("ascii", "replace"),
+            unquote(path),
+            dict(parse_qsl(raw_query)),
+            headers,
+            body,
+            connection.is_encrypted,
+        )
+        try:
+            answer = self.web.answer(request)
+        except Exception as error:
+            status, text = self._failure(error)
+            answer = WebAnswer(status, text, "application/json")
+        if isinstance(answer, WebStreaming):
+            connection.stream_web(answer)
+        else:
+            connection.reply_web(answer)
 
     def _failure(self, error: BaseException) -> tuple[int, bytes]:
         """Status and body for an exception. What nobody raises on purpose is a bug, and reported."""

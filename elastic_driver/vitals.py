@@ -1,0 +1,92 @@
+"""What an agent sees of one of its workers at a moment: its process, and what it says of its training.
+
+Owns the shape of that. Agents make it (:mod:`elastic_driver.launch.agent`), the driver reads it; who is taken for hung
+or slow by it is decided in :mod:`elastic_driver.core`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STOPPED = "T"
+"""A process that was stopped by a signal, in ``Vitals.state``. One that a debugger has stopped is "t"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A collective that some ranks of a round have submitted, and others have not.
+
+    Attributes:
+        name: what it is, for people: "allreduce 'grad.3'".
+        since_s: how long ago the first rank has submitted it, seconds.
+        missing: the ranks that have not.
+    """
+
+    name: str
+    since_s: float
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a worker's engine has carried of one kind of collective, since its process began.
+
+    Attributes:
+        kind: "allreduce", "broadcast" and so on.
+        operations: that have finished.
+        payload_bytes: of this rank's own tensors in them.
+    """
+
+    kind: str
+    operations: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """One look at a worker. Ages are in seconds before the look; what is not known is None, or empty.
+
+    Attributes:
+        at_s: when, by the agent's own clock, seconds: only differences of one worker's mean something.
+        pid: of the process that runs Python, as its host numbers it; of the command that was started, where it has
+            not said.
+        state: the letter that the kernel has for it: "R", "S", "D", "T" (stopped), "t" (stopped by a tracer), "Z".
+        traced: whether a tracer (a debugger, strace) is attached.
+        cpu_s: CPU time of its threads so far, seconds, without those that this project runs in it.
+        io_bytes: read and written so far, as its system calls counted them.
+        rss_bytes: of memory that is in use.
+        pulse_s: how long ago a thread of it that needs no interpreter lock was last alive; None where there is none: a
+            script that does not use this library.
+        round_id: the round that it is in, as it knows itself; 0 for none.
+        rank: its rank there; -1 for none.
+        steps: of its training, since its process began: calls of an optimizer's step(), or else commits.
+        submitted, finished: collectives, since its process began.
+        waits_s: for how long it has been waiting now in a collective; 0.0 when it does not.
+        waited_s: for how long it has waited in collectives since its process began, without the present wait.
+        commits: as State.commits counts them, the last it has said.
+        committed_s: how long ago the last commit was; None before the first.
+        traffic: by kind.
+        waiting: collectives that lack ranks, the oldest first: only rank 0 knows, and it names some of them only.
+        can_dump: whether it can be asked for its stacks.
+    """
+
+    at_s: float
+    pid: int
+    state: str = ""
+    traced: bool = False
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    rss_bytes: int = 0
+    pulse_s: float | None = None
+    round_id: int = 0
+    rank: int = -1
+    steps: int = 0
+    submitted: int = 0
+    finished: int = 0
+    waits_s: float = 0.0
+    waited_s: float = 0.0
+    commits: int = 0
+    committed_s: float | None = None
+    traffic: tuple[Traffic, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    can_dump: bool = False

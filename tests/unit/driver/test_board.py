@@ -1,0 +1,52 @@
+"""The board of vitals: the last look, and rates of the last seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic_driver.driver.board import Board, Rates
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import Vitals
+
+pytestmark = pytest.mark.unit
+
+ONE = WorkerId("a", 0, 0)
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    told: list[tuple[WorkerId, float]] = []
+    now = [10.0]
+    board = Board(lambda: now[0], lambda worker, vitals, at: told.append((worker, at)))
+    assert (board.of(ONE), board.rates(ONE)) == (None, Rates())
+    for second in range(21):
+        now[0] += 1
+        steps = 2 * second if second < 10 else 20 + 4 * (second - 10)
+        board.take(ONE, Vitals(100.0 + second, pid=7, cpu_s=0.5 * second, steps=steps))
+        if second == 0:
+            assert board.rates(ONE) == Rates()
+        if second == 8:
+            assert board.rates(ONE).steps_per_s == pytest.approx(2.0)
+    assert board.rates(ONE) == Rates(pytest.approx(4.0), pytest.approx(0.5))
+    now[0] += 3
+    assert board.age_s(ONE) == pytest.approx(3.0)
+    assert len(told) == 21
+    assert told[0] == (ONE, 11.0)
+    assert [worker for worker, _ in board] == [ONE]
+    board.forget(ONE)
+    assert board.of(ONE) is None
+
+
+def test_a_look_that_came_late_and_another_process_make_no_rates() -> None:
+    board = Board(lambda: 0.0)
+    first = Vitals(5.0, pid=7, steps=100, cpu_s=3.0)
+    board.take(ONE, first)
+    board.take(ONE, replace(first, at_s=4.0, steps=90))
+    board.take(ONE, first)
+    assert board.of(ONE) == first
+    assert board.rates(ONE) == Rates()
+    board.take(ONE, Vitals(6.0, pid=8, steps=1))
+    assert board.rates(ONE) == Rates()
+    board.take(ONE, Vitals(7.0, pid=8, steps=3))
+    assert board.rates(ONE) == Rates(pytest.approx(2.0), 0.0)
