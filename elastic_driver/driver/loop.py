@@ -104,7 +104,7 @@ from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.words import ExitCode, NoticeKind, OnChange, Sizing
+from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, Sizing
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
 _START_PATIENCE, _COMMIT_PATIENCE = 3.0, 12.0
@@ -547,6 +547,8 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
         self._error_files.clear()  # the first failure is asked for, of those since the last round
+        if command.backend is Backend.HOROVOD and command.round_id == 1:
+            self._warn_of_horovods()
         self._server.begin_round(command.round_id)
         if self._spokesman is not None:
             self._spokesman.begin_round(command.round_id)
@@ -557,6 +559,12 @@ class ElasticDriver:
         self._chronicle.round_formed(command, pids, self._clock() - self._stepper.state.reset_began)
         if self._on_round is not None:
             self._on_round()
+
+    def _warn_of_horovods(self) -> None:
+        """Tells what was asked for that workers with Horovod's own library know nothing of."""
+        asked = {"--hang-timeout": self._settings.hang_timeout_s, "--port-range": self._settings.port_range}
+        for flag in (flag for flag, value in asked.items() if value):
+            self._chronicle.warning(f"{flag} does nothing here: the workers run Horovod's own library")
 
     def _notify(self, notice: Notice) -> None:
         if self._spokesman is not None:

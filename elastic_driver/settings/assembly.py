@@ -99,6 +99,10 @@ def settings_from(given: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
         if flags_of_nodes and not chosen.get("accept_agents"):
             # One node has nobody to prove anything to, but its script may be for any number of them.
             chosen.pop("join_token_file", None)
+    of_mpirun = [name for name in ("mpi_args", "binding_args") if chosen.get(name)]
+    if of_mpirun and mpi is None:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in of_mpirun)
+        chosen["remarks"] = (*(chosen.get("remarks") or ()), f"{names} without --mpi: it has no effect, no mpirun runs")
     strangers = chosen.keys() - _FIELDS.keys() - TUNING - _READ_HERE - _WITHOUT_EFFECT
     if strangers:
         raise TypeError(f"no setting is called {', '.join(sorted(strangers))}")

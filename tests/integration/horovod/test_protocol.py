@@ -82,6 +82,14 @@ def test_a_static_job(tmp_path: Path) -> None:
         assert sorted(line["rank"] for line in told(one, "end", size=3, reset=0)) == [0, 1, 2]
 
 
+def test_flags_that_do_nothing_here_are_told_of(tmp_path: Path) -> None:
+    flags = ("-np", "2", "--hang-timeout", "50", "--port-range", "20000-40000")
+    with job(tmp_path, None, "--static", "--steps", "2", flags=flags) as one:
+        assert one.wait() == 0, one.said()
+        for flag in ("--hang-timeout", "--port-range"):
+            assert one.said().count(f"{flag} does nothing here: the workers run Horovod's own library") == 1
+
+
 def test_a_static_job_ends_with_its_first_failure(tmp_path: Path) -> None:
     with job(tmp_path, None, "--static", "--fault", "exit:1:3:7", flags=("-np", "3")) as one:
         assert one.wait() == 1

@@ -120,3 +120,9 @@ def test_the_config_files_interfaces_hold(tmp_path: Path) -> None:
     made = make(config_file=file)
     assert (made.network_interfaces, made.port_range) == (("eth0", "eth1"), (4000, 4001))
     assert made.rsh_agent == ("a", "b")
+
+
+def test_words_for_mpirun_without_mpirun_are_told_of() -> None:
+    settings = settings_from({"num_proc": 2, "command": ["a"], "mpi_args": "x", "binding_args": "y"}, {})
+    assert settings.remarks == ("--mpi-args and --binding-args without --mpi: it has no effect, no mpirun runs",)
+    assert settings_from({"num_proc": 2, "command": ["a"]}, {}).remarks == ()
