@@ -198,7 +198,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
-        self._told_own_end = False
+        self._told_own_end = self._told_of_horovods = False
         self._clock = clock or JobClock()
         self._on_round = on_round
         self._stepper = Stepper(
@@ -547,7 +547,8 @@ class ElasticDriver:
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
         self._error_files.clear()  # the first failure is asked for, of those since the last round
-        if command.backend is Backend.HOROVOD and command.round_id == 1:
+        if command.backend is Backend.HOROVOD and not self._told_of_horovods:
+            self._told_of_horovods = True
             self._warn_of_horovods()
         self._server.begin_round(command.round_id)
         if self._spokesman is not None:
