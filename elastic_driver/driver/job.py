@@ -58,6 +58,7 @@ from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
@@ -147,11 +148,12 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)
+    instant = Instant()
     with (
         FolderLock.take(settings.durable_dir, job_id),
         Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
         _logging_to(console),
-        EventLog(settings.event_log, on_warning=console.warning) as event_log,
+        EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         OutputFiles(
             console,
             folder=settings.output_filename,
@@ -165,7 +167,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             console.line(remark)
         if logs is not None and logs.keeps_files:
             console.line(f"output of the workers is kept in {logs.folder}")
-        chronicle = Chronicle(event_log, Narrator(console))
+        chronicle = Chronicle(event_log, Narrator(console), instant=instant)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)

@@ -19,7 +19,7 @@ import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +72,7 @@ from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
@@ -199,6 +200,7 @@ class ElasticDriver:
         self._launcher = launcher
         self._chronicle = chronicle
         self._told_own_end = self._told_of_horovods = False
+        self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
         self._on_round = on_round
         self._stepper = Stepper(
@@ -247,6 +249,7 @@ class ElasticDriver:
             on_notice=self._notify,
             end=self._end_for_operator,
             about=self._about,
+            booked=self._booked,
             remark=self._remark,
         )
         token_file = settings.operator_token_file
@@ -358,7 +361,16 @@ class ElasticDriver:
     def _about(self) -> dict[str, object]:
         """What ``GET /v1/status`` says of the job beside its state."""
         urls = [] if self._agents is None else self._agents.urls
-        return {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        about: dict[str, object] = {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        booked = self._chronicle.goodput.job()
+        if booked is not None:
+            about["goodput"] = {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}
+        return about
+
+    def _booked(self, worker: WorkerId) -> dict[str, float] | None:
+        """What a worker's time has gone into so far."""
+        booked = self._chronicle.goodput.worker(worker)
+        return None if booked is None else _rounded(booked.seconds)
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
@@ -487,6 +499,7 @@ class ElasticDriver:
             self._carry_out(command)
         if self._servers is not None:
             self._servers.look()
+        self._standings.look(self._stepper.state)
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or commands):
@@ -543,6 +556,7 @@ class ElasticDriver:
             case ReportExit():
                 process, status = self._ends.pop(command.worker)
                 self._chronicle.worker_exited(command.worker, process, status, expected=command.expected)
+                self._standings.exited(command.worker)
 
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
@@ -739,6 +753,7 @@ class ElasticDriver:
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
+        self._standings.started(worker)
         if self._on_change is not OnChange.IN_PLACE:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker))
 
@@ -746,6 +761,8 @@ class ElasticDriver:
         """A process could not be started."""
         bad_command = isinstance(error, CommandNotFoundError)
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+        self._standings.exited(worker)
+        self._chronicle.worker_not_started(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
@@ -790,6 +807,10 @@ class ElasticDriver:
         """A process is not ended: nothing is left of it but what has run it."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {category: round(spent_s, 3) for category, spent_s in seconds.items()}
 
 
 def _last_words(process: WorkerProcess) -> tuple[str, str]:

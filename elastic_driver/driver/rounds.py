@@ -76,6 +76,7 @@ class Rounds:
         on_disc: takes what a worker says of its commits on disc.
         end: ends the job for an operator, and says what is being done.
         about: gives what the status says of the job beside its state.
+        booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         on_notice: takes each notice, for those who watch elsewhere.
     """
@@ -90,6 +91,7 @@ class Rounds:
         on_disc: Callable[[DiscReport], None],
         end: Callable[[], str],
         about: Callable[[], Mapping[str, object]],
+        booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
@@ -101,6 +103,7 @@ class Rounds:
         self._on_notice = on_notice
         self._end = end
         self._about = about
+        self._booked = booked
         self._remark = remark
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
@@ -144,6 +147,7 @@ class Rounds:
             request.where,
             request.raised,
             request.unreachable,
+            request.uncommitted_s,
         )
         self._check(event)
         older = self._parked.get(worker)
@@ -296,6 +300,7 @@ class Rounds:
                     "running": record.running,
                     "commits": record.commits,
                     "pid": self._processes.pid(record.worker),
+                    "booked": self._booked(record.worker),
                     **_server_of(record),
                 }
                 for record in state.workers

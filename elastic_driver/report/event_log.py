@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +32,7 @@ from elastic_driver.report.happenings import (
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
+    PhaseChanged,
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
@@ -40,13 +41,23 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     ServerAnswers,
     Status,
+    StoodStill,
+    TimeBooked,
     Warmed,
     WorkerDismissed,
     WorkerHung,
+    WorkersDrained,
+    WorkersReady,
     WorkersStopped,
+    WorkerTimeBooked,
 )
+from elastic_driver.report.instant import Instant
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.safe_files import open_named
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {category: round(spent_s, 4) for category, spent_s in seconds.items()}
 
 
 class EventLog:
@@ -55,6 +66,7 @@ class EventLog:
     Args:
         path: the file; None for no log.
         on_warning: told once when it cannot be written; at the next event, or at the end.
+        instant: when that happens which is written down.
 
     Raises:
         SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
@@ -62,8 +74,16 @@ class EventLog:
 
     live = False
 
-    def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        on_warning: Callable[[str], None] = lambda text: None,
+        instant: Instant | None = None,
+    ) -> None:
         self._path = path
+        self._instant = instant or Instant()
+        self._began = self._instant()
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
         self._trouble = ""  # written by the writer's thread, once
@@ -118,6 +138,20 @@ class EventLog:
                 self.write("worker_hung", worker=worker.key, reason=reason)
             case WorkerDismissed(worker, reason):
                 self.write("worker_dismissed", worker=worker.key, reason=reason)
+            case PhaseChanged(phase, doing, on_change):
+                self.write("phase", phase=phase, doing=doing, on_change=on_change)
+            case WorkersReady(workers):
+                for worker in workers:
+                    self.write("worker_ready", worker=worker.key)
+            case WorkersDrained(workers, undone):
+                for worker in workers:
+                    self.write("worker_drained", worker=worker.key, undone=undone)
+            case StoodStill(stood_s):
+                self.write("stood_still", stood_s=round(stood_s, 4))
+            case TimeBooked(seconds, wall_s, share):
+                self.write("goodput", seconds=_rounded(seconds), wall_s=round(wall_s, 4), share=round(share, 6))
+            case WorkerTimeBooked(worker, seconds, wall_s):
+                self.write("worker_goodput", worker=worker.key, seconds=_rounded(seconds), wall_s=round(wall_s, 4))
             case NoticeGiven(round_id, kind, reason):
                 self.write("notice", round_id=round_id, kind=kind, reason=reason)
             case RoundFormed():
@@ -169,22 +203,25 @@ class EventLog:
             sync=formed.sync,
             backend=formed.backend,
             formed_in_s=round(formed.formed_in_s, 4),
+            lost_s=None if formed.lost_s is None else round(formed.lost_s, 6),
             members=[
                 {"rank": member.rank, "worker": member.worker.key, "pid": member.pid} for member in formed.members
             ],
         )
 
     def write(self, event: str, **fields: object) -> None:
-        """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text.
+        """Appends ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
 
-        It is in the file a moment later. Never blocks.
+        Those of ``at_s`` count from the job's start, whoever sets the time of day meanwhile. A value without a JSON
+        form becomes text. It is in the file a moment later. Never blocks.
         """
         if self._writer is None:
             return
         if self._trouble:
             self.close()
             return
-        line = json.dumps({"time": time.time(), "event": event, **fields}, default=str, allow_nan=False)
+        at_s = round(self._instant() - self._began, 6)
+        line = json.dumps({"time": time.time(), "at_s": at_s, "event": event, **fields}, default=str, allow_nan=False)
         data = line.encode() + b"\n"
         if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
             self._late = True

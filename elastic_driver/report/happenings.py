@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from elastic_driver.core.standing import Doing
+from elastic_driver.core.state import JobPhase
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, NoticeKind, OnChange
 
 
 class Listener(Protocol):
@@ -219,6 +221,61 @@ class WorkerDismissed:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The job stands elsewhere.
+
+    Attributes:
+        phase: see JobPhase.
+        doing: what the job does.
+        on_change: what a change means for its workers as they are now.
+    """
+
+    phase: JobPhase
+    doing: Doing
+    on_change: OnChange
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReady:
+    """Workers that have been started ask for their first round; those that ask for none run."""
+
+    workers: Sequence[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDrained:
+    """Workers are to leave their places, which get no others; or ``undone``: they may stay after all."""
+
+    workers: Sequence[WorkerId]
+    undone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The driver did nothing for so long, until now: it was stopped, or starved."""
+
+    stood_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBooked:
+    """What the job's time has gone into so far: seconds by category, the whole, and the share of the training."""
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTimeBooked:
+    """What the time of a worker that has ended had gone into: seconds by category, and the whole."""
+
+    worker: WorkerId
+    seconds: Mapping[str, float]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeGiven:
     """The members of a round are told something."""
 
@@ -246,6 +303,8 @@ class RoundFormed:
         backend: what carries its collectives; None when that is the workers' own affair, and whether they train, too.
         formed_in_s: from the change (or the start) until now.
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
+        lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
+            knows.
     """
 
     round_id: int
@@ -257,6 +316,7 @@ class RoundFormed:
     formed_in_s: float
     members: Sequence[Member]
     reinit: bool
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +443,12 @@ Happening: TypeAlias = (
     | WorkersStopped
     | WorkerHung
     | WorkerDismissed
+    | PhaseChanged
+    | WorkersReady
+    | WorkersDrained
+    | StoodStill
+    | TimeBooked
+    | WorkerTimeBooked
     | NoticeGiven
     | RoundFormed
     | RoundResumed

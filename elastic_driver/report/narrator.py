@@ -27,6 +27,7 @@ from elastic_driver.report.happenings import (
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
+    PhaseChanged,
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
@@ -35,10 +36,15 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     ServerAnswers,
     Status,
+    StoodStill,
+    TimeBooked,
     Warmed,
     WorkerDismissed,
     WorkerHung,
+    WorkersDrained,
+    WorkersReady,
     WorkersStopped,
+    WorkerTimeBooked,
 )
 
 
@@ -125,6 +131,8 @@ class Narrator:
                 console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
             case WorkerDismissed(worker, reason):
                 console.detail(f"worker {worker} leaves: {reason}")
+            case PhaseChanged() | WorkersReady() | WorkersDrained() | StoodStill() | TimeBooked() | WorkerTimeBooked():
+                pass  # for accounts
             case NoticeGiven(round_id, kind, reason):
                 console.detail(f"round {round_id}: {kind} ({reason})")
             case RoundFormed():

@@ -433,6 +433,7 @@ class Runtime:
             where=where[:2000],
             raised=raised,
             unreachable=old.unreachable if old is not None and cause is ReadyCause.INTERNAL_ERROR else (),
+            uncommitted_s=old.uncommitted_s if old is not None and cause is ReadyCause.INTERNAL_ERROR else 0.0,
         )
         try:
             reply = self._client.next_round(request, poll_s=poll_s())
