@@ -25,7 +25,7 @@ from elastic_driver.dialects.servers import ServerDialect, missing_script, serve
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
-from elastic_driver.discovery.source import FixedHosts, HostDiscovery
+from elastic_driver.discovery.source import FixedHosts, HostDiscovery, TimedDiscovery
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
@@ -60,6 +60,7 @@ from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import NO_LAUNCHER, STDIN, node_environment, remote_environment
@@ -167,13 +168,17 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             console.line(remark)
         if logs is not None and logs.keeps_files:
             console.line(f"output of the workers is kept in {logs.folder}")
-        chronicle = Chronicle(event_log, Narrator(console), instant=instant)
+        tally = Tally()
+        chronicle = Chronicle(event_log, Narrator(console), tally, instant=instant)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
         agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering, on_change)
+        source = _discovery_of(settings, job_id, clock)
+        if not isinstance(source, FixedHosts):
+            source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
         discovery = FleetDiscovery(
-            _discovery_of(settings, job_id, clock),
+            source,
             agents.fleet,
             on_settled=local.settled,
             # Where nobody lists any, all are used that join.
@@ -215,6 +220,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             on_round=agents.launcher.warm_up if _starts_again(settings) else None,
             agents=agents,
             chief=chief,
+            tally=tally,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))

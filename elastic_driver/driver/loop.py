@@ -100,11 +100,14 @@ from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
+from elastic_driver.report.metrics import MetricsPage
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.version import __version__
 from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, Sizing
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
@@ -176,6 +179,7 @@ class ElasticDriver:
         on_round: called whenever a round has formed.
         agents: through whom workers speak; None where they ask the driver's own server.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
+        tally: counts what scrapers are told; None for no ``/metrics``.
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
@@ -194,6 +198,7 @@ class ElasticDriver:
         on_round: Callable[[], None] | None = None,
         agents: AgentSide | None = None,
         chief: ChiefSide | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -272,6 +277,8 @@ class ElasticDriver:
             on_agent=None if agents is None else agents.reception.take_over,
             own=own,
         )
+        if tally is not None:
+            self._server.web = MetricsPage(tally, self.rounds.status, self._server.reader_header, __version__)
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet

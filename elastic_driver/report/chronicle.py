@@ -23,6 +23,8 @@ from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
     ChiefStopped,
+    DiscoveryRan,
+    DiscReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -188,6 +190,10 @@ class Chronicle:
     def hosts(self, hosts: Sequence[Host]) -> None:
         """Discovery gave another answer than before."""
         self._tell(HostsChanged(hosts))
+
+    def discovery_ran(self, took_s: float, *, failed: bool) -> None:
+        """Whoever tells the hosts was asked."""
+        self._tell(DiscoveryRan(took_s, failed))
 
     def host_ready(self, host: str, address: str, joined: int) -> None:
         """A host has an agent."""
@@ -362,6 +368,7 @@ class Chronicle:
         folder.report = replace(report, written=max(report.written, folder.report.written))
         folder.troubled = folder.troubled + 1 if report.trouble else 0
         self._folders[report.folder] = folder
+        self._tell(DiscReported(report.folder, report.where, folder.report.written, report.commits, report.trouble))
         if len(self._folders) > _MOST_FOLDERS:
             del self._folders[next(iter(self._folders))]
         if folder.troubled >= 2 and folder.troubled.bit_count() == 1:

@@ -421,6 +421,33 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscoveryRan:
+    """Whoever tells the hosts was asked, and has answered or failed after so long. It comes about each second."""
+
+    took_s: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiscReported:
+    """How far the commits in a folder are; it comes with heartbeats.
+
+    Attributes:
+        folder: the same for all workers that see the same folder.
+        where: its name, for people.
+        written: the newest commit there; -1 for none yet.
+        commits: of the state.
+        trouble: why the newest are not there; "" when there is nothing wrong.
+    """
+
+    folder: str
+    where: str
+    written: int
+    commits: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
 class MomentPassed:
     """Nothing: it comes about twice a second, for those who hold something back for a moment."""
 
@@ -457,5 +484,7 @@ Happening: TypeAlias = (
     | InternalError
     | JobEnded
     | Status
+    | DiscoveryRan
+    | DiscReported
     | MomentPassed
 )

@@ -15,6 +15,8 @@ from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
     ChiefStopped,
+    DiscoveryRan,
+    DiscReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -76,6 +78,8 @@ class Narrator:
         """See Listener."""
         console = self._console
         match happening:
+            case DiscoveryRan() | DiscReported():
+                pass  # the chronicle warns of what is wrong
             case MomentPassed():
                 console.look()
             case Status(text):
