@@ -67,6 +67,7 @@ from elastic_driver.core.state import (
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
@@ -178,6 +179,7 @@ class ElasticDriver:
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
+        board: how the workers are.
     """
 
     def __init__(
@@ -238,6 +240,7 @@ class ElasticDriver:
             report=self._stepper.report,
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
         )
+        self.board = Board(self._clock)
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -248,6 +251,7 @@ class ElasticDriver:
             end=self._end_for_operator,
             about=self._about,
             remark=self._remark,
+            board=self.board,
         )
         token_file = settings.operator_token_file
         key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))

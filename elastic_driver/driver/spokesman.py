@@ -35,6 +35,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Said,
     Value,
     Values,
+    VitalsSeen,
     Want,
     worker_named,
 )
@@ -51,6 +52,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import RouteRequest, Routes
 from elastic_driver.rendezvous.server.connection import error_body
 from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.rendezvous.vitals_words import vitals_from_json
 from elastic_driver.system.tasks import Tasks
 
 
@@ -144,6 +146,9 @@ class Spokesman:
                         leaving=key in leaving or key in exiting,
                         exiting=key in exiting,
                     )
+            case VitalsSeen(body):
+                for key, vitals in vitals_from_json(body).items():
+                    self._rounds.seen(self._own(link, key), vitals)
             case OnDisc(key, body):
                 self._own(link, key)
                 report_on_disc = DiscReport.read(parse_array(body))

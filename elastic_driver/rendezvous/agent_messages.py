@@ -613,6 +613,13 @@ class Heard(Said, name="heard"):
 
 
 @dataclass(frozen=True)
+class VitalsSeen(Said, name="vitals"):
+    """Looks at workers, by worker, as JSON (:mod:`~elastic_driver.rendezvous.vitals_words`)."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True)
 class OnDisc(Said, name="on_disc"):
     """What a worker says of its commits on disc: the values of a DiscReport, a JSON array."""
 

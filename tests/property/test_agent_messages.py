@@ -59,6 +59,7 @@ A, B, OTHER = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
 TO_DRIVER = (
     *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
     *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
+    words.VitalsSeen,
     *(words.Warning, words.Leaves, words.Bye, words.Listening, words.Probed),
     words.PortHeld,
 )
