@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import random
 import secrets
@@ -20,7 +21,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from elastic_driver.core.events import (
@@ -73,6 +74,7 @@ from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.stacks import Stacks
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
@@ -94,7 +96,7 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
@@ -180,6 +182,7 @@ class ElasticDriver:
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
         board: how the workers are.
+        stacks: takes their stacks.
     """
 
     def __init__(
@@ -258,7 +261,11 @@ class ElasticDriver:
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
         routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
-        own = DRIVER_ROUTES
+        self.stacks = Stacks(
+            lambda: self._workers.living,
+            host_of=(lambda hostname: None) if agents is None else agents.fleet.link_of,
+        )
+        own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, self._answer_stacks)}
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
             own = {**own, **self._servers.routes_of_chief}
@@ -283,6 +290,7 @@ class ElasticDriver:
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,
+                stacks=self.stacks,
             )
             fleet.serve(self, agents.launcher, self._spokesman)
         self._job = JobAddress("", key, job_id, name_of_this_process())
@@ -363,6 +371,25 @@ class ElasticDriver:
         """What ``GET /v1/status`` says of the job beside its state."""
         urls = [] if self._agents is None else self._agents.urls
         return {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+
+    async def _answer_stacks(self, request: RouteRequest) -> tuple[int, bytes]:
+        """Answers ``GET /v1/stacks``."""
+        dumps = await self.stacks.take_all()
+        records = {record.worker: record for record in self._stepper.state.workers}
+        found = []
+        for worker, dump in dumps.items():
+            record, vitals = records.get(worker), self.board.of(worker)
+            found.append(
+                {
+                    "worker": worker.key,
+                    "rank": record.rank if record is not None and record.round_id else None,
+                    "host": worker.hostname,
+                    **asdict(dump),
+                    "waits_s": None if vitals is None else round(vitals.waits_s, 3),
+                    "steps": None if vitals is None else vitals.steps,
+                }
+            )
+        return 200, json.dumps({"stacks": found, "waiting": self.board.waiting()}).encode()
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None

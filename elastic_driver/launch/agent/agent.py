@@ -30,7 +30,9 @@ from elastic_driver.launch.agent.link import DriverLink, DriverLostError, Refuse
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
+from elastic_driver.launch.agent.stacks import StackTaker
 from elastic_driver.launch.agent.vitals import VitalsWatch
+from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.rendezvous.agent_messages import (
     JOB_IS_OVER,
@@ -200,6 +202,7 @@ class Agent:
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
         self._vitals: VitalsWatch | None = None  # likewise
+        self._stacks = StackTaker(self, self._send, self._tasks)
         self._spot: SpotWatch | None = None  # from the welcome on, where one is asked for
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
         self._taken = asyncio.Event()  # set when the driver has taken something
@@ -297,7 +300,8 @@ class Agent:
                     self._closing = True
                     self._tasks.start(self._close(message))
             case _:
-                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes, self._ports)):
+                parts = (self._workers, self._rounds, self._probes, self._ports, self._stacks)
+                if not any(part.take(message) for part in parts):
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:
@@ -372,6 +376,10 @@ class Agent:
     def pid(self, worker: WorkerId) -> int | None:
         """Of the worker's process; None when none runs."""
         return None if self._workers is None else self._workers.pid(worker)
+
+    def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
+        """Each running worker, the process that was started for it, and its page."""
+        return [] if self._workers is None else self._workers.watched()
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
         """Shuts a worker's connections to and from these addresses and ports."""

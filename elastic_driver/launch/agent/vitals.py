@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
 from elastic_driver.rendezvous.vitals_words import vitals_to_json
@@ -26,7 +27,6 @@ _LOOKS_EACH = 2
 _LOOKS_A_LIST = 20
 _OURS = "elastic-"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-_MOST_PARENTS = 16
 
 
 class WatchedWorkers(Protocol):
@@ -54,30 +54,27 @@ class _Process:
 
     def look(self, at_s: float, page: PageFacts | None) -> Vitals | None:
         """A look at it now; None when it is no more, or hidden."""
-        status, stat = _read(f"/proc/{self.pid}/status"), _read(f"/proc/{self.pid}/stat")
-        name, _, rest = stat.rpartition(b")")
-        of_stat = rest.split()
-        if not name or len(of_stat) < 13:
+        of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
+        if len(of_stat) < 13:
             return None
-        of_status = dict(line.partition(b":")[::2] for line in status.split(b"\n"))
-        threads = _number(of_status, b"Threads")
+        threads = proc.number(of_status, b"Threads")
         self._looks += 1
         if threads != self._threads or self._looks % _LOOKS_A_LIST == 1:
             self._threads = threads
             self._living = tuple(_own_threads(self.pid))
         for thread in self._living:
             with contextlib.suppress(ValueError, IndexError):
-                self._ours[thread] = int(_read(f"/proc/{self.pid}/task/{thread}/schedstat").split()[0])
-        io = dict(line.partition(b":")[::2] for line in _read(f"/proc/{self.pid}/io").split(b"\n"))
+                self._ours[thread] = int(proc.read(f"/proc/{self.pid}/task/{thread}/schedstat").split()[0])
+        io = proc.lines(f"/proc/{self.pid}/io")
         cpu_s = (int(of_stat[11]) + int(of_stat[12])) * _TICK_S - sum(self._ours.values()) / 1e9
         seen = Vitals(
             at_s=at_s,
             pid=self.pid,
             state=of_stat[0].decode("ascii", "replace"),
-            traced=_number(of_status, b"TracerPid") != 0,
+            traced=proc.number(of_status, b"TracerPid") != 0,
             cpu_s=max(0.0, cpu_s),
-            io_bytes=_number(io, b"rchar") + _number(io, b"wchar"),
-            rss_bytes=_number(of_status, b"VmRSS") << 10,
+            io_bytes=proc.number(io, b"rchar") + proc.number(io, b"wchar"),
+            rss_bytes=proc.number(of_status, b"VmRSS") << 10,
         )
         if page is None:
             return seen
@@ -172,7 +169,7 @@ class VitalsWatch:
         pid = started
         if facts is not None and facts.pid != started:
             known_pid = known is not None and known.pid == facts.pid
-            pid = facts.pid if known_pid or descends_from(facts.pid, started) else started
+            pid = facts.pid if known_pid or proc.descends_from(facts.pid, started) else started
         if known is None or known.pid != pid:
             known = self._processes[worker] = _Process(pid)
         seen = known.look(round(time.monotonic(), 3), facts)
@@ -182,46 +179,11 @@ class VitalsWatch:
         return seen
 
 
-def descends_from(pid: int, started: int) -> bool:
-    """Whether a process is the started one, of its session, or a child of a child of it."""
-    with contextlib.suppress(OSError):
-        if pid == started or os.getsid(pid) == started:
-            return True
-    for _ in range(_MOST_PARENTS):
-        of_stat = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-        if len(of_stat) < 2 or pid <= 1:
-            return False
-        pid = int(of_stat[1])
-        if pid == started:
-            return True
-    return False
-
-
 def _own_threads(pid: int) -> list[int]:
     """Those of this project in a process."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            if _read(f"/proc/{pid}/task/{thread}/comm").startswith(_OURS.encode()):
+            if proc.read(f"/proc/{pid}/task/{thread}/comm").startswith(_OURS.encode()):
                 found.append(int(thread))
     return found
-
-
-def _read(path: str) -> bytes:
-    """All of a small file of /proc; b"" when there is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 8192)
-    except OSError:  # it ends this moment
-        return b""
-    finally:
-        os.close(descriptor)
-
-
-def _number(values: dict[bytes, bytes], name: bytes) -> int:
-    """Of a line such as "VmRSS:     1234 kB"; 0 where there is none."""
-    words = values.get(name, b"").split()
-    return int(words[0]) if words and words[0].isdigit() else 0
