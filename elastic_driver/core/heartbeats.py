@@ -58,6 +58,12 @@ class Heartbeats:
             member.progress_at = now
         member.progress, member.waiting = progress, waiting
 
+    def alive(self, worker: WorkerId, now: float) -> None:
+        """A member's process lives, whoever holds Python's lock in it. Says nothing of its progress."""
+        member = self._members.get(worker)
+        if member is not None:
+            member.heard_at = max(member.heard_at, now)
+
     def forget(self, worker: WorkerId) -> None:
         """The worker has left its round, or is dead."""
         self._members.pop(worker, None)

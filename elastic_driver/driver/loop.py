@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import random
 import secrets
@@ -20,7 +21,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from elastic_driver.core.events import (
@@ -67,11 +68,13 @@ from elastic_driver.core.state import (
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.stacks import Stacks
 from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
@@ -94,7 +97,7 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
@@ -183,6 +186,8 @@ class ElasticDriver:
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
+        board: how the workers are.
+        stacks: takes their stacks.
     """
 
     def __init__(
@@ -245,6 +250,7 @@ class ElasticDriver:
             report=self._stepper.report,
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
         )
+        self.board = Board(self._clock)
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -256,13 +262,18 @@ class ElasticDriver:
             about=self._about,
             booked=self._booked,
             remark=self._remark,
+            board=self.board,
         )
         token_file = settings.operator_token_file
         key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
         routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
-        own = DRIVER_ROUTES
+        self.stacks = Stacks(
+            lambda: self._workers.living,
+            host_of=(lambda hostname: None) if agents is None else agents.fleet.link_of,
+        )
+        own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, self._answer_stacks)}
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
             own = {**own, **self._servers.routes_of_chief}
@@ -289,6 +300,7 @@ class ElasticDriver:
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,
+                stacks=self.stacks,
             )
             fleet.serve(self, agents.launcher, self._spokesman)
         self._job = JobAddress("", key, job_id, name_of_this_process())
@@ -378,6 +390,25 @@ class ElasticDriver:
         """What a worker's time has gone into so far."""
         booked = self._chronicle.goodput.worker(worker)
         return None if booked is None else _rounded(booked.seconds)
+
+    async def _answer_stacks(self, request: RouteRequest) -> tuple[int, bytes]:
+        """Answers ``GET /v1/stacks``."""
+        dumps = await self.stacks.take_all()
+        records = {record.worker: record for record in self._stepper.state.workers}
+        found = []
+        for worker, dump in dumps.items():
+            record, vitals = records.get(worker), self.board.of(worker)
+            found.append(
+                {
+                    "worker": worker.key,
+                    "rank": record.rank if record is not None and record.round_id else None,
+                    "host": worker.hostname,
+                    **asdict(dump),
+                    "waits_s": None if vitals is None else round(vitals.waits_s, 3),
+                    "steps": None if vitals is None else vitals.steps,
+                }
+            )
+        return 200, json.dumps({"stacks": found, "waiting": self.board.waiting()}).encode()
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None

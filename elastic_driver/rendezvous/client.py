@@ -60,6 +60,8 @@ _MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
 _CONNECT_S = 10.0
+# What the driver takes to hear of all workers where some do not tell.
+_STACKS_S = 5.0
 # A piece of some MB may have to go over a slow line.
 _PIECE_S = 120.0
 # Before a piece is sent again for which the driver had no room.
@@ -371,6 +373,11 @@ class RendezvousClient:
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
         _, body = self._request("GET", "status", expected=(200,))
+        return parse_json(body)
+
+    def stacks(self) -> dict[str, Any]:
+        """Where all workers are. Blocks for some seconds where one does not tell."""
+        _, body = self._request("GET", "stacks", wait_s=_STACKS_S, expected=(200,))
         return parse_json(body)
 
     # --- the call of a function's job --------------------------------------------------------------------------------
