@@ -114,6 +114,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.rendezvous import rendezvous
 
             return rendezvous
+        case "stacks":
+            from elastic_driver.cli.stacks import stacks
+
+            return stacks
         case "status":
             from elastic_driver.cli.status import status
 

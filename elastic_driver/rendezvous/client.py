@@ -64,6 +64,8 @@ _CONNECT_S = 10.0
 _STACKS_S = 5.0
 # A piece of some MB may have to go over a slow line.
 _PIECE_S = 120.0
+# The driver asks all agents for the stacks of their workers, and some do not answer.
+_STACKS_S = 30.0
 # Before a piece is sent again for which the driver had no room.
 _FULL_PAUSE_S = 0.2
 # The driver's answer to a hello is some 300 bytes. Of what is not proven no more than this is read.
@@ -376,7 +378,7 @@ class RendezvousClient:
         return parse_json(body)
 
     def stacks(self) -> dict[str, Any]:
-        """Where all workers are. Blocks for some seconds where one does not tell."""
+        """The stacks of the job's workers, and which collectives wait for whom. Blocks until the driver has asked."""
         _, body = self._request("GET", "stacks", wait_s=_STACKS_S, expected=(200,))
         return parse_json(body)
 
