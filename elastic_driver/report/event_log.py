@@ -26,7 +26,6 @@ class EventLog:
     Args:
         path: the file; None for no log.
         on_warning: told once when it cannot be written; at the next event, or at the end.
-        also: takes each line, too. Must not block.
 
     Raises:
         SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
@@ -34,15 +33,8 @@ class EventLog:
 
     live = False
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        on_warning: Callable[[str], None] = lambda text: None,
-        also: Callable[[bytes], None] | None = None,
-    ) -> None:
+    def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
         self._path = path
-        self._also = also
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
         self._trouble = ""  # written by the writer's thread, once
@@ -57,24 +49,21 @@ class EventLog:
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
-        for record in records_of(happening):
-            self.write(**record)
+        if self._writer is not None:
+            for record in records_of(happening):
+                self.write(**record)
 
     def write(self, event: str, **fields: object) -> None:
         """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text.
 
         It is in the file a moment later. Never blocks.
         """
-        if self._writer is None and self._also is None:
-            return
-        data = line_of({"event": event, **fields})
-        if self._also is not None:
-            self._also(data)
         if self._writer is None:
             return
         if self._trouble:
             self.close()
             return
+        data = line_of({"event": event, **fields})
         if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
             self._late = True
             self._on_warning(f"the event log {self._path} misses events: the disc does not keep up")
