@@ -374,6 +374,11 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         help="of driver and workers' library (default: {default}, WARNING)",
     )
     add("event_log", metavar="FILE", help="append what happens to the job as JSON lines")
+    add(
+        "event_hook",
+        metavar="COMMAND",
+        help="a shell command, run for each event with the event as a JSON line on its standard input",
+    )
 
 
 def _tuning_flags(parser: argparse.ArgumentParser) -> None:

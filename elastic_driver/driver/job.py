@@ -57,6 +57,7 @@ from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOU
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
+from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
@@ -155,6 +156,13 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
+        EventHook(
+            settings.event_hook or "",
+            job_id=job_id,
+            on_warning=console.warning,
+            on_detail=console.detail,
+            instant=instant,
+        ) as event_hook,
         OutputFiles(
             console,
             folder=settings.output_filename,
@@ -169,7 +177,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         if logs is not None and logs.keeps_files:
             console.line(f"output of the workers is kept in {logs.folder}")
         tally = Tally()
-        chronicle = Chronicle(event_log, Narrator(console), tally, instant=instant)
+        chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)

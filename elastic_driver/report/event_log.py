@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,6 @@ class EventLog:
         path: the file; None for no log.
         on_warning: told once when it cannot be written; at the next event, or at the end.
         instant: when that happens which is written down.
-        also: takes each line, too. Must not block.
 
     Raises:
         SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
@@ -43,12 +41,9 @@ class EventLog:
         *,
         on_warning: Callable[[str], None] = lambda text: None,
         instant: Instant | None = None,
-        also: Callable[[bytes], None] | None = None,
     ) -> None:
         self._path = path
         self._instant = instant or Instant()
-        self._began = self._instant()
-        self._also = also
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
         self._trouble = ""  # written by the writer's thread, once
@@ -63,8 +58,9 @@ class EventLog:
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
-        for record in records_of(happening):
-            self.write(**record)
+        if self._writer is not None:
+            for record in records_of(happening):
+                self.write(**record)
 
     def write(self, event: str, **fields: object) -> None:
         """Appends ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
@@ -72,17 +68,12 @@ class EventLog:
         Those of ``at_s`` count from the job's start, whoever sets the time of day meanwhile. A value without a JSON
         form becomes text. It is in the file a moment later. Never blocks.
         """
-        if self._writer is None and self._also is None:
-            return
-        at_s = round(self._instant() - self._began, 6)
-        data = line_of({"time": time.time(), "at_s": at_s, "event": event, **fields})
-        if self._also is not None:
-            self._also(data)
         if self._writer is None:
             return
         if self._trouble:
             self.close()
             return
+        data = line_of({"event": event, **fields}, self._instant)
         if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
             self._late = True
             self._on_warning(f"the event log {self._path} misses events: the disc does not keep up")

@@ -7,6 +7,7 @@ for programs. Owns neither where they go nor when.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ from elastic_driver.report.happenings import (
     WorkersStopped,
     WorkerTimeBooked,
 )
+from elastic_driver.report.instant import Instant
 
 FORMAT = 1
 """Of the records: a higher one when a program that reads them would have to be changed."""
@@ -133,9 +135,10 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("job_ended", exit_code=exit_code, message=message)]
 
 
-def line_of(record: Record) -> bytes:
-    """It as a line; a value without a JSON form becomes text."""
-    return json.dumps(record, default=str, allow_nan=False).encode() + b"\n"
+def line_of(record: Record, instant: Instant) -> bytes:
+    """It as a line, as of this instant; a value without a JSON form becomes text."""
+    at_s = round(instant() - instant.began, 6)
+    return json.dumps({"time": time.time(), "at_s": at_s, **record}, default=str, allow_nan=False).encode() + b"\n"
 
 
 def _record(event: str, **fields: object) -> Record:

@@ -13,12 +13,13 @@ class Instant:
         clock: seconds that never go back, whatever becomes of the time of day.
 
     Attributes:
+        began: when this was made.
         at: when the happening was that is being told of; seconds of the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.at = clock()
+        self.began = self.at = clock()
         self._telling = False
 
     def __call__(self) -> float:

@@ -100,6 +100,7 @@ class Settings:
         log_level: of the driver's lines.
         grace_s: between TERM and KILL.
         event_log: JSON-lines file; None for none.
+        event_hook: shell command that gets each event on its standard input; None for none.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
         durable_dir: folder for commits on disc; None for none.
@@ -193,6 +194,7 @@ class Settings:
     log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
+    event_hook: str | None = field(default=None, metadata=_given_by("--event-hook"))
     gloo_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     )
@@ -551,8 +553,12 @@ def check_host_timeout(seconds: float) -> None:
     check_seconds(FLAGS["host_timeout_s"], seconds)
 
 
-def script_words(script: str) -> list[str]:
-    """The words of a discovery script's command line, as a shell would split them; at least one.
+def script_words(script: str, flag: str = "--host-discovery-script") -> list[str]:
+    """The words of a shell command's line, as a shell would split them; at least one.
+
+    Args:
+        script: the command.
+        flag: with which it was given.
 
     Raises:
         SettingsError: it is empty, or no shell could split it.
@@ -560,7 +566,7 @@ def script_words(script: str) -> list[str]:
     try:
         words = shlex.split(script)
     except ValueError as error:
-        raise SettingsError(f"cannot read --host-discovery-script {script!r}: {error}") from error
+        raise SettingsError(f"cannot read {flag} {script!r}: {error}") from error
     if not words:
-        raise SettingsError("--host-discovery-script is empty")
+        raise SettingsError(f"{flag} is empty")
     return words

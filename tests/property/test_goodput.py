@@ -20,7 +20,8 @@ from elastic_driver.core.standing import Doing, Standing
 from elastic_driver.core.state import JobPhase
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.report.chronicle import Chronicle
-from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.event_records import line_of, records_of
+from elastic_driver.report.happenings import Happening
 from elastic_driver.report.instant import Instant
 from elastic_driver.words import Backend, OnChange
 
@@ -41,16 +42,17 @@ def second_program() -> ModuleType:
 SECOND = second_program()
 
 
-class Lines(EventLog):
+class Lines:
     """An event log in memory, as its reader finds it."""
 
+    live = False
+
     def __init__(self, instant: Instant) -> None:
-        super().__init__(None, instant=instant)
+        self._instant = instant
         self.lines: list[dict[str, Any]] = []
 
-    def write(self, event: str, **fields: object) -> None:
-        line = {"at_s": round(self._instant() - self._began, 6), "event": event, **fields}
-        self.lines.append(json.loads(json.dumps(line)))
+    def hear(self, happening: Happening) -> None:
+        self.lines += [json.loads(line_of(record, self._instant)) for record in records_of(happening)]
 
 
 class Gone:

@@ -217,13 +217,8 @@ def test_commits_on_disc(scraper: Scraper) -> None:
 
 
 def test_the_causes_of_all_scenarios_are_known() -> None:
-    texts = {
-        match[1]
-        for path in SCENARIOS.glob("*.txt")
-        for match in re.finditer(
-            r"^ +round \d+: [^;]*; (?:(?:no )?sync, )?(?:from commit \d+; )?(.+)$", path.read_text(), re.M
-        )
-    }
+    line = re.compile(r"^ +round \d+: [^;]*; (?:(?:no )?sync, )?(?:from commit \d+; )?(.+)$", re.M)
+    texts = {match[1] for path in SCENARIOS.glob("*.txt") for match in line.finditer(path.read_text())}
     assert len(texts) > 100
     assert [text for text in sorted(texts) if cause_label(text) == "other"] == []
     labels = {cause_label(text) for text in texts}
