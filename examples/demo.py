@@ -296,6 +296,16 @@ def report(job: Job, changes: list[Change], epochs: int, alone: float) -> None:
     tell(f"all of it as it should be; the files are in {job.steps_file.parent}")
 
 
+def draw(folder: Path) -> None:
+    """Makes a picture of the job from its event log."""
+    picture = folder / "job.svg"
+    command = [sys.executable, "-m", "elastic_driver", "report", str(folder / "events.jsonl"), "-o", str(picture)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode or not picture.exists():
+        fail(f"there is no picture of the job: {done.stderr.strip()}")
+    tell(f"what it went through, as a picture for the browser: {picture}")
+
+
 def main() -> None:
     """Runs the demo."""
     parser = argparse.ArgumentParser(description="Shows an elastic training job while hosts come, go and are killed.")
@@ -334,6 +344,7 @@ def main() -> None:
         if (code := job.wait()) != 0:
             fail(f"the job ended with exit code {code}")
         report(job, changes, options.epochs, alone)
+    draw(folder)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.leave import leave
 
             return leave
+        case "report":
+            from elastic_driver.cli.report import report
+
+            return report
         case "rendezvous":
             from elastic_driver.cli.rendezvous import rendezvous
 
