@@ -9,7 +9,8 @@ limit, and goes on without this host only later.
 
 What is lost on a connection TCP sends again ever more seldom: a network that was away would be of no use for as long
 again. So a silent connection is not waited for alone: others are dialled beside it, again and again, and whichever
-works first is used.
+works first is used. That goes for a connection of which only one direction is silent, too: acknowledgements come of
+what is sent, and nothing of what the driver sends, for TCP sends that again at its own time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _LEAST_FIRST_S = 10.0
 _STRANGER_S = 2.0
 # Three beats: from then on others are dialled beside a silent connection, one each time that it is looked at.
 _BESIDE_S = 1.5
+# Six beats that have not come although the driver's kernel acknowledges: the driver is stopped, or what it sends has been
+# lost, and waits to be sent again. Then one at a time is dialled.
+_STUCK_S = 3.0
 # Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
 _TRY_BESIDE_S = 3.0
 
@@ -325,6 +329,10 @@ class DriverLink:
         self._acknowledged_at = max(self._acknowledged_at, self._loop.time() - unheard_s)
         return unheard_s
 
+    def _is_stuck(self, line: _Line) -> bool:
+        """Whether nothing comes of the driver, though its kernel acknowledges."""
+        return self._loop.time() - line.met.connection.heard_at > _STUCK_S
+
     async def _look(self, line: _Line) -> None:
         """Gives a connection up on which nothing is acknowledged; dials others beside it before."""
         tries: deque[asyncio.Task[None]] = deque()
@@ -338,10 +346,11 @@ class DriverLink:
                 unheard_s = self._hear(line)
                 if unheard_s > self._agent_timeout_s:
                     line.met.connection.abort(f"nothing was acknowledged for {unheard_s:.0f} s")
-                elif unheard_s > _BESIDE_S:
+                elif unheard_s > _BESIDE_S or self._is_stuck(line):
                     while tries and tries[0].done():
                         tries.popleft()
-                    tries.append(self._loop.create_task(self._try_beside(line)))
+                    if unheard_s > _BESIDE_S or not tries:
+                        tries.append(self._loop.create_task(self._try_beside(line)))
                 else:
                     end_tries()
                 await asyncio.sleep(_LOOK_S)
@@ -356,7 +365,7 @@ class DriverLink:
                 line = await self._connect(self._urls[0])
         if line is None:
             return
-        if silent is not self._line or self._hear(silent) <= _BESIDE_S:
+        if silent is not self._line or (self._hear(silent) <= _BESIDE_S and not self._is_stuck(silent)):
             line.met.connection.abort("the other one works")
             return
         self._next = line

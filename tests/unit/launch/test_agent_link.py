@@ -1,0 +1,127 @@
+"""The agent's connection to its driver: when another is dialled beside it, and used."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elastic_driver.launch.agent import link as link_module
+from elastic_driver.launch.agent.link import DriverLink
+from elastic_driver.rendezvous.agent_messages import Bootstrap, Said, Welcome
+
+pytestmark = pytest.mark.unit
+
+
+class Owner:
+    """Is told of nothing here."""
+
+    def not_welcomed_yet(self, why: str, left_s: float) -> None: ...
+
+    def welcomed(self, welcome: Welcome) -> None: ...
+
+    def take(self, message: Said) -> None: ...
+
+    def seen(self) -> None: ...
+
+
+class Connection:
+    """What a link knows of one: for how long it does not work, and when something came last."""
+
+    def __init__(self, unheard_s: float, silent_s: float) -> None:
+        self.unheard_s = unheard_s
+        self.heard_at = asyncio.get_running_loop().time() - silent_s
+        self.aborted = False
+
+    def abort(self, why: str) -> None:
+        self.aborted = True
+
+
+class Looked:
+    """A link that looks at a connection for a while, with others to dial."""
+
+    def __init__(self, unheard_s: float, silent_s: float, *, works: bool = True) -> None:
+        bootstrap = Bootstrap(("http://127.0.0.1:1",), "ticket 00", "00" * 32, "a")
+        self.link: Any = DriverLink(bootstrap, Owner())
+        self.works = works
+        self.dialled: list[Any] = []
+        self.trying = self.most_trying = 0
+        self.line = self.link._line = self.made(unheard_s, silent_s)
+        self.link._connect = self.connect
+
+    def made(self, unheard_s: float, silent_s: float) -> Any:
+        line: Any = link_module._Line()
+        connection: Any = Connection(unheard_s, silent_s)
+        line.met = link_module.Met(connection, None)  # type: ignore[arg-type]
+        return line
+
+    async def connect(self, url: str) -> Any:
+        self.trying += 1
+        self.most_trying = max(self.most_trying, self.trying)
+        try:
+            self.dialled.append(self.made(0.0, 0.0))
+            if not self.works:
+                await asyncio.Event().wait()
+            return self.dialled[-1]
+        finally:
+            self.trying -= 1
+
+    async def look(self, until: Callable[[], bool]) -> None:
+        looking = asyncio.create_task(self.link._look(self.line))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                while not until():
+                    await asyncio.sleep(0.01)
+        looking.cancel()
+        await asyncio.wait([looking])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_LOOK_S", 0.02)
+
+
+def test_one_that_is_silent_both_ways_is_replaced() -> None:
+    async def main() -> None:
+        looked = Looked(unheard_s=2.0, silent_s=2.0)
+        await looked.look(looked.line.broken.done)
+        assert looked.link._next is looked.dialled[0]
+
+    asyncio.run(main())
+
+
+def test_one_on_which_nothing_comes_is_replaced_though_the_drivers_kernel_acknowledges() -> None:
+    """What the driver has sent was lost, and TCP sends it again in half a minute; what we send arrives."""
+
+    async def main() -> None:
+        looked = Looked(unheard_s=0.1, silent_s=4.0)
+        await looked.look(looked.line.broken.done)
+        assert looked.link._next is looked.dialled[0]
+        assert len(looked.dialled) == 1
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_is_stopped_is_dialled_one_at_a_time() -> None:
+    async def main() -> None:
+        looked = Looked(unheard_s=0.1, silent_s=4.0, works=False)
+        ends = asyncio.get_running_loop().time() + 0.5
+        await looked.look(lambda: asyncio.get_running_loop().time() > ends)
+        assert (len(looked.dialled), looked.most_trying) == (1, 1)
+        assert looked.link._line is looked.line
+        assert not looked.line.broken.done()
+
+    asyncio.run(main())
+
+
+def test_one_that_works_is_left_alone() -> None:
+    async def main() -> None:
+        looked = Looked(unheard_s=0.4, silent_s=0.6)
+        ends = asyncio.get_running_loop().time() + 0.3
+        await looked.look(lambda: asyncio.get_running_loop().time() > ends)
+        assert looked.dialled == []
+
+    asyncio.run(main())
