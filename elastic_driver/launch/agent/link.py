@@ -42,8 +42,8 @@ _LEAST_FIRST_S = 10.0
 _STRANGER_S = 2.0
 # Three beats: from then on others are dialled beside a silent connection, one each time that it is looked at.
 _BESIDE_S = 1.5
-# Six beats that have not come although the driver's kernel acknowledges: the driver is stopped, or what it sends has been
-# lost, and waits to be sent again. Then one at a time is dialled.
+# Six beats that have not come although the driver's kernel acknowledges: the driver is stopped, or what it sends has
+# been lost, and waits to be sent again. Then one at a time is dialled.
 _STUCK_S = 3.0
 # Of one of these, until it carries frames: each asks a network for no longer than it takes where that is well.
 _TRY_BESIDE_S = 3.0
