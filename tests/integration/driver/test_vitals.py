@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from jobs import SUPPORT, Job
 
@@ -30,7 +31,9 @@ def asks() -> Iterator[Callable[[Job], RendezvousClient]]:
 
     def client(job: Job) -> RendezvousClient:
         (started,) = job.wait_for("its start", lambda: job.events("job_started"))
-        (file,) = [each for each in running_jobs() if each.job_id == started["job_id"]]
+        (file,) = job.wait_for(
+            "its file", lambda: [each for each in running_jobs() if each.job_id == started["job_id"]]
+        )
         clients.append(RendezvousClient(file.url, file.credential, patience_s=20))
         return clients[-1]
 
@@ -134,3 +137,28 @@ def test_stacks_are_the_operators_only(tmp_path: Path) -> None:
     with Job(tmp_path, None, "-np", "1", command=[sys.executable, "-c", program]) as job:
         assert job.wait() == 0
         assert "refused:" in job.stdout.read_text()
+
+
+def test_a_worker_that_is_forked_from_a_warmed_process_has_a_page_of_its_own(
+    tmp_path: Path, asks: Callable[[Job], RendezvousClient]
+) -> None:
+    command = [sys.executable, str(SUPPORT / "vitals_program.py"), str(tmp_path)]
+    flags = ("-np", "1", "--min-np", "1", "--max-np", "2", "--preload", "numpy,elastic_driver")
+    with Job(tmp_path, "localhost:1\n", *flags, command=command, env={"OMP_NUM_THREADS": "1"}) as job:
+        client = asks(job)
+        job.wait_for("a warmed process", lambda: job.events("warmed"))
+        job.set_hosts("localhost:2\n")
+
+        def trains() -> Any:
+            known = workers(client.status())
+            return known if len(known) == 2 and all((each["vitals"] or {}).get("steps") for each in known) else None
+
+        first, second = job.wait_for("steps of both", trains)
+        # A forked worker's environment ends with the room that its process kept for it.
+        assert Path(f"/proc/{second['pid']}/environ").read_bytes().endswith(b"\0\0")
+        pages = [psutil.Process(each["pid"]).environ()["ELASTIC_DRIVER_VITALS"] for each in (first, second)]
+        assert len(set(pages)) == 2
+        assert second["vitals"]["pulse_s"] < 30
+        assert second["vitals"]["can_dump"]
+        (tmp_path / "end").touch()
+        assert job.wait() == 0
