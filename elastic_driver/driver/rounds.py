@@ -63,8 +63,8 @@ class Heartbeats(Protocol):
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
 
-    def alive(self, worker: WorkerId) -> None:
-        """A worker's process lives."""
+    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
+        """A worker's process lives, and has so many operations; none where nobody counts them."""
 
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
@@ -222,7 +222,7 @@ class Rounds:
             return
         self._board.take(worker, vitals)
         if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
-            self._heartbeats.alive(worker)
+            self._heartbeats.alive(worker, submitted=vitals.submitted, finished=vitals.finished)
 
     def running(self, report: RunningReport) -> None:
         """A member trains.

@@ -63,7 +63,7 @@ class Known:
     def __init__(self) -> None:
         self.threads: list[tuple[WorkerId, int, int]] = []
         self.watched: set[WorkerId] = set()
-        self.alives: list[WorkerId] = []
+        self.alives: list[tuple[WorkerId, int, int]] = []
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
@@ -74,8 +74,8 @@ class Known:
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
 
-    def alive(self, worker: WorkerId) -> None:
-        self.alives.append(worker)
+    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
+        self.alives.append((worker, submitted, finished))
 
     def forget(self, worker: WorkerId) -> None:
         self.watched.discard(worker)
@@ -495,13 +495,25 @@ def test_whose_pulse_beats_lives_and_the_status_tells_how_it_is() -> None:
         assert told(A) is None
         assert (status()["steps"], status()["steps_per_s"], status()["collectives"]) == (0, None, [])
         lacks = Waiting("allreduce 'grad.3'", 4.0, (1,))
-        first = Vitals(1.0, 11, state="S", pulse_s=0.1, steps=10, cpu_s=1.0, rank=0, commits=1, committed_s=0.5)
+        first = Vitals(
+            1.0,
+            11,
+            state="S",
+            pulse_s=0.1,
+            steps=10,
+            cpu_s=1.0,
+            submitted=9,
+            finished=8,
+            rank=0,
+            commits=1,
+            committed_s=0.5,
+        )
         traffic = (Traffic("allreduce", 10, 400),)
         world.rounds.seen(A, first)
         world.rounds.seen(A, replace(first, at_s=2.0, steps=14, cpu_s=1.5, traffic=traffic, waiting=(lacks,)))
         world.rounds.seen(B, Vitals(1.0, 12, state="T", pulse_s=3.0, rank=1, traffic=traffic, waited_s=2.5))
         world.rounds.seen(C, first)
-        assert world.known.alives == [A, A], "who was stopped, and who is none of the job's, was not heard"
+        assert world.known.alives == [(A, 9, 8)] * 2, "who was stopped, and who is none of the job's, was not heard"
         assert told(A) == {
             "state": "S",
             "traced": False,
