@@ -36,7 +36,7 @@ from elastic_driver.words import OnChange
 
 # Stretches of a book that can still turn out to be something else than they seemed: what is lost of the training is
 # known when the next round is formed, and that the driver stood still when it goes on.
-_RECENT = 16
+_RECENT = 8
 
 
 class Category(StrEnum):
@@ -53,7 +53,11 @@ class Category(StrEnum):
     UNEXPLAINED = "unexplained"
 
 
-_OF_WORKERS_ONLY = (Category.JOINER_BOOT, Category.DRAINED)
+_ZEROS: Mapping[str, float] = {each.value: 0.0 for each in Category}
+_ZEROS_OF_JOB: Mapping[str, float] = {
+    each.value: 0.0 for each in Category if each not in (Category.JOINER_BOOT, Category.DRAINED)
+}
+_RECOMPUTED = Category.RECOMPUTED.value
 
 
 class Book:
@@ -69,7 +73,7 @@ class Book:
     def __init__(self, category: Category, began: float) -> None:
         self.category = category
         self.since = began
-        self._sums: dict[Category, float] = {}
+        self._sums: dict[str, float] = {}
         self._recent: deque[tuple[Category, float, float]] = deque()
 
     def turn(self, category: Category, now: float) -> None:
@@ -89,8 +93,9 @@ class Book:
         """Makes the oldest stretch a part of the sums. The last training stays: a long wait may come before its loss is
         known.
         """
-        trained = [index for index, stretch in enumerate(self._recent) if stretch[0] is Category.TRAINING]
-        index = 1 if trained == [0] else 0
+        index = 0
+        if self._recent[0][0] is Category.TRAINING:
+            index = 1 if sum(stretch[0] is Category.TRAINING for stretch in self._recent) == 1 else 0
         old, began, ended = self._recent[index]
         del self._recent[index]
         self._sums[old] = self._sums.get(old, 0.0) + ended - began
@@ -115,7 +120,7 @@ class Book:
         if old in self._sums:
             self._sums[into] = self._sums.get(into, 0.0) + self._sums.pop(old)
 
-    def seconds(self, now: float) -> dict[Category, float]:
+    def seconds(self, now: float) -> dict[str, float]:
         """What went into each category until now; none that nothing went into."""
         sums = dict(self._sums)
         for category, began, ended in self._recent:
@@ -204,8 +209,7 @@ class Goodput:
         if self._job is None or self._began is None:
             return None
         now = self._clock()
-        categories = [each for each in Category if each not in _OF_WORKERS_ONLY]
-        return Booked(self._filled(self._job.seconds(now), categories), now - self._began, self._resets)
+        return Booked(self._filled(self._job.seconds(now), _ZEROS_OF_JOB), now - self._began, self._resets)
 
     def worker(self, worker: WorkerId) -> Booked | None:
         """What a living worker's time went into so far; None when it is not known."""
@@ -213,7 +217,7 @@ class Goodput:
         if one is None:
             return None
         now = self._clock()
-        return Booked(self._filled(one.book.seconds(now), list(Category)), now - one.began)
+        return Booked(self._filled(one.book.seconds(now), _ZEROS), now - one.began)
 
     def take_out(self, worker: WorkerId) -> Booked | None:
         """The last of a worker that has ended, which is forgotten; None when it is not known."""
@@ -221,14 +225,14 @@ class Goodput:
         self._workers.pop(worker, None)
         return booked
 
-    def _filled(self, sums: Mapping[Category, float], categories: list[Category]) -> dict[str, float]:
+    def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
+        filled = dict(zeros)
+        filled.update(sums)
         # Who tells of no commits loses some of its training at a failure, and nobody knows how much.
         unknown = self._lost_unknown or self._on_change not in (None, OnChange.IN_PLACE)
-        return {
-            each.value: sums.get(each, 0.0)
-            for each in categories
-            if each is not Category.RECOMPUTED or not unknown or sums.get(each, 0.0) >= 1e-6
-        }
+        if unknown and filled[_RECOMPUTED] < 1e-6:
+            del filled[_RECOMPUTED]
+        return filled
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
