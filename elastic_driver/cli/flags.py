@@ -34,7 +34,8 @@ subcommands (each has --help):
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
-  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)"""
+  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
+  completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 

@@ -18,12 +18,8 @@ from elastic_driver.rendezvous.job_files import JobFile, running_jobs
 from elastic_driver.report.printable import one_line
 
 
-def jobs(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
-    """
+def parser_of_jobs() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun jobs",
         description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
@@ -31,6 +27,7 @@ def jobs(words: Sequence[str]) -> int:
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--ids", action="store_true", help="print the ids only, one a line")
     files = parser.add_mutually_exclusive_group()
     files.add_argument(
         "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
@@ -38,7 +35,16 @@ def jobs(words: Sequence[str]) -> int:
     files.add_argument(
         "--write-join-token", metavar="FILE", type=Path, help="for elasticrun join with --join-token-file FILE"
     )
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def jobs(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
+    """
+    arguments = parser_of_jobs().parse_args(words)
     running = running_jobs()
     if arguments.write_token is not None:
         job = choose_job(running, arguments.job)
@@ -54,7 +60,9 @@ def jobs(words: Sequence[str]) -> int:
         return _tell_use(url, arguments.write_join_token, "elasticrun join --slots N", "--join-token-file")
     if arguments.job is not None:
         running = [choose_job(running, arguments.job)]
-    if arguments.json:
+    if arguments.ids:
+        print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
+    elif arguments.json:
         shown = ({"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command} for job in running)
         print(json.dumps(list(shown)))
     elif not running:
