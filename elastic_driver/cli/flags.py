@@ -369,6 +369,11 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, help=text)
     add("verbose", action="store_true", help="tell more")
     add(
+        "quiet",
+        action="store_true",
+        help="tell only warnings, errors and how the job ended, beside the workers' output; no status line",
+    )
+    add(
         "log_level",
         type=str.upper,
         choices=LOG_LEVELS,

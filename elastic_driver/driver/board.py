@@ -6,6 +6,7 @@ who wants to know reads them here.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -91,6 +92,15 @@ class Board:
         first, last = entry.past[0], entry.past[-1]
         took_s = last.at_s - first.at_s
         return Rates(max(0, last.steps - first.steps) / took_s, max(0.0, last.cpu_s - first.cpu_s) / took_s)
+
+    def steps_per_s(self) -> float | None:
+        """The median of what the workers do that tell of steps; None where none does."""
+        known = [
+            rate
+            for worker, entry in self._entries.items()
+            if entry.vitals.steps and (rate := self.rates(worker).steps_per_s) is not None
+        ]
+        return statistics.median(known) if known else None
 
     def __iter__(self) -> Iterator[tuple[WorkerId, Vitals]]:
         for worker, entry in self._entries.items():

@@ -72,8 +72,8 @@ class Narrator:
         match happening:
             case MomentPassed():
                 console.look()
-            case Status(text):
-                console.status(text)
+            case Status(text, figures):
+                console.status(text, figures)
             case Remark(text, warning):
                 (console.warning if warning else console.line)(text)
             case JobStarted(url, job_id):
