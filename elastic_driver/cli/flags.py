@@ -34,7 +34,8 @@ subcommands (each has --help):
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
-  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)"""
+  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
+  completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 
@@ -367,6 +368,11 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
     ):
         stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, help=text)
     add("verbose", action="store_true", help="tell more")
+    add(
+        "quiet",
+        action="store_true",
+        help="tell only warnings, errors and how the job ended, beside the workers' output; no status line",
+    )
     add(
         "log_level",
         type=str.upper,

@@ -21,12 +21,8 @@ from elastic_driver.report.printable import one_line
 from elastic_driver.settings.operator_token import read_operator_key
 
 
-def jobs(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
-    """
+def parser_of_jobs() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun jobs",
         description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
@@ -34,6 +30,7 @@ def jobs(words: Sequence[str]) -> int:
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--ids", action="store_true", help="print the ids only, one a line")
     files = parser.add_mutually_exclusive_group()
     files.add_argument(
         "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
@@ -53,7 +50,16 @@ def jobs(words: Sequence[str]) -> int:
         type=Path,
         help="for --write-reader-token: of all jobs with this --operator-token-file, whether they run or not",
     )
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def jobs(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
+    """
+    arguments = parser_of_jobs().parse_args(words)
     if arguments.token_file is not None:
         if arguments.write_reader_token is None or arguments.job is not None:
             raise SettingsError("--token-file goes with --write-reader-token, and without a job")
@@ -80,7 +86,9 @@ def jobs(words: Sequence[str]) -> int:
         return 0
     if arguments.job is not None:
         running = [choose_job(running, arguments.job)]
-    if arguments.json:
+    if arguments.ids:
+        print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
+    elif arguments.json:
         shown = ({"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command} for job in running)
         print(json.dumps(list(shown)))
     elif not running:

@@ -90,6 +90,10 @@ def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequ
 
 def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
     match word:
+        case "completion":
+            from elastic_driver.cli.completion import completion
+
+            return completion
         case "drain":
             from elastic_driver.cli.drain import drain
 

@@ -19,12 +19,8 @@ from elastic_driver.report.story import Reader, Story
 _LONGEST_LINE = 1 << 26
 
 
-def report(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage; the log cannot be read, or tells of no such job; the picture cannot be written.
-    """
+def parser_of_report() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun report",
         description="Shows a job as its event log (--event-log) tells it: its changes and what they cost, and what its "
@@ -33,7 +29,16 @@ def report(words: Sequence[str]) -> int:
     parser.add_argument("events", metavar="EVENTS", help="the event log")
     parser.add_argument("-o", "--output", metavar="FILE", help="draw it: into a page (.html) or a picture (.svg)")
     parser.add_argument("--job", metavar="ID", default="", help="of several jobs in the log; default: the last one")
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def report(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; the log cannot be read, or tells of no such job; the picture cannot be written.
+    """
+    arguments = parser_of_report().parse_args(words)
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None and output.suffix not in (".html", ".svg"):
         raise SettingsError(f"cannot draw into {output}: the name of the file ends with .html or .svg")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from elastic_driver.hosts import WorkerId
@@ -136,18 +136,13 @@ class Board:
         Args:
             members: of the present round.
         """
-        rates = []
-        for worker in members:
-            vitals, rate = self.of(worker), self.rates(worker).steps_per_s
-            if vitals is not None and vitals.steps and rate is not None:
-                rates.append(rate)
         operations, payload = Counter(self._past_operations), Counter(self._past_bytes)
         for _, vitals in self:
             for each in vitals.traffic:
                 operations[each.kind] += each.operations
                 payload[each.kind] += each.payload_bytes
         return {
-            "steps_per_s": _rounded(statistics.median(rates)) if rates else None,
+            "steps_per_s": _rounded(self.steps_per_s(members)),
             "steps": max((vitals.steps for _, vitals in self), default=0),
             "waiting": self.waiting(),
             "collectives": [
@@ -169,6 +164,17 @@ class Board:
         return [
             {"name": each.name, "since_s": round(since_s, 3), "missing": list(each.missing)} for since_s, each in found
         ]
+
+    def steps_per_s(self, workers: Iterable[WorkerId] | None = None) -> float | None:
+        """The median of what these workers do, or all, as far as they tell of steps; None where none does."""
+        known = [
+            rate
+            for worker in (self._entries if workers is None else workers)
+            if (vitals := self.of(worker)) is not None
+            and vitals.steps
+            and (rate := self.rates(worker).steps_per_s) is not None
+        ]
+        return statistics.median(known) if known else None
 
     def __iter__(self) -> Iterator[tuple[WorkerId, Vitals]]:
         for worker, entry in self._entries.items():

@@ -153,7 +153,12 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
     instant = Instant()
     with (
         FolderLock.take(settings.durable_dir, job_id),
-        Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
+        Console(
+            log_level=settings.log_level,
+            verbose=settings.verbose,
+            quiet=settings.quiet,
+            event_log=settings.event_log,
+        ) as console,
         _logging_to(console),
         EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
         EventHook(

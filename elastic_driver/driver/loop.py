@@ -104,6 +104,7 @@ from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
 from elastic_driver.report.metrics import MetricsPage
+from elastic_driver.report.status_line import figures
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
@@ -185,6 +186,7 @@ class ElasticDriver:
         tally: counts what scrapers are told; None for no ``/metrics``.
 
     Attributes:
+        board: what the workers' agents see of them.
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
         board: how the workers are.
         stacks: takes their stacks.
@@ -541,7 +543,7 @@ class ElasticDriver:
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or commands):
-            self._chronicle.status(self.rounds.explained())
+            self._chronicle.status(self.rounds.explained(), self._figures())
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -650,6 +652,22 @@ class ElasticDriver:
         waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
         return self._discovery.remark() if waits else ""
 
+    def _figures(self) -> tuple[str, ...]:
+        """What the status line has behind its sentence."""
+        state = self._stepper.state
+        if state.phase is not JobPhase.RUNNING:
+            return ()
+        steps = max((vitals.steps for _, vitals in self.board), default=0)
+        # Commits are the furthest worker's; the state's own are those with which the round began.
+        commits = max((record.commits for record in state.workers), default=0)
+        told = max((vitals.commits for _, vitals in self.board), default=0)
+        return figures(
+            steps_per_s=self.board.steps_per_s(),
+            steps=steps,
+            commits=max(state.commits, commits, told),
+            suspected=0,
+        )
+
     async def _tick(self) -> None:
         """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
         self._note_wait(self._clock())
@@ -661,7 +679,7 @@ class ElasticDriver:
                 if due:
                     self._chronicle.still_waiting(text, now)
                 else:
-                    self._chronicle.status(text)
+                    self._chronicle.status(text, self._figures())
             await asyncio.sleep(_TICK_S)
 
     # --- the net for errors ----------------------------------------------------------------------------------------

@@ -411,9 +411,9 @@ class Chronicle:
         """Whether anybody sees the status."""
         return any(listener.live for listener in self._listeners)
 
-    def status(self, text: str) -> None:
-        """The present, for the live line."""
-        self._tell(Status(text))
+    def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
+        """The present, for the live line, and the figures behind it."""
+        self._tell(Status(text, figures))
 
     def look(self, now: float) -> bool:
         """To be called about each second. Returns whether a wait of the job is to be reported now."""

@@ -415,9 +415,10 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The present state of the job, in words."""
+    """The present state of the job, in words, and its figures."""
 
     text: str
+    figures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

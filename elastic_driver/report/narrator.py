@@ -82,8 +82,8 @@ class Narrator:
                 pass  # the chronicle warns of what is wrong
             case MomentPassed():
                 console.look()
-            case Status(text):
-                console.status(text)
+            case Status(text, figures):
+                console.status(text, figures)
             case Remark(text, warning):
                 (console.warning if warning else console.line)(text)
             case JobStarted(url, job_id):

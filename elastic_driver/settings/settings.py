@@ -97,6 +97,7 @@ class Settings:
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
         verbose: whether details are told.
+        quiet: whether only warnings, errors and the end are told.
         log_level: of the driver's lines.
         grace_s: between TERM and KILL.
         event_log: JSON-lines file; None for none.
@@ -191,6 +192,7 @@ class Settings:
     output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
     verbose: bool = field(default=False, metadata=_given_by("--verbose"))
+    quiet: bool = field(default=False, metadata=_given_by("--quiet"))
     log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
@@ -285,6 +287,8 @@ class Settings:
             raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
+        if self.quiet and self.verbose:
+            raise SettingsError("--quiet and --verbose contradict each other")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):

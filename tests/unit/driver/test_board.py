@@ -79,3 +79,14 @@ def test_a_script_without_the_library_has_no_steps() -> None:
     assert entry is not None
     assert (entry["steps_per_s"], entry["cpu"], entry["pulse_s"]) == (None, 1.0, None)
     assert (whole["steps_per_s"], whole["steps"], whole["waiting"]) == (None, 0, [])
+
+
+def test_the_jobs_rate_is_the_median_of_those_that_tell_of_steps() -> None:
+    board = Board(lambda: 0.0)
+    assert board.steps_per_s() is None
+    for slot, rate in enumerate((0, 1, 4, 9)):
+        worker = WorkerId("a", slot, 0)
+        board.take(worker, Vitals(1.0, pid=7, steps=rate))
+        assert board.steps_per_s() is None or slot > 1
+        board.take(worker, Vitals(2.0, pid=7, steps=2 * rate))
+    assert board.steps_per_s() == pytest.approx(4.0), "and the one without steps counts for nothing"
