@@ -30,6 +30,7 @@ subcommands (each has --help):
   jobs                  your jobs whose driver runs on this machine
   status [JOB]          what a job does, its hosts and its workers
   stacks [JOB]          where the workers' Python is now, and who waits for whom
+  report EVENTS         a job from its event log: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
   join                  have this machine join a job that accepts agents

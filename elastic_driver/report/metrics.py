@@ -237,7 +237,7 @@ class _Source:
         if status["tells_commits"]:
             newest = max((worker["commits"] for worker in status["workers"]), default=0)
             newest = max(newest, status["commits"], *(commits for _, commits in tally.durable.values()), 0)
-            yield _one("commits", "The newest commit of the state, by its number.", newest)
+            yield _one("commits", "The newest commit that the driver has heard of, by its number.", newest)
         if tally.durable:
             written = max(written for written, _ in tally.durable.values())
             yield _one("durable_commits", "The newest commit on disc, by its number; -1 for none.", written)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -130,19 +129,15 @@ def test_a_gigabyte_of_output_takes_no_memory() -> None:
 
 def test_what_it_does_not_keep_up_with_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hook, "MOST_WAITING", 5)
-    os.mkfifo(tmp_path / "gate")
-    one = Hook(f"read _ < {tmp_path}/gate; cat >> {tmp_path}/log", grace_s=PATIENCE_S)
+    began, go = tmp_path / "began", tmp_path / "go"
+    command = f"touch {began}; until test -e {go}; do sleep 0.01; done; cat >> {tmp_path}/log"
+    one = Hook(command, grace_s=PATIENCE_S)
     one.lose("a")
-    # It runs once it has opened its end.
-    gate = os.open(tmp_path / "gate", os.O_WRONLY)
+    one.until(began.exists)
     one.lose(*"bcdefghij")
     assert len(one.warnings) == 1
     assert "does not keep up: events are dropped (5 wait for it)" in one.warnings[0]
-    os.write(gate, b"\n")
-    os.close(gate)
-    for _ in range(5):
-        with open(tmp_path / "gate", "w") as more:
-            more.write("\n")
+    go.touch()
     one.hook.close()
     assert [event["host"] for event in lines(tmp_path / "log")] == list("abcdef")
     assert one.warnings[1].endswith("was not told of 4 events: it did not keep up")
