@@ -231,7 +231,8 @@ Waits::~Waits() {
   const std::lock_guard<std::mutex> lock(state_->waiting);
   if (--state_->waiters > 0) return;
   const uint64_t since = page_->waits_since.exchange(0, std::memory_order_relaxed);
-  page_->waited.fetch_add(now() - since, std::memory_order_relaxed);
+  // None: the page was begun anew meanwhile.
+  if (since != 0) page_->waited.fetch_add(now() - since, std::memory_order_relaxed);
 }
 
 Source::Source(std::function<std::optional<std::string>()> text) : state_(&state()), text_(std::move(text)) {

@@ -23,8 +23,9 @@ from elastic_driver.system.tasks import Tasks
 # Of one process. It writes in milliseconds, once it runs.
 _LIMIT_S = 2.0
 _LOOK_S = 0.01
-# It has written all when nothing more has come for so long: between two lines pass microseconds.
-_QUIET_S = 0.05
+# It has written all when nothing more has come for so long: between two lines pass microseconds. Its main thread is
+# who writes; where that runs, or waits for a disc, a busy machine may have taken the processor from it meanwhile.
+_QUIET_S, _QUIET_WHILE_RUNNING_S = 0.05, 0.5
 
 
 class WatchedWorkers(Protocol):
@@ -136,7 +137,7 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
         more = page.stack_bytes()
         if more != size:
             size, since = more, now
-        elif size and now - since >= _QUIET_S:
+        elif size and now - since >= (_QUIET_WHILE_RUNNING_S if _state(pid) in ("R", "D") else _QUIET_S):
             break
         await asyncio.sleep(_LOOK_S)
     text = page.stacks()
