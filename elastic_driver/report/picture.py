@@ -332,12 +332,16 @@ class _Picture:
             self.parts.append(path(rects, _OF_WORKER[kind], f"{row.title}: {_SAID_OF_WORKER[kind]}"))
 
     def _crosses(self, marks: list[Mark], top: float, bottom: float, room: int) -> int:
-        """Deaths and losses of a host, where they were."""
+        """Deaths and losses of a host, and its workers that held up the others, where they were."""
         seen: list[list[Mark]] = []
         for mark in marks:
-            if mark.kind not in ("worker_dying", "worker_hung", "host_lost"):
+            if mark.kind not in ("worker_dying", "worker_hung", "host_lost", "stall"):
                 continue
-            if seen and self.x(mark.at) - self.x(seen[-1][0].at) < _CROSS:
+            if (
+                seen
+                and (mark.kind == "stall") == (seen[-1][0].kind == "stall")
+                and self.x(mark.at) - self.x(seen[-1][0].at) < _CROSS
+            ):
                 seen[-1].append(mark)
             else:
                 seen.append([mark])
@@ -346,6 +350,8 @@ class _Picture:
         for together in shown:
             x, y, arm = self.x(together[0].at), (top + bottom) / 2, _CROSS / 2
             drawn = f"M{number(x - arm)} {number(y - arm)}l8 8m0-8l-8 8"
+            if together[0].kind == "stall":
+                drawn = f"M{number(x - arm)} {number(y)}a4 4 0 1 0 8 0a4 4 0 1 0-8 0"
             more = f" (and {len(together) - 1} more)" if len(together) > 1 else ""
             title = text_of(f"{clock(together[0].at)}: {together[0].text}{more}")
             self.parts.append(f'<path class="x" d="{drawn}"><title>{title}</title></path>')
@@ -415,7 +421,7 @@ class _Picture:
     def _footnotes(self) -> None:
         story, notes = self.story, list(self.notes)
         if self.unmarked:
-            notes.append(f"{self.unmarked} deaths of workers have no mark")
+            notes.append(f"{self.unmarked} deaths and stalls of workers have no mark")
         if self.merged:
             least = "half a pixel" if self.least == _HALF_PIXEL else f"{self.least:g} pixels"
             notes.append(f"{self.merged} pieces narrower than {least} are drawn as part of those beside them")

@@ -282,6 +282,12 @@ class Reader:
             case "worker_hung":
                 story.marks.append(Mark(at, kind, f"worker {worker} hangs: {event['reason']}", worker.hostname))
                 known.how = f"hung: {event['reason']}"
+            # What a driver that watches its workers' steps tells of who holds up the others.
+            case "worker_suspected":
+                story.marks.append(Mark(at, "stall", f"worker {worker}: {event['why']}", worker.hostname))
+            case "straggler":
+                text = f"worker {worker} is {float(event['against_others']):.1f} times slower than the others"
+                story.marks.append(Mark(at, "stall", text, worker.hostname))
             case "worker_exited":
                 known.ended_at = known.pieces[-1].until = at
                 code = int(event["returncode"])

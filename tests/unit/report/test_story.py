@@ -177,6 +177,23 @@ def test_a_drain_a_standstill_and_workers_without_commits() -> None:
     assert "drained workers" in svg(story)
 
 
+def test_deaths_and_stalls_have_marks() -> None:
+    log = a_job()
+    end = log.lines.pop()
+    log.now -= 1.0
+    log.add("worker_suspected", worker="a[0]#0", rank=0, why="it has not submitted the allreduce 'loss'")
+    log.add("straggler", 0.5, worker="b[0]#1", rank=1, against_others=1.42)
+    story = Reader().read([*log.lines, end])
+    assert story is not None
+    root = ET.fromstring(svg(story))
+    marks = [element[0].text for element in root.iter(SVG + "path") if element.get("class") == "x"]
+    assert marks == [
+        "1:14: worker a[0]: it has not submitted the allreduce 'loss'",
+        "0:25: worker b[0] killed by SIGKILL",
+        "1:14: worker b[0]#1 is 1.4 times slower than the others",
+    ]
+
+
 NASTY = "</title><script>alert(1)</script>\x1b[31m\ud800\ufffe&\"'\u202e"
 
 
