@@ -373,6 +373,8 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         help="of driver and workers' library (default: {default}, WARNING)",
     )
     add("event_log", metavar="FILE", help="append what happens to the job as JSON lines")
+    add("page_address", metavar="HOST[:PORT]", help="the job's page is there, too, encrypted if not on loopback")
+    add("page", action="store_const", const=False, help="no page for browsers")
 
 
 def _tuning_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import random
 import secrets
 import signal
@@ -69,6 +70,7 @@ from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
+from elastic_driver.driver.page import Page
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
@@ -175,6 +177,7 @@ class ElasticDriver:
         on_round: called whenever a round has formed.
         agents: through whom workers speak; None where they ask the driver's own server.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
+        output: the last lines of a worker's output, by its key; None for one that is not known.
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
@@ -193,6 +196,7 @@ class ElasticDriver:
         on_round: Callable[[], None] | None = None,
         agents: AgentSide | None = None,
         chief: ChiefSide | None = None,
+        output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -258,6 +262,17 @@ class ElasticDriver:
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
             own = {**own, **self._servers.routes_of_chief}
+        self._page: Page | None = None
+        if settings.page:
+            self._page = Page(
+                job_id,
+                stepper=self._stepper,
+                rounds=self.rounds,
+                chronicle=chronicle,
+                clock=self._clock,
+                output=output,
+            )
+            own = {**own, **self._page.routes}
         self._server = RendezvousServer(
             self.rounds,
             routes={} if agents is not None else routes,
@@ -268,6 +283,7 @@ class ElasticDriver:
             keys=None if agents is None else agents.door.key_of,
             on_agent=None if agents is None else agents.reception.take_over,
             own=own,
+            web=None if self._page is None else self._page.web,
         )
         self._spokesman: Spokesman | None = None
         if agents is not None:
@@ -337,7 +353,12 @@ class ElasticDriver:
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
                 await self._agents.ways.begin(self._server, port)
+            if self._page is not None:
+                way_out.callback(self._page.close)
+                await self._page.listen(self._server, self._job.url, self._settings.page_address)
             self._chronicle.started(self._job.url, self._job.job_id)
+            if self._page is not None and sys.stderr.isatty():
+                self._show_link(self._page.link())
             token = "" if self._agents is None else self._agents.join_token
             posting = Posting.post(
                 self._job.job_id, self._job.url, self._job.key, self._settings.command, join_token=token
@@ -373,6 +394,11 @@ class ElasticDriver:
                     f"the join token is written by: elasticrun jobs --write-join-token FILE {self._job.job_id}"
                 )
             self._chronicle.remark(f"hosts join with: {command}")
+
+    def _show_link(self, link: str) -> None:
+        """On a terminal only, and past the chronicle: no log is to have it."""
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"elasticrun: page: {link}\n".encode())
 
     async def _end_tasks(self) -> None:
         self._stepper.close()

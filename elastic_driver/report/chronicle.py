@@ -124,7 +124,7 @@ class Chronicle:
     """
 
     def __init__(self, *listeners: Listener) -> None:
-        self._listeners = listeners
+        self._listeners = list(listeners)
         self._first: list[_Round] = []
         self._last: deque[_Round] = deque()
         self._left_out = 0
@@ -144,6 +144,15 @@ class Chronicle:
     def _tell(self, happening: Happening) -> None:
         for listener in self._listeners:
             listener.hear(happening)
+
+    def also(self, listener: Listener) -> None:
+        """One more listener, from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def disc_reports(self) -> list[DiscReport]:
+        """What was said last of each folder of commits that is kept track of."""
+        return [folder.report for folder in self._folders.values()]
 
     def started(self, url: str, job_id: str) -> None:
         """The rendezvous server listens."""
