@@ -16,6 +16,7 @@ from elastic_driver.cli.flags import build_parser
 from elastic_driver.cli.jobs import parser_of_jobs
 from elastic_driver.cli.join import parser_of_join
 from elastic_driver.cli.leave import parser_of_leave
+from elastic_driver.cli.page import parser_of_page
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.rendezvous import parser_of_rendezvous
 from elastic_driver.cli.report import parser_of_report
@@ -46,6 +47,7 @@ SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
     "jobs": parser_of_jobs,
     "join": parser_of_join,
     "leave": parser_of_leave,
+    "page": parser_of_page,
     "rendezvous": parser_of_rendezvous,
     "report": parser_of_report,
     "stacks": parser_of_stacks,

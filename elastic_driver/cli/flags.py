@@ -29,6 +29,7 @@ Everything from the first word that is no flag is the command.
 subcommands (each has --help):
   jobs                  your jobs whose driver runs on this machine
   status [JOB]          what a job does, its hosts and its workers
+  page [JOB]            a link to its page in a browser
   stacks [JOB]          where the workers' Python is now, and who waits for whom
   report EVENTS         a job from its event log: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
@@ -386,6 +387,8 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="a shell command, run for each event with the event as a JSON line on its standard input",
     )
+    add("page_address", metavar="HOST[:PORT]", help="the job's page is there, too, encrypted if not on loopback")
+    add("page", action="store_const", const=False, help="no page for browsers")
 
 
 def _tuning_flags(parser: argparse.ArgumentParser) -> None:

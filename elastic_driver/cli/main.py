@@ -118,6 +118,10 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.report import report
 
             return report
+        case "page":
+            from elastic_driver.cli.page import page
+
+            return page
         case "rendezvous":
             from elastic_driver.cli.rendezvous import rendezvous
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.tables import length, table, width_of_output
+from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.words import OnChange
 

@@ -45,6 +45,7 @@ from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.output_files import OutputFiles
@@ -61,6 +62,7 @@ from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.event_log import EventLog
 from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.page.tails import Tails
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
@@ -183,10 +185,11 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             console.line(f"output of the workers is kept in {logs.folder}")
         tally = Tally()
         chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
+        sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
-        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering, on_change)
+        agents = _agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change)
         source = _discovery_of(settings, job_id, clock)
         if not isinstance(source, FixedHosts):
             source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
@@ -210,7 +213,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         dialect: Dialect
         if settings.num_parameter_servers:
             servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
-            chief = _chief_of(settings, job_id, servers, agents.launcher, outputs, chronicle)
+            chief = _chief_of(settings, job_id, servers, agents.launcher, sink, chronicle)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see _agents_of.
@@ -234,6 +237,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             agents=agents,
             chief=chief,
             tally=tally,
+            output=sink.of,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
@@ -274,7 +278,7 @@ def _chief_of(
     job_id: str,
     servers: ServerDialect,
     launcher: AgentLauncher,
-    outputs: OutputFiles,
+    outputs: OutputSink,
     chronicle: Chronicle,
 ) -> ChiefSide:
     """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them.
@@ -359,7 +363,7 @@ def _agents_of(
     settings: Settings,
     job_id: str,
     clock: JobClock,
-    outputs: OutputFiles,
+    outputs: OutputSink,
     chronicle: Chronicle,
     heard_s: float,
     local: LocalDialler,

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import random
 import secrets
 import signal
@@ -71,6 +72,7 @@ from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
+from elastic_driver.driver.page import Page
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
@@ -103,7 +105,8 @@ from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
-from elastic_driver.report.metrics import MetricsPage
+from elastic_driver.report.metrics import PATH, MetricsPage
+from elastic_driver.report.stacks_text import stacks_text
 from elastic_driver.report.status_line import figures
 from elastic_driver.report.tally import Tally
 from elastic_driver.settings.operator_token import read_operator_key
@@ -184,6 +187,7 @@ class ElasticDriver:
         agents: through whom workers speak; None where they ask the driver's own server.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
         tally: counts what scrapers are told; None for no ``/metrics``.
+        output: the last lines of a worker's output, by its key; None for one that is not known.
 
     Attributes:
         board: what the workers' agents see of them.
@@ -206,6 +210,7 @@ class ElasticDriver:
         agents: AgentSide | None = None,
         chief: ChiefSide | None = None,
         tally: Tally | None = None,
+        output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -279,6 +284,18 @@ class ElasticDriver:
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
             own = {**own, **self._servers.routes_of_chief}
+        self._page: Page | None = None
+        if settings.page:
+            self._page = Page(
+                job_id,
+                stepper=self._stepper,
+                rounds=self.rounds,
+                chronicle=chronicle,
+                clock=self._clock,
+                output=output,
+                stacks=self._stacks_text,
+            )
+            own = {**own, **self._page.routes}
         self._server = RendezvousServer(
             self.rounds,
             routes={} if agents is not None else routes,
@@ -289,9 +306,14 @@ class ElasticDriver:
             keys=None if agents is None else agents.door.key_of,
             on_agent=None if agents is None else agents.reception.take_over,
             own=own,
+            web=None if self._page is None else self._page.web,
         )
         if tally is not None:
-            self._server.web = MetricsPage(tally, self.rounds.status, self._server.reader_header, __version__)
+            metrics = MetricsPage(tally, self.rounds.status, self._server.reader_header, __version__)
+            if self._page is None:
+                self._server.web = metrics
+            else:
+                self._page.site.more[PATH] = metrics.answer
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet
@@ -361,7 +383,12 @@ class ElasticDriver:
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
                 await self._agents.ways.begin(self._server, port)
+            if self._page is not None:
+                way_out.callback(self._page.close)
+                await self._page.listen(self._server, self._job.url, self._settings.page_address)
             self._chronicle.started(self._job.url, self._job.job_id)
+            if self._page is not None and sys.stderr.isatty() and not self._settings.quiet:
+                self._show_link(self._page.link())
             token = "" if self._agents is None else self._agents.join_token
             posting = Posting.post(
                 self._job.job_id, self._job.url, self._job.key, self._settings.command, join_token=token
@@ -395,6 +422,12 @@ class ElasticDriver:
 
     async def _answer_stacks(self, request: RouteRequest) -> tuple[int, bytes]:
         """Answers ``GET /v1/stacks``."""
+        return 200, json.dumps(await self._take_stacks()).encode()
+
+    async def _stacks_text(self) -> str:
+        return stacks_text(await self._take_stacks())
+
+    async def _take_stacks(self) -> dict[str, Any]:
         dumps = await self.stacks.take_all()
         records = {record.worker: record for record in self._stepper.state.workers}
         found = []
@@ -410,7 +443,7 @@ class ElasticDriver:
                     "steps": None if vitals is None else vitals.steps,
                 }
             )
-        return 200, json.dumps({"stacks": found, "waiting": self.board.waiting()}).encode()
+        return {"stacks": found, "waiting": self.board.waiting()}
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
@@ -425,6 +458,11 @@ class ElasticDriver:
                     f"the join token is written by: elasticrun jobs --write-join-token FILE {self._job.job_id}"
                 )
             self._chronicle.remark(f"hosts join with: {command}")
+
+    def _show_link(self, link: str) -> None:
+        """On a terminal only, and past the chronicle: no log is to have it."""
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"elasticrun: page: {link}\n".encode())
 
     async def _end_tasks(self) -> None:
         self._stepper.close()

@@ -39,6 +39,8 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     NextRoundRequest,
     Notice,
+    PageReply,
+    PageRequest,
     PublishReply,
     PublishRequest,
     RunningReport,
@@ -371,6 +373,11 @@ class RendezvousClient:
         """Ends the job, as SIGTERM to its driver does."""
         _, body = self._request("POST", "end", b"", expected=(200,))
         return EndReply.from_json(body)
+
+    def page(self, request: PageRequest) -> PageReply:
+        """A link to the job's page."""
+        _, body = self._request("POST", "page", request.to_json(), expected=(200,))
+        return PageReply.from_json(body)
 
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""

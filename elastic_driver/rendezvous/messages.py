@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -487,6 +487,49 @@ class EndReply:
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         return cls(_get(parse_json(body), "text", str))
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """``POST /v1/page``: a link to the job's page.
+
+    Attributes:
+        may_act: whether whoever logs in by it may act, and not only look.
+    """
+
+    may_act: bool
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"may_act": self.may_act}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        return cls(_get(parse_json(body), "may_act", bool))
+
+
+@dataclass(frozen=True, slots=True)
+class PageReply:
+    """What comes of a :class:`PageRequest`.
+
+    Attributes:
+        urls: links with the same code, the best first; at least one.
+    """
+
+    urls: list[str] = field(repr=False)
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"urls": self.urls}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        urls = _get(parse_json(body), "urls", list)
+        if not urls or not all(isinstance(url, str) for url in urls):
+            raise RendezvousProtocolError("cannot read the links to the page")
+        return cls(urls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Chronicle:
     def __init__(self, *listeners: Listener, instant: Instant | None = None) -> None:
         self._instant = instant or Instant()
         self.goodput = Goodput(self._instant)
-        self._listeners: tuple[Listener, ...] = (self.goodput, *listeners)
+        self._listeners: list[Listener] = [self.goodput, *listeners]
         self._book_from: float | None = None  # on the clock of look()
         self._first: list[_Round] = []
         self._last: deque[_Round] = deque()
@@ -182,6 +182,15 @@ class Chronicle:
         booked = self.goodput.job()
         if booked is not None:
             self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
+
+    def also(self, listener: Listener) -> None:
+        """One more listener, from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def disc_reports(self) -> list[DiscReport]:
+        """What was said last of each folder of commits that is kept track of."""
+        return [folder.report for folder in self._folders.values()]
 
     def started(self, url: str, job_id: str) -> None:
         """The rendezvous server listens."""

@@ -102,6 +102,8 @@ class Settings:
         grace_s: between TERM and KILL.
         event_log: JSON-lines file; None for none.
         event_hook: shell command that gets each event on its standard input; None for none.
+        page: whether the job has a page for browsers.
+        page_address: where else than on loopback it is, HOST or HOST:PORT; "" for nowhere.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
         durable_dir: folder for commits on disc; None for none.
@@ -197,6 +199,8 @@ class Settings:
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
     event_hook: str | None = field(default=None, metadata=_given_by("--event-hook"))
+    page: bool = field(default=True, metadata=_given_by("--no-page"))
+    page_address: str = field(default="", metadata=_given_by("--page-address"))
     gloo_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_driver.cli.stacks import page
 from elastic_driver.report.stacks import Frame, Thread, families, main_thread, parse, process_of, spell_ranks
+from elastic_driver.report.stacks_text import stacks_text
 
 pytestmark = pytest.mark.unit
 
@@ -133,7 +133,7 @@ def test_rubbish_is_left_out(text: str) -> None:
     assert all(isinstance(frame.line, int) for thread in threads for frame in thread.frames)
     answer = {"stacks": [{"worker": text, "rank": 0, "host": text, "pid": 1, "text": text}], "waiting": []}
     for ungrouped in (False, True):
-        shown = page(answer, ungrouped=ungrouped)
+        shown = stacks_text(answer, ungrouped=ungrouped)
         assert not [char for char in shown if ord(char) < 32 and char != "\n"]
 
 
@@ -168,7 +168,7 @@ def test_the_odd_ones_come_first_and_kin_say_once_what_they_share() -> None:
     ]
     assert [frame.function for frame in found[0].shared] == ["step", "main", "<module>"]
     waiting = [{"name": "allreduce 'grad.3'", "since_s": 12.4, "missing": [2]}]
-    assert page({"stacks": entries, "waiting": waiting}).split("\n") == [
+    assert stacks_text({"stacks": entries, "waiting": waiting}).split("\n") == [
         "allreduce 'grad.3' has waited 12 s for rank 2 (host h0)",
         "",
         "rank 2 (host h0, pid 102):",
@@ -209,7 +209,7 @@ def test_thousands_of_ranks_are_quick_and_short() -> None:
     for each in entries:
         each["text"] = f"{threads}{each['text']}"
     began = time.process_time()
-    shown = page({"stacks": entries, "waiting": []})
+    shown = stacks_text({"stacks": entries, "waiting": []})
     took_s = time.process_time() - began
     assert took_s < 1.0
     assert len(shown.splitlines()) < 200
