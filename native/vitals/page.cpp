@@ -73,8 +73,8 @@ bool is_alive(uint64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0 || er
 void write_text(Page& page, const std::string& text) {
   const size_t bytes = std::min(text.size(), sizeof(page.text));
   const uint64_t sequence = page.sequence.load(std::memory_order_relaxed) | 1;
-  page.sequence.store(sequence, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  // Not a store: what follows must not come before it.
+  page.sequence.exchange(sequence, std::memory_order_acq_rel);
   std::memcpy(page.text, text.data(), bytes);
   page.text_bytes.store(bytes, std::memory_order_relaxed);
   page.sequence.store(sequence + 1, std::memory_order_release);
