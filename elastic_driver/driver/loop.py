@@ -67,8 +67,10 @@ from elastic_driver.core.state import (
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
+from elastic_driver.driver.health import Health
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
@@ -178,6 +180,8 @@ class ElasticDriver:
 
     Attributes:
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
+        board: what agents see of the workers.
+        health: says by that who hangs, and who is slow.
     """
 
     def __init__(
@@ -238,6 +242,16 @@ class ElasticDriver:
             report=self._stepper.report,
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
         )
+        self.board = Board(self._clock)
+        self.health = Health(
+            self._stepper,
+            chronicle=chronicle,
+            clock=self._clock,
+            tasks=self._tasks,
+            hang_action=settings.hang_action,
+            straggler_action=settings.straggler_action,
+        )
+        self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -350,6 +364,7 @@ class ElasticDriver:
             discovering = self._tasks.start(self._discover())
             self._tasks.start(self._tick())
             self._tasks.start(self._supervisor.watch_over())
+            self._tasks.start(self.health.watch_over())
             self._stepper.set_timer()
             end = await self._ended
             discovering.cancel()
@@ -358,7 +373,8 @@ class ElasticDriver:
     def _about(self) -> dict[str, object]:
         """What ``GET /v1/status`` says of the job beside its state."""
         urls = [] if self._agents is None else self._agents.urls
-        return {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        about = {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        return {**about, **self.health.status()}
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
@@ -585,9 +601,9 @@ class ElasticDriver:
         self._chronicle.waits(now, what, patience=patience)
 
     def _remark(self) -> str:
-        """What discovery does, and which hosts are not ready."""
+        """Who may hang, what discovery does, and which hosts are not ready."""
         waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
-        return self._discovery.remark() if waits else ""
+        return "; ".join(filter(None, (self.health.remark(), self._discovery.remark() if waits else "")))
 
     async def _tick(self) -> None:
         """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
@@ -750,6 +766,8 @@ class ElasticDriver:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
+        self.board.forget(worker)
+        self.health.forget(worker)
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)

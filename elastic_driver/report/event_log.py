@@ -40,10 +40,14 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     ServerAnswers,
     Status,
+    StragglerFound,
+    StragglerGone,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersStopped,
+    WorkerSuspected,
 )
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.safe_files import open_named
@@ -116,6 +120,14 @@ class EventLog:
                     self.write("worker_stopped", worker=worker.key, reason=reason)
             case WorkerHung(worker, reason):
                 self.write("worker_hung", worker=worker.key, reason=reason)
+            case WorkerSuspected():
+                self._write_suspicion(happening)
+            case WorkerCleared(worker, rank, why, took_s):
+                self.write("worker_cleared", worker=worker.key, rank=rank, why=why, took_s=round(took_s, 4))
+            case StragglerFound():
+                self._write_straggler(happening)
+            case StragglerGone(worker, rank, why, took_s):
+                self.write("straggler_gone", worker=worker.key, rank=rank, why=why, took_s=round(took_s, 4))
             case WorkerDismissed(worker, reason):
                 self.write("worker_dismissed", worker=worker.key, reason=reason)
             case NoticeGiven(round_id, kind, reason):
@@ -139,6 +151,35 @@ class EventLog:
                 self.write("internal_error", error=error, events=list(events))
             case JobEnded(exit_code, message):
                 self.write("job_ended", exit_code=exit_code, message=message)
+
+    def _write_suspicion(self, one: WorkerSuspected) -> None:
+        self.write(
+            "worker_suspected",
+            worker=one.worker.key,
+            rank=one.rank,
+            kind=one.kind,
+            why=one.why,
+            collective=one.collective,
+            stack=one.stack,
+            frames=list(one.frames),
+            still_s=round(one.still_s, 4),
+            limit_s=round(one.limit_s, 4),
+            limit=one.limit,
+            ends_s=None if one.ends_s is None else round(one.ends_s, 4),
+            more=one.more,
+        )
+
+    def _write_straggler(self, one: StragglerFound) -> None:
+        self.write(
+            "straggler",
+            worker=one.worker.key,
+            rank=one.rank,
+            own_s=round(one.own_s, 6),
+            median_s=round(one.median_s, 6),
+            against_others=round(one.against_others, 4),
+            against_past=round(one.against_past, 4),
+            steps=one.steps,
+        )
 
     def _write_check(self, checked: NetworkChecked) -> None:
         self.write(
