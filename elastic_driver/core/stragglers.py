@@ -6,7 +6,7 @@ rank's own time: what it took, less what it has waited in collectives.
 
 Looks come about once a second and cut steps in two, so that a single one is worth little. A score is of a window of at
 least 20 steps and two looks, in groups of at least three steps. Within it a slow step now and then (a collection of
-garbage, a page that comes from the disc) counts as half as slow again as usual, however slow it was.
+garbage, a page that comes from the disc) counts for a quarter more than usual, however slow it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOOR_S = 0.002
 """Steps that are shorter than this without waiting are scheduling noise: a time slice is 3 ms."""
 
 _WINDOW_STEPS, _WINDOW_LOOKS, _GROUP_STEPS = 20, 2, 3
-_CAP = 1.5
+_CAP = 1.25
 # A worker is named when it is beyond what the others' values, which differ by chance, explain in years.
 _SIGMAS = 5.0
 # Nearly all of the window has to be slow, if only by this: not a part of it that was very slow.
@@ -86,6 +86,7 @@ class StragglerWatch:
         self._ranks: dict[WorkerId, int] = {}
         self._members: dict[WorkerId, _Member] = {}
         self._slow: dict[WorkerId, float] = {}
+        self._over: dict[WorkerId, int] = {}  # who may be one, and its steps when that was seen first
         self._gone: list[StragglerGone] = []
         self._is_new = False
 
@@ -93,7 +94,7 @@ class StragglerWatch:
         """A round begins: its members, and their ranks. What a step takes may be another thing in it."""
         for worker in list(self._slow):
             self._end(worker, "a new round began", now)
-        self._round_id, self._ranks, self._members = round_id, dict(ranks), {}
+        self._round_id, self._ranks, self._members, self._over = round_id, dict(ranks), {}, {}
 
     def forget(self, worker: WorkerId, now: float) -> None:
         """It has ended."""
@@ -125,13 +126,14 @@ class StragglerWatch:
             return
         groups = _grouped(looks)
         cap_s = _CAP * median_low([own_s for _, own_s in groups])
-        total_s = square = 0.0
+        counted, total_s, square = 0, 0.0, 0.0
         for steps, each_s in groups:
             capped_s = min(each_s, cap_s)
+            counted += steps
             total_s += steps * capped_s
             square += steps * capped_s * capped_s
-        member.own_s = own_s = total_s / member.steps
-        member.noise = (max(0.0, square / member.steps - own_s * own_s) / max(1, len(groups) - 1)) ** 0.5
+        member.own_s = own_s = total_s / counted
+        member.noise = (max(0.0, square / counted - own_s * own_s) / max(1, len(groups) - 1)) ** 0.5
         member.best_s = own_s if member.best_s is None else min(own_s, member.best_s)
         self._is_new = True
 
@@ -163,6 +165,7 @@ class StragglerWatch:
         slow = [(own_s, worker, member) for own_s, worker, member in values if own_s > least_s]
         slow.sort(key=lambda one: self._ranks[one[1]])
         over = dict.fromkeys(worker for _, worker, _ in slow)
+        before, self._over = self._over, {}
         for worker in [each for each in self._slow if each not in over and each in self._members]:
             self._end(worker, "it is as fast as the others", now)
         for own_s, worker, member in slow:
@@ -171,6 +174,10 @@ class StragglerWatch:
             groups = _grouped(member.looks)
             if sum(each_s >= _ALL_SLOWER * median_s for _, each_s in groups) < _NEARLY_ALL * len(groups):
                 continue
+            since = before.get(worker, member.base.steps)
+            self._over[worker] = since
+            if member.base.steps - since < _GROUP_STEPS:
+                continue  # the ends of steps that the last look has cut off may be all of it
             self._slow[worker] = now
             best_s = member.best_s or own_s
             found.append(
