@@ -20,7 +20,7 @@ from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
 from elastic_driver.settings.pods import DISCOVERIES, POD_NAMES
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
-from elastic_driver.words import Cloud
+from elastic_driver.words import Cloud, HangAction, StragglerAction
 
 _DESCRIPTION = """\
 Runs a distributed training job that keeps going while hosts come and go.
@@ -172,6 +172,18 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end a worker that finishes no collective operation for this long and waits in none (default {default}: "
         "never)",
+    )
+    add(
+        "hang_action",
+        choices=tuple(HangAction),
+        help="what comes of a worker that is proven to hang: it is stopped by a signal, or for the whole deadline "
+        "neither computes, reads, writes nor moves while others wait for it (default {default}; docs/hangs.md)",
+    )
+    add(
+        "straggler_action",
+        choices=tuple(StragglerAction),
+        help="what comes of a worker that is slower than the others: warn of it, or drain its place, where the job can "
+        "do without (default {default}; docs/hangs.md)",
     )
     add("reset_limit", metavar="N", help="end the job after this many unplanned resets (default: no limit)")
     add("reset_window_s", metavar="S", help="count only resets of the last S seconds (default: all)")

@@ -72,6 +72,7 @@ from elastic_driver.driver.agents import AgentSide, url_of
 from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
+from elastic_driver.driver.health import Health
 from elastic_driver.driver.page import Page
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
@@ -193,6 +194,7 @@ class ElasticDriver:
         board: what the workers' agents see of them.
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
         board: how the workers are.
+        health: says by that who hangs, and who is slow.
         stacks: takes their stacks.
     """
 
@@ -258,6 +260,15 @@ class ElasticDriver:
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
         )
         self.board = Board(self._clock)
+        self.health = Health(
+            self._stepper,
+            chronicle=chronicle,
+            clock=self._clock,
+            tasks=self._tasks,
+            hang_action=settings.hang_action,
+            straggler_action=settings.straggler_action,
+        )
+        self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -280,6 +291,7 @@ class ElasticDriver:
             lambda: self._workers.living,
             host_of=(lambda hostname: None) if agents is None else agents.fleet.link_of,
         )
+        self.health.stacks = self._stack_of
         own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, self._answer_stacks)}
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
@@ -401,6 +413,7 @@ class ElasticDriver:
             discovering = self._tasks.start(self._discover())
             self._tasks.start(self._tick())
             self._tasks.start(self._supervisor.watch_over())
+            self._tasks.start(self.health.watch_over())
             self._stepper.set_timer()
             end = await self._ended
             discovering.cancel()
@@ -410,6 +423,7 @@ class ElasticDriver:
         """What ``GET /v1/status`` says of the job beside its state."""
         urls = [] if self._agents is None else self._agents.urls
         about: dict[str, object] = {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        about |= self.health.status()
         booked = self._chronicle.goodput.job()
         if booked is not None:
             about["goodput"] = {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}
@@ -423,6 +437,10 @@ class ElasticDriver:
     async def _answer_stacks(self, request: RouteRequest) -> tuple[int, bytes]:
         """Answers ``GET /v1/stacks``."""
         return 200, json.dumps(await self._take_stacks()).encode()
+
+    async def _stack_of(self, worker: WorkerId) -> str | None:
+        dump = (await self.stacks.take_all([worker])).get(worker)
+        return dump.text or None if dump is not None else None
 
     async def _stacks_text(self) -> str:
         return stacks_text(await self._take_stacks())
@@ -686,9 +704,9 @@ class ElasticDriver:
         self._chronicle.waits(now, what, patience=patience)
 
     def _remark(self) -> str:
-        """What discovery does, and which hosts are not ready."""
+        """Who may hang, what discovery does, and which hosts are not ready."""
         waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
-        return self._discovery.remark() if waits else ""
+        return "; ".join(filter(None, (self.health.remark(), self._discovery.remark() if waits else "")))
 
     def _figures(self) -> tuple[str, ...]:
         """What the status line has behind its sentence."""
@@ -703,7 +721,7 @@ class ElasticDriver:
             steps_per_s=self.board.steps_per_s(),
             steps=steps,
             commits=max(state.commits, commits, told),
-            suspected=0,
+            suspected=self.health.suspected,
         )
 
     async def _tick(self) -> None:
@@ -870,6 +888,8 @@ class ElasticDriver:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
+        self.board.forget(worker)
+        self.health.forget(worker)
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)

@@ -50,14 +50,18 @@ from elastic_driver.report.happenings import (
     ServerAnswers,
     Status,
     StoodStill,
+    StragglerFound,
+    StragglerGone,
     Summary,
     TimeBooked,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
+    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant
@@ -285,6 +289,18 @@ class Chronicle:
     def worker_hung(self, worker: WorkerId, reason: str) -> None:
         """A worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
+
+    def worker_suspected(self, suspected: WorkerSuspected) -> None:
+        """A worker may hang."""
+        self._tell(suspected)
+
+    def worker_cleared(self, cleared: WorkerCleared) -> None:
+        """It does not, or that is no question any more."""
+        self._tell(cleared)
+
+    def straggler(self, straggler: StragglerFound | StragglerGone) -> None:
+        """A worker is slower than the others, or is so no more."""
+        self._tell(straggler)
 
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
         """A worker is told that it has no place any more."""

@@ -39,13 +39,17 @@ from elastic_driver.report.happenings import (
     ServerAnswers,
     Status,
     StoodStill,
+    StragglerFound,
+    StragglerGone,
     TimeBooked,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
     WorkersDrained,
     WorkersReady,
     WorkersStopped,
+    WorkerSuspected,
     WorkerTimeBooked,
 )
 from elastic_driver.report.instant import Instant
@@ -94,6 +98,14 @@ def records_of(happening: Happening) -> list[Record]:
             return [_record("worker_stopped", worker=worker.key, reason=reason) for worker, reason in stops]
         case WorkerHung(worker, reason):
             return [_record("worker_hung", worker=worker.key, reason=reason)]
+        case WorkerSuspected():
+            return [_of_suspicion(happening)]
+        case WorkerCleared(worker, rank, why, took_s):
+            return [_record("worker_cleared", worker=worker.key, rank=rank, why=why, took_s=round(took_s, 4))]
+        case StragglerFound():
+            return [_of_straggler(happening)]
+        case StragglerGone(worker, rank, why, took_s):
+            return [_record("straggler_gone", worker=worker.key, rank=rank, why=why, took_s=round(took_s, 4))]
         case WorkerDismissed(worker, reason):
             return [_record("worker_dismissed", worker=worker.key, reason=reason)]
         case PhaseChanged(phase, doing, on_change):
@@ -147,6 +159,37 @@ def _record(event: str, **fields: object) -> Record:
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {category: round(spent_s, 4) for category, spent_s in seconds.items()}
+
+
+def _of_suspicion(one: WorkerSuspected) -> Record:
+    return _record(
+        "worker_suspected",
+        worker=one.worker.key,
+        rank=one.rank,
+        kind=one.kind,
+        why=one.why,
+        collective=one.collective,
+        stack=one.stack,
+        frames=list(one.frames),
+        still_s=round(one.still_s, 4),
+        limit_s=round(one.limit_s, 4),
+        limit=one.limit,
+        ends_s=None if one.ends_s is None else round(one.ends_s, 4),
+        more=one.more,
+    )
+
+
+def _of_straggler(one: StragglerFound) -> Record:
+    return _record(
+        "straggler",
+        worker=one.worker.key,
+        rank=one.rank,
+        own_s=round(one.own_s, 6),
+        median_s=round(one.median_s, 6),
+        against_others=round(one.against_others, 4),
+        against_past=round(one.against_past, 4),
+        steps=one.steps,
+    )
 
 
 def _of_check(checked: NetworkChecked) -> Record:

@@ -33,7 +33,7 @@ from elastic_driver.settings.machines import (
 from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLOTS_FROM, check_pods
-from elastic_driver.words import Cloud, OnChange, Sizing
+from elastic_driver.words import Cloud, HangAction, OnChange, Sizing, StragglerAction
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -75,6 +75,8 @@ class Settings:
         start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
         heartbeat_timeout_s: how long a member may be silent before it is taken for frozen; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
+        hang_action: what comes of a worker that is proven to hang: "end" or "warn".
+        straggler_action: what comes of a worker that is slower than the others: "warn" or "drain".
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         drain_timeout_s: how long a drained worker may take to leave.
@@ -173,6 +175,8 @@ class Settings:
     start_timeout_s: float = field(default=300.0, metadata=_given_by("--start-timeout", "HOROVOD_START_TIMEOUT"))
     heartbeat_timeout_s: float = field(default=60.0, metadata=_given_by("--heartbeat-timeout"))
     hang_timeout_s: float = field(default=0.0, metadata=_given_by("--hang-timeout"))
+    hang_action: str = field(default=HangAction.END, metadata=_given_by("--hang-action"))
+    straggler_action: str = field(default=StragglerAction.WARN, metadata=_given_by("--straggler-action"))
     reset_limit: int | None = field(default=None, metadata=_given_by("--reset-limit"))
     reset_window_s: float | None = field(default=None, metadata=_given_by("--reset-window"))
     drain_timeout_s: float = field(default=300.0, metadata=_given_by("--drain-timeout"))
@@ -297,6 +301,10 @@ class Settings:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
             raise SettingsError(f"--spot-notices {self.spot_notices} is none of {', '.join(Cloud)}")
+        if self.hang_action not in tuple(HangAction):
+            raise SettingsError(f"--hang-action {self.hang_action} is none of {', '.join(HangAction)}")
+        if self.straggler_action not in tuple(StragglerAction):
+            raise SettingsError(f"--straggler-action {self.straggler_action} is none of {', '.join(StragglerAction)}")
         if self.on_change not in ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])

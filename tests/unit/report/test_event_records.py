@@ -15,6 +15,8 @@ import pytest
 from event_schema import complaints, schema
 from jsonschema import Draft202012Validator
 
+from elastic_driver.core.standing import Doing
+from elastic_driver.core.state import JobPhase
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.report.event_records import FORMAT, line_of, records_of
 from elastic_driver.report.happenings import (
@@ -37,6 +39,7 @@ from elastic_driver.report.happenings import (
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
+    PhaseChanged,
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
@@ -45,18 +48,29 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     ServerAnswers,
     Status,
+    StoodStill,
+    StragglerFound,
+    StragglerGone,
     Summary,
+    TimeBooked,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
+    WorkersDrained,
+    WorkersReady,
     WorkersStopped,
+    WorkerSuspected,
+    WorkerTimeBooked,
 )
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.report.instant import Instant
+from elastic_driver.words import Backend, NoticeKind, OnChange
 
 pytestmark = [pytest.mark.unit]
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/events.md"
 A, B = WorkerId("a", 0, 0), WorkerId("b", 1, 2)
+INSTANT = Instant()
 # They come all the while: no events.
 SILENT = {Status, MomentPassed, DiscoveryRan, DiscReported}
 # One of each kind at least, and of those with something that may be absent both.
@@ -83,6 +97,17 @@ EXAMPLES: list[Happening] = [
     ProcessEnded(A, 7, "0", 1, "exited with code 1", expected=False, foretold=True),
     WorkersStopped([(A, "it goes"), (B, "it goes")]),
     WorkerHung(A, "no heartbeat"),
+    WorkerSuspected(A, 0, "awaited", "why", "allreduce 'x'", "Thread", ["t.py:1 in f"], 6.0, 5.0, "least", 60.0, 0),
+    WorkerSuspected(A, None, "stopped", "why", "", "", [], 2.0, 2.0, "fixed", None, 3),
+    WorkerCleared(A, 0, "it goes on", 7.5),
+    StragglerFound(A, 0, 0.13, 0.1, 0.77, 0.8, 20),
+    StragglerGone(A, 0, "it is as fast as the others", 60.0),
+    PhaseChanged(JobPhase.RUNNING, Doing.TRAINING, OnChange.IN_PLACE),
+    WorkersReady([A, B]),
+    WorkersDrained([A], undone=False),
+    StoodStill(6.5),
+    TimeBooked({"training": 9.0, "start": 1.0}, 10.0, 0.9),
+    WorkerTimeBooked(A, {"training": 9.0}, 9.0),
     WorkerDismissed(A, "its host has gone"),
     *(NoticeGiven(1, kind, "b lost") for kind in NoticeKind if kind is not NoticeKind.NONE),
     RoundFormed(1, 0, "start", 0, True, Backend.NATIVE, 1.5, [Member(0, A, 7), Member(1, B, None)], reinit=False),
@@ -98,7 +123,7 @@ EXAMPLES: list[Happening] = [
 
 
 def events_of(happening: Happening) -> list[dict[str, Any]]:
-    return [json.loads(line_of(record)) for record in records_of(happening)]
+    return [json.loads(line_of(record, INSTANT)) for record in records_of(happening)]
 
 
 def test_each_kind_of_happening_has_an_example_here() -> None:
@@ -126,12 +151,12 @@ def test_each_event_is_as_documented_and_each_documented_one_exists() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        {"time": 1.0, "event": "unheard_of"},
-        {"time": 1.0, "event": "host_lost", "host": "a"},
-        {"time": 1.0, "event": "host_lost", "host": "a", "reason": 7},
-        {"time": 1.0, "event": "host_lost", "host": "a", "reason": "b", "more": 1},
+        {"time": 1.0, "at_s": 0.5, "event": "unheard_of"},
+        {"time": 1.0, "at_s": 0.5, "event": "host_lost", "host": "a"},
+        {"time": 1.0, "at_s": 0.5, "event": "host_lost", "host": "a", "reason": 7},
+        {"time": 1.0, "at_s": 0.5, "event": "host_lost", "host": "a", "reason": "b", "more": 1},
         {"event": "host_lost", "host": "a", "reason": "b"},
-        {"time": 1.0, "event": "round_formed"},
+        {"time": 1.0, "at_s": 0.5, "event": "round_formed"},
     ],
 )
 def test_what_is_not_documented_is_complained_of(event: dict[str, Any]) -> None:
@@ -141,9 +166,9 @@ def test_what_is_not_documented_is_complained_of(event: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("event", "is_valid"),
     [
-        ({"time": 1.0, "event": "unheard_of"}, True),
-        ({"time": 1.0, "event": "host_lost", "host": "a", "reason": "b", "more": 1}, True),
-        ({"time": 1.0, "event": "host_lost", "host": "a"}, False),
+        ({"time": 1.0, "at_s": 0.5, "event": "unheard_of"}, True),
+        ({"time": 1.0, "at_s": 0.5, "event": "host_lost", "host": "a", "reason": "b", "more": 1}, True),
+        ({"time": 1.0, "at_s": 0.5, "event": "host_lost", "host": "a"}, False),
         ({"time": "1", "event": "unheard_of"}, False),
     ],
 )
