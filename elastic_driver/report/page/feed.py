@@ -103,6 +103,11 @@ class Feed:
 
     # --- streams ---------------------------------------------------------------------------------------------------
 
+    @property
+    def streams(self) -> tuple[WebStream, ...]:
+        """To browsers that read now."""
+        return tuple(self._streams)
+
     def add(self, stream: WebStream, you: Mapping[str, object]) -> None:
         """A browser reads from now on.
 
