@@ -22,10 +22,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from rendezvous_service import KEY, Handler  # noqa: E402
-from shown_job import ShownJob  # noqa: E402
+from rendezvous_service import KEY, Handler
+from shown_job import ShownJob
 
-from elastic_driver.rendezvous.server.server import RendezvousServer  # noqa: E402
+from elastic_driver.rendezvous.server.server import RendezvousServer
 
 
 def read(url: str, code: str, seconds: float, results: multiprocessing.Queue[tuple[int, int, int]]) -> None:

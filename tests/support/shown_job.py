@@ -73,7 +73,10 @@ class ShownJob:
         self.feed = Feed(self.status, call_later=call_later, clock=clock)
         self.sessions = Sessions(clock)
         actions = Actions(
-            lambda host: self._drain(host, undo=False), lambda host: self._drain(host, undo=True), self._end, self._stacks
+            lambda host: self._drain(host, undo=False),
+            lambda host: self._drain(host, undo=True),
+            self._end,
+            self._stacks,
         )
         self.site = Site(JOB, self.feed, self.sessions, actions, output=self.output.get, names=["driver.example"])
 
@@ -108,9 +111,7 @@ class ShownJob:
     def tell_round(self, cause: str, old: int, took_s: float) -> None:
         """A round of all workers begins."""
         members = [Member(rank, worker, 4711) for rank, worker in enumerate(self.workers)]
-        self.feed.hear(
-            RoundFormed(self.round_id, old, cause, 120, True, Backend.TORCH, took_s, members, reinit=False)
-        )
+        self.feed.hear(RoundFormed(self.round_id, old, cause, 120, True, Backend.TORCH, took_s, members, reinit=False))
         self.feed.hear(RoundResumed(self.round_id, 120, took_s))
         self.explain = f"round {self.round_id} runs with {len(self.workers)} workers"
 
