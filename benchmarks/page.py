@@ -3,8 +3,8 @@
     python benchmarks/page.py [--workers 1000] [--readers 3] [--seconds 20]
 
 The server, the feed and the site are the driver's own, in this process; the job's status is simulated, and costs what
-making it costs here. The readers read over real connections, in a process of their own, and check what they get. Printed:
-the processor time of this process as a share of one processor, without and with readers, and what each reader gets.
+making it costs here. The readers read over real connections, in a process of their own, and check what they get.
+Printed: the processor time of this process as a share of one processor, without and with readers, and what each gets.
 """
 
 from __future__ import annotations
