@@ -221,7 +221,10 @@ def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
 
 def test_an_operators_session_looks_only_after_some_hours(job: ShownJob, clock: Clock) -> None:
     cookie = log_in(job, may_act=True)
-    token = dict(stream(job, cookie).take())["you"]["token"]
+    reader = stream(job, cookie)
+    token = dict(reader.take())["you"]["token"]
+    job.feed.remove(reader)
+    assert clock.timers == []  # hours of frames for nobody
     clock.pass_time(ACTS_S)
     assert act(job, cookie, {"do": "end"}, x_elastic_token=token).status == 403
     assert ask(job, "/state", cookie=cookie).status == 200
