@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.target import add_driver_flags, ask, target_of
+from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.messages import PageRequest
 from elastic_driver.report.printable import one_line
 
@@ -34,7 +35,12 @@ def page(words: Sequence[str]) -> int:
     """
     arguments = parser_of_page().parse_args(words)
     target = target_of(arguments, arguments.job)
-    reply = ask(target, lambda client: client.page(PageRequest(arguments.operator)))
+    try:
+        reply = ask(target, lambda client: client.page(PageRequest(arguments.operator)))
+    except SettingsError as error:
+        if "no such path" in str(error):
+            raise SettingsError(f"job {target.name} has no page: it was started with --no-page") from error
+        raise
     for url in reply.urls:
         print(one_line(url), flush=True)
     if arguments.open and not webbrowser.open(reply.urls[0]):

@@ -28,6 +28,8 @@ _SHARE = 1 / 40
 _BEAT_S = 2.0
 # Ages become points in time, which stay as they are; what the clocks' steps and rounding do to them is no change.
 _SAME_S = 0.3
+# Less than that is no loss to tell of.
+_LOST_S = 0.05
 _AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "ready_in_s": "ready_at"}
 _ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
 _MB = 1 << 20
@@ -98,10 +100,15 @@ class Feed:
             age = vitals.get("committed_s") if isinstance(vitals, Mapping) else None
             if isinstance(age, int | float):
                 ages.append(float(age))
-        if ages:
+        if ages and min(ages) >= _LOST_S:
             self.story.lost(self._clock() - min(ages))
 
     # --- streams ---------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> tuple[WebStream, ...]:
+        """To browsers that read now."""
+        return tuple(self._streams)
 
     def add(self, stream: WebStream, you: Mapping[str, object]) -> None:
         """A browser reads from now on.
