@@ -137,6 +137,7 @@ class Job:
         self.furthest = (0, 0)
         self.idle = 1  # rounds in a row, with the present one, that came no further than any before
         self.notice_version = 0
+        self._notice_before = NoticeKind.NONE
         self.ended: EndJob | None = None
         self._steps = count()  # with those of all forks
 
@@ -174,6 +175,7 @@ class Job:
         assert "\n" not in sentence
         again, more = step(self.state, event, self.now)
         assert (more, again) == ([], self.state), f"{event} a second time is news: {more}"
+        self._notice_before = before.notice_kind
         self._audit(event, commands)
         return commands
 
@@ -467,8 +469,12 @@ class Job:
                 known = worker in self.alive - self.told_to_go - self.waiting and self.ended is None
                 if known and event.after_round == self.last_round.get(worker, 0):
                     member = worker in self.members
-                    self.broken |= member and event.cause is ReadyCause.INTERNAL_ERROR
-                    if member and (event.commits or event.cause is not ReadyCause.INTERNAL_ERROR):
+                    # One of Horovod's own cannot say why it leaves: if it was asked to, then since it was.
+                    tells = Backend.HOROVOD not in event.backends
+                    left_by_itself = event.cause is not ReadyCause.INTERNAL_ERROR
+                    left_by_itself |= not tells and self._notice_before is NoticeKind.HOSTS_UPDATED
+                    self.broken |= member and not left_by_itself
+                    if member and (event.commits or left_by_itself):
                         self.holders.add(worker)
                     if member:
                         self._came_to(max(event.commits, self.commits.get(worker, 0)), event.steps)
