@@ -399,7 +399,7 @@ class ElasticDriver:
                 way_out.callback(self._page.close)
                 await self._page.listen(self._server, self._job.url, self._settings.page_address)
             self._chronicle.started(self._job.url, self._job.job_id)
-            if self._page is not None and sys.stderr.isatty() and not self._settings.quiet:
+            if self._page is not None and sys.stderr is not None and sys.stderr.isatty() and not self._settings.quiet:
                 self._show_link(self._page.link())
             token = "" if self._agents is None else self._agents.join_token
             posting = Posting.post(

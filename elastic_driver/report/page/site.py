@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import resources
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStream, WebStreaming
@@ -95,7 +95,7 @@ class Site:
         self.more: dict[str, WebHandler] = dict(more or {})
         self._streams: dict[WebStream, Session] = {}
         self._asking: dict[WebStream, asyncio.Task[None]] = {}
-        page = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+        page = Path(__file__).with_name("page.html").read_text("utf-8")
         self._page = page.encode(), _policy(page)
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
