@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,10 @@ def check(job: Job, *, unexplained: float = 0.01) -> dict[str, float]:
     if seconds["training"]:
         said = next(line for line in job.said().splitlines() if "goodput" in line)
         assert f"training {seconds['training']:.1f} s" in said or seconds["training"] >= 100
-        assert f"goodput {100 * last['share']:.1f} %" in told, "the picture's own sums are the same"
+        drawn = re.search(r"^goodput ([\d.]+) %", told, re.M)
+        assert drawn is not None
+        # In a job of a second the log's digits are a tenth of a percent.
+        assert float(drawn[1]) == pytest.approx(100 * last["share"], abs=0.2), "the picture's own sums are the same"
     return seconds
 
 
