@@ -13,6 +13,27 @@ from elastic_driver.worker.engine.protocol import Operation
 def park_threads_at_exit() -> None:
     """From now on, threads with C++ frames that wake up while the interpreter ends wait for its end, and do no harm."""
 
+def vitals_open(path: str) -> bool:
+    """Makes this file the page of this process (see native/vitals/page.h), and beats on it from now on, in a thread.
+
+    Returns whether it has it: not one that is no page, or that another living process has. Harmless when repeated.
+    """
+
+def vitals_close() -> None:
+    """Ends the thread; nothing is written any more."""
+
+def vitals_round(round_id: int, rank: int) -> None:
+    """The round that this process is in, and its rank there; 0 and -1 for none."""
+
+def vitals_step() -> None:
+    """A step of the training begins."""
+
+def vitals_commit(commits: int) -> None:
+    """The state counts so many commits, the last one just now."""
+
+def vitals_dumps_at(signal: int) -> None:
+    """At this signal stacks are written behind the page."""
+
 class CollectiveError(RuntimeError):
     """A collective, or the building of the contexts, did not succeed."""
 

@@ -74,3 +74,17 @@ class ExitCode(IntEnum):
     TOO_FEW_SLOTS = 3
     RESET_LIMIT = 4
     INTERNAL_ERROR = 70  # sysexits.h EX_SOFTWARE
+
+
+class HangAction(StrEnum):
+    """What comes of a worker that is proven to hang."""
+
+    END = "end"
+    WARN = "warn"
+
+
+class StragglerAction(StrEnum):
+    """What comes of a worker that is slower than the others."""
+
+    WARN = "warn"
+    DRAIN = "drain"

@@ -35,7 +35,11 @@ SCRIPT = HERE / "train_torch.py"
 TOLERANCE = 0.01
 STEPS_PER_EPOCH = 15
 PATIENCE_S = 120.0
-BOLD, DIM, PLAIN = ("\x1b[1;36m", "\x1b[2m", "\x1b[0m") if sys.stdout.isatty() else ("", "", "")
+BOLD, DIM, PLAIN = (
+    ("\x1b[1;36m", "\x1b[2m", "\x1b[0m")
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    else ("", "", "")
+)
 
 
 def tell(text: str = "") -> None:
@@ -198,6 +202,20 @@ def train_alone(folder: Path, epochs: int) -> tuple[float, float]:
         return float(job.found(r"final test accuracy ([\d.]+)")[0]), job.steps()[0]["time"] - job.began
 
 
+def link_of_page(job: Job) -> str:
+    """Where a browser sees the job live; "" where this elasticrun has no page for it."""
+    started = [event for event in read_lines(job.events_file) if event["event"] == "job_started"]
+    command = [sys.executable, "-m", "elastic_driver", "page", started[-1]["job_id"]]
+    try:
+        asked = subprocess.run(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    found = re.search(r"https?://\S+", asked.stdout) if asked.returncode == 0 else None
+    return found[0] if found else ""
+
+
 def disturb(job: Job, folder: Path) -> list[Change]:
     """Everything that happens to the job, one after the other."""
     first, second = "localhost:2", "127.0.0.1:2"
@@ -225,6 +243,9 @@ def disturb(job: Job, folder: Path) -> list[Change]:
         change(f"host {host} back after its cooldown", time.time, 4)
 
     job.wait_until_trains(2, 0.0)
+    if link := link_of_page(job):
+        tell()
+        tell(f"look at it live: {link}")
     tell()
     tell("add host 127.0.0.1 to the hosts file; the job goes on while two more workers start there")
     change("host 127.0.0.1 added", lambda: write_hosts(folder, first, second), 4)
@@ -296,6 +317,16 @@ def report(job: Job, changes: list[Change], epochs: int, alone: float) -> None:
     tell(f"all of it as it should be; the files are in {job.steps_file.parent}")
 
 
+def draw(folder: Path) -> None:
+    """Makes a picture of the job from its event log."""
+    picture = folder / "job.svg"
+    command = [sys.executable, "-m", "elastic_driver", "report", str(folder / "events.jsonl"), "-o", str(picture)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode or not picture.exists():
+        fail(f"there is no picture of the job: {done.stderr.strip()}")
+    tell(f"what it went through, as a picture for the browser: {picture}")
+
+
 def main() -> None:
     """Runs the demo."""
     parser = argparse.ArgumentParser(description="Shows an elastic training job while hosts come, go and are killed.")
@@ -334,6 +365,7 @@ def main() -> None:
         if (code := job.wait()) != 0:
             fail(f"the job ended with exit code {code}")
         report(job, changes, options.epochs, alone)
+    draw(folder)
 
 
 if __name__ == "__main__":

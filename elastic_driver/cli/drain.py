@@ -14,12 +14,8 @@ from elastic_driver.settings.assembly import number
 from elastic_driver.settings.settings import check_seconds
 
 
-def drain(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
-    """
+def parser_of_drain() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun drain",
         description="Has the workers of a host leave a running job at their next commit: they exit with code 0, no "
@@ -31,7 +27,16 @@ def drain(words: Sequence[str]) -> int:
     text = "its machine goes away in S seconds: what has not left a second before is killed"
     parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
     add_driver_flags(parser)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def drain(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
+    """
+    arguments = parser_of_drain().parse_args(words)
     if arguments.within is not None:
         check_seconds("--within", arguments.within)
         if arguments.undo:

@@ -10,12 +10,8 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.report.printable import one_line
 
 
-def end(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
-    """
+def parser_of_end() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun end",
         description="Ends a running job, as SIGTERM to its elasticrun does: its workers get SIGTERM, and SIGKILL after "
@@ -23,7 +19,16 @@ def end(words: Sequence[str]) -> int:
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="the beginning of its id will do: see elasticrun jobs")
     add_driver_flags(parser)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def end(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
+    """
+    arguments = parser_of_end().parse_args(words)
     if arguments.job is None and arguments.driver is None:
         raise SettingsError("which job is to end? Give its id, or the beginning of it: see elasticrun jobs")
     target = target_of(arguments, arguments.job)

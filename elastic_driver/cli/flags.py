@@ -20,7 +20,7 @@ from elastic_driver.settings.machines import BOOTSTRAPS, LAUNCHERS
 from elastic_driver.settings.pods import DISCOVERIES, POD_NAMES
 from elastic_driver.settings.settings import FLAGS, LOG_LEVELS, ON_CHANGE, Settings
 from elastic_driver.version import __version__
-from elastic_driver.words import Cloud
+from elastic_driver.words import Cloud, HangAction, StragglerAction
 
 _DESCRIPTION = """\
 Runs a distributed training job that keeps going while hosts come and go.
@@ -29,11 +29,15 @@ Everything from the first word that is no flag is the command.
 subcommands (each has --help):
   jobs                  your jobs whose driver runs on this machine
   status [JOB]          what a job does, its hosts and its workers
+  page [JOB]            a link to its page in a browser
+  stacks [JOB]          where the workers' Python is now, and who waits for whom
+  report EVENTS         a job from its event log: a table, or a picture
   drain HOST            have a host's workers leave at their next commit
   end JOB               end a job
   join                  have this machine join a job that accepts agents
   leave                 have this machine leave the job that it has joined
-  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)"""
+  rendezvous            serve jobs that torchrun runs (--rdzv-backend=elastic)
+  completion SHELL      print a script that completes all this in bash, zsh or fish"""
 
 _DEFAULTS = {setting.name: setting.default for setting in fields(Settings)}
 
@@ -168,6 +172,18 @@ def _elastic_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end a worker that finishes no collective operation for this long and waits in none (default {default}: "
         "never)",
+    )
+    add(
+        "hang_action",
+        choices=tuple(HangAction),
+        help="what comes of a worker that is proven to hang: it is stopped by a signal, or for the whole deadline "
+        "neither computes, reads, writes nor moves while others wait for it (default {default}; docs/hangs.md)",
+    )
+    add(
+        "straggler_action",
+        choices=tuple(StragglerAction),
+        help="what comes of a worker that is slower than the others: warn of it, or drain its place, where the job can "
+        "do without (default {default}; docs/hangs.md)",
     )
     add("reset_limit", metavar="N", help="end the job after this many unplanned resets (default: no limit)")
     add("reset_window_s", metavar="S", help="count only resets of the last S seconds (default: all)")
@@ -367,12 +383,24 @@ def _output_flags(parser: argparse.ArgumentParser) -> None:
         stamps.add_argument(name, dest="log_with_timestamp", action="store_const", const=value, help=text)
     add("verbose", action="store_true", help="tell more")
     add(
+        "quiet",
+        action="store_true",
+        help="tell only warnings, errors and how the job ended, beside the workers' output; no status line",
+    )
+    add(
         "log_level",
         type=str.upper,
         choices=LOG_LEVELS,
         help="of driver and workers' library (default: {default}, WARNING)",
     )
     add("event_log", metavar="FILE", help="append what happens to the job as JSON lines")
+    add(
+        "event_hook",
+        metavar="COMMAND",
+        help="a shell command, run for each event with the event as a JSON line on its standard input",
+    )
+    add("page_address", metavar="HOST[:PORT]", help="the job's page is there, too, encrypted if not on loopback")
+    add("page", action="store_const", const=False, help="no page for browsers")
 
 
 def _tuning_flags(parser: argparse.ArgumentParser) -> None:

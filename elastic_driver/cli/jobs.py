@@ -14,8 +14,43 @@ from elastic_driver.cli.parser import Parser
 from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import ask, choose_job, target_of_job
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.credentials import reader_key
 from elastic_driver.rendezvous.job_files import JobFile, running_jobs
+from elastic_driver.report.metrics import PATH as METRICS
 from elastic_driver.report.printable import one_line
+from elastic_driver.settings.operator_token import read_operator_key
+
+
+def parser_of_jobs() -> Parser:
+    """Its flags."""
+    parser = Parser(
+        prog="elasticrun jobs",
+        description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
+        "reached from elsewhere. Such a file is as good as a password. It is new, and only you can read it.",
+    )
+    parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--ids", action="store_true", help="print the ids only, one a line")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
+        "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
+    )
+    files.add_argument(
+        "--write-join-token", metavar="FILE", type=Path, help="for elasticrun join with --join-token-file FILE"
+    )
+    files.add_argument(
+        "--write-reader-token",
+        metavar="FILE",
+        type=Path,
+        help="for Prometheus: what reads /metrics and the status, and can change nothing",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="for --write-reader-token: of all jobs with this --operator-token-file, whether they run or not",
+    )
+    return parser
 
 
 def jobs(words: Sequence[str]) -> int:
@@ -24,21 +59,12 @@ def jobs(words: Sequence[str]) -> int:
     Raises:
         SettingsError: bad usage; the jobs cannot be looked for, or a file cannot be written.
     """
-    parser = Parser(
-        prog="elasticrun jobs",
-        description="Lists your jobs whose driver runs on this machine; or writes a file with which one of them is "
-        "reached from elsewhere. Such a file is as good as a password. It is new, and only you can read it.",
-    )
-    parser.add_argument("job", metavar="JOB", nargs="?", help="for --write-...: which job, where several run")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    files = parser.add_mutually_exclusive_group()
-    files.add_argument(
-        "--write-token", metavar="FILE", type=Path, help="for status, drain and end with --driver URL --token-file FILE"
-    )
-    files.add_argument(
-        "--write-join-token", metavar="FILE", type=Path, help="for elasticrun join with --join-token-file FILE"
-    )
-    arguments = parser.parse_args(words)
+    arguments = parser_of_jobs().parse_args(words)
+    if arguments.token_file is not None:
+        if arguments.write_reader_token is None or arguments.job is not None:
+            raise SettingsError("--token-file goes with --write-reader-token, and without a job")
+        _write(arguments.write_reader_token, reader_key(read_operator_key(arguments.token_file)).hex())
+        return 0
     running = running_jobs()
     if arguments.write_token is not None:
         job = choose_job(running, arguments.job)
@@ -52,9 +78,17 @@ def jobs(words: Sequence[str]) -> int:
         url = _url_elsewhere(job)
         _write(arguments.write_join_token, job.join_token)
         return _tell_use(url, arguments.write_join_token, "elasticrun join --slots N", "--join-token-file")
+    if arguments.write_reader_token is not None:
+        job = choose_job(running, arguments.job)
+        url = _url_elsewhere(job)
+        _write(arguments.write_reader_token, job.reader)
+        print(one_line(f"{url.partition('#')[0]}{METRICS}"))
+        return 0
     if arguments.job is not None:
         running = [choose_job(running, arguments.job)]
-    if arguments.json:
+    if arguments.ids:
+        print("".join(f"{one_line(job.job_id)}\n" for job in running), end="")
+    elif arguments.json:
         shown = ({"job": job.job_id, "pid": job.pid, "driver": job.url, "command": job.command} for job in running)
         print(json.dumps(list(shown)))
     elif not running:

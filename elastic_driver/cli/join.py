@@ -29,29 +29,8 @@ from elastic_driver.words import Cloud
 _STDIN = "-"
 
 
-def join(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until this host has left the job, or the job has ended. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage, or the token cannot be read.
-    """
-    bootstrap = read(words, os.environ)
-    from elastic_driver.launch.agent.agent import run_agent  # late: bad usage is told before all that is loaded
-
-    return run_agent(bootstrap)
-
-
-def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
-    """What the agent is given.
-
-    Args:
-        words: of the command line.
-        environ: this process's environment. The token's variable is taken out of it: workers would inherit it.
-
-    Raises:
-        SettingsError: bad usage, or the token cannot be read.
-    """
-    in_environment = environ.pop(ENV_JOIN_TOKEN, "")
+def parser_of_join() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun join",
         description="Has this machine join a running job that was started with --accept-agents, as if its host "
@@ -85,7 +64,33 @@ def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
     )
     text = "exit code when this machine has left and the job goes on (default %(default)s); 0 may count as done"
     add("--leave-code", metavar="N", type=read_by(integer), default=0, help=text)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def join(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until this host has left the job, or the job has ended. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or the token cannot be read.
+    """
+    bootstrap = read(words, os.environ)
+    from elastic_driver.launch.agent.agent import run_agent  # late: bad usage is told before all that is loaded
+
+    return run_agent(bootstrap)
+
+
+def read(words: Sequence[str], environ: MutableMapping[str, str]) -> Bootstrap:
+    """What the agent is given.
+
+    Args:
+        words: of the command line.
+        environ: this process's environment. The token's variable is taken out of it: workers would inherit it.
+
+    Raises:
+        SettingsError: bad usage, or the token cannot be read.
+    """
+    in_environment = environ.pop(ENV_JOIN_TOKEN, "")
+    arguments = parser_of_join().parse_args(words)
     if not 0 <= arguments.leave_code <= 255:
         raise SettingsError(f"--leave-code {arguments.leave_code} is not within 0 to 255")
     if arguments.grace is not None:

@@ -15,12 +15,8 @@ from elastic_driver.settings.settings import check_seconds
 _PATIENCE_S = 600.0
 
 
-def leave(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until the host has left. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage, or there is no such agent on this machine.
-    """
+def parser_of_leave() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun leave",
         description="Has this machine leave the job that it works for: its workers leave at their next commit, as if "
@@ -33,7 +29,16 @@ def leave(words: Sequence[str]) -> int:
     parser.add_argument("--timeout", metavar="S", type=read_by(number), default=_PATIENCE_S, help=text)
     text = "this machine goes away in S seconds: what has not left a second before is killed, and the others go on then"
     parser.add_argument("--within", metavar="S", type=read_by(number), help=text)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def leave(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until the host has left. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or there is no such agent on this machine.
+    """
+    arguments = parser_of_leave().parse_args(words)
     check_seconds("--timeout", arguments.timeout)
     if arguments.within is not None:
         check_seconds("--within", arguments.within)

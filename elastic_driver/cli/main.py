@@ -90,6 +90,10 @@ def _unless_nobody_reads(subcommand: Callable[[Sequence[str]], int], words: Sequ
 
 def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
     match word:
+        case "completion":
+            from elastic_driver.cli.completion import completion
+
+            return completion
         case "drain":
             from elastic_driver.cli.drain import drain
 
@@ -110,10 +114,22 @@ def _subcommand(word: str) -> Callable[[Sequence[str]], int] | None:
             from elastic_driver.cli.leave import leave
 
             return leave
+        case "report":
+            from elastic_driver.cli.report import report
+
+            return report
+        case "page":
+            from elastic_driver.cli.page import page
+
+            return page
         case "rendezvous":
             from elastic_driver.cli.rendezvous import rendezvous
 
             return rendezvous
+        case "stacks":
+            from elastic_driver.cli.stacks import stacks
+
+            return stacks
         case "status":
             from elastic_driver.cli.status import status
 

@@ -18,12 +18,8 @@ from elastic_driver.settings.assembly import integer
 LOOPBACK = "127.0.0.1"
 
 
-def rendezvous(words: Sequence[str]) -> int:
-    """Runs the subcommand. Blocks until SIGINT or SIGTERM. Returns its exit code.
-
-    Raises:
-        SettingsError: bad usage, the token cannot be read or written, or the port cannot be had.
-    """
+def parser_of_rendezvous() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun rendezvous",
         description="Serves the rendezvous of any number of jobs that run with torchrun --rdzv-backend=elastic "
@@ -37,7 +33,16 @@ def rendezvous(words: Sequence[str]) -> int:
     parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=text)
     text = f"with the token; made, for this user only, where there is no such file (default: ${ENV_TOKEN_FILE})"
     parser.add_argument("--token-file", metavar="FILE", help=text)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def rendezvous(words: Sequence[str]) -> int:
+    """Runs the subcommand. Blocks until SIGINT or SIGTERM. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, the token cannot be read or written, or the port cannot be had.
+    """
+    arguments = parser_of_rendezvous().parse_args(words)
     if not 0 <= arguments.port < 65536:
         raise SettingsError(f"--port {arguments.port} is not within 0 to 65535")
     token = _token(arguments.token_file or os.environ.get(ENV_TOKEN_FILE), arguments.host)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic_driver.cli.parser import Parser
-from elastic_driver.cli.tables import length, table, width_of_output
+from elastic_driver.cli.tables import table, width_of_output
 from elastic_driver.cli.target import Target, add_driver_flags, ask, target_of
 from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import running_jobs
+from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
 from elastic_driver.words import OnChange
 
@@ -23,12 +24,8 @@ _TO_THE_TOP = "\x1b[H\x1b[2J"
 _SENTENCE = 78
 
 
-def status(words: Sequence[str]) -> int:
-    """Runs the subcommand. Returns its exit code. With --watch it blocks until the job has ended.
-
-    Raises:
-        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
-    """
+def parser_of_status() -> Parser:
+    """Its flags."""
     parser = Parser(
         prog="elasticrun status",
         description="Tells what a running job does, and lists its hosts and its workers.",
@@ -37,7 +34,16 @@ def status(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, a line each time; see docs/operations.md")
     parser.add_argument("--watch", action="store_true", help="again each 2 seconds, until the job has ended")
     add_driver_flags(parser)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def status(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code. With --watch it blocks until the job has ended.
+
+    Raises:
+        SettingsError: bad usage; there is no such job, or its driver cannot be reached.
+    """
+    arguments = parser_of_status().parse_args(words)
     target = target_of(arguments, arguments.job)
     answer = ask(target, lambda client: client.status())
     while True:

@@ -46,12 +46,3 @@ def _fitted(cell: str, room: int) -> str:
 def width_of_output() -> int:
     """Characters of a line on the terminal; 0 where the output goes elsewhere, and is not to be cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def length(seconds: float) -> str:
-    """A length of time: "95 s", "35 min", "7 h", "3 d"."""
-    whole = max(0, int(seconds))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if whole >= 2 * size:
-            return f"{whole // size} {unit}"
-    return f"{whole} s"

@@ -6,10 +6,20 @@ Owns no decision on who leaves when; :mod:`elastic_driver.core.intake` takes the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic_driver.core.placement import usable_slots
-from elastic_driver.core.state import ChiefPhase, JobPhase, State, leaves_by, parameter_servers, record_of
+from elastic_driver.core.state import (
+    ChiefPhase,
+    JobPhase,
+    State,
+    WorkerPhase,
+    leaves_by,
+    parameter_servers,
+    record_of,
+)
 from elastic_driver.hosts import WorkerId
-from elastic_driver.words import OnChange
+from elastic_driver.words import NoticeKind, OnChange
 
 
 def ends_at_once(state: State, worker: WorkerId) -> bool:
@@ -24,6 +34,19 @@ def why_refused(state: State, hostname: str) -> str:
     if hostname in listed:
         return ""
     return f"there is no host {hostname} in the job; its hosts: {', '.join(listed) or 'none'}"
+
+
+def why_needed(state: State, hostname: str, slot: int | None) -> str:
+    """Why a place cannot be drained for no other reason than that it is slow, in words; "" when it can be spared."""
+    if state.phase is not JobPhase.RUNNING or state.notice_kind is not NoticeKind.NONE:
+        return "the job is about to change anyhow"
+    if any(record.leave_by is not None or record.phase is WorkerPhase.LEAVING for record in state.workers):
+        return "another worker is leaving"
+    after = replace(state, drained=state.drained | {(hostname, slot)})
+    slots, policy = usable_slots(after), state.policy
+    if slots < policy.min_num_proc:
+        return f"that would leave {slots} of the {policy.min_num_proc} slots that the job needs ({policy.least_flag})"
+    return ""
 
 
 def what_was_done(before: State, after: State, hostname: str, *, undo: bool) -> str:

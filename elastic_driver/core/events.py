@@ -66,6 +66,7 @@ class WorkerReady:
         where: the line of code that raised the error; "" when that is not known.
         raised: whether its own code raised it, and not its collective.
         unreachable: ranks of that round that it could not reach, or that acknowledged nothing.
+        uncommitted_s: how long it had trained in that round since its last commit; 0 where nothing of it is lost.
     """
 
     worker: WorkerId
@@ -78,6 +79,7 @@ class WorkerReady:
     where: str = ""
     raised: bool = False
     unreachable: tuple[int, ...] = ()
+    uncommitted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +437,8 @@ class PublishRound:
         cause: what made it, in words.
         old_size: members of the round before (0 for the first round).
         reinit: whether the members made it themselves, by ``shutdown()`` and ``init()``.
+        lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
+            knows.
     """
 
     round_id: int
@@ -445,6 +449,7 @@ class PublishRound:
     cause: str
     old_size: int
     reinit: bool = False
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

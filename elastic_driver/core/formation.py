@@ -60,6 +60,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             cause=cause_of(t, tuple(one.worker for one in placed)),
             old_size=len(state.members),
             reinit=bool(reset.reinits) and not reset.unplanned,
+            lost_s=_lost_s(t, root, backend),
         )
     )
     # The one who hands over comes first.
@@ -82,6 +83,7 @@ def form_round(t: Transition, members: tuple[WorkerRecord, ...], ready: tuple[Wo
             # round; later ones get it when they have been in a round for a while.
             has_state=by_worker[one.worker].has_state or not (commits if tells_commits else stateful),
             rank=one.slot.rank,
+            committed_at=None,
         )
         for one in placed
     )
@@ -135,6 +137,20 @@ def cause_of(t: Transition, new: tuple[WorkerId, ...]) -> str:
         who = "all workers" if len(reinits) == len(state.members) else names(reinits)
         parts.append(f"{who} called shutdown() and init() again")
     return ", ".join(parts) or "hosts changed and changed back"
+
+
+def _lost_s(t: Transition, root: WorkerRecord | None, backend: Backend) -> float | None:
+    """For how long the last round had trained since the commit that is gone back to; None where nobody knows."""
+    reset = t.in_reset()
+    if not t.state.round_id or not reset.unplanned:
+        return 0.0
+    if root is None or backend is Backend.HOROVOD:
+        return None  # what is on disc says not when that was, nor do such workers tell of commits
+    if root.committed_at is None:
+        return 0.0
+    # No more than the round can have lasted, whatever a worker says.
+    since = max(root.committed_at, t.state.reset_began if t.state.round is None else t.state.round.reset_began)
+    return max(0.0, reset.began - since)
 
 
 def _common_backend(members: tuple[WorkerRecord, ...]) -> Backend | None:

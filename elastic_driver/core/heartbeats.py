@@ -6,8 +6,9 @@ the driver slept through.
 
 A member's watch request comes back at least each quarter of the heartbeat timeout. That it comes says that the process
 is not stopped and that Python runs in it; what it carries says how many operations it has finished and whether it waits
-in one for others. A member that waits is not the one that hangs, however long it waits. A worker that is READY, which
-may be a standby for hours, repeats its request for a round as often, and waits all the time.
+in one for others. A pulse that needs no lock of Python's says the same, but that Python runs. A member that waits is
+not the one that hangs, however long it waits. A worker that is READY, which may be a standby for hours, repeats its
+request for a round as often, and waits all the time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class _Member:
     progress: int
     progress_at: float
     waiting: bool
+    finished: int = 0  # as its pulse counts: of its process, not of its round
 
 
 class Heartbeats:
@@ -57,6 +59,24 @@ class Heartbeats:
         if progress != member.progress or waiting or member.waiting:
             member.progress_at = now
         member.progress, member.waiting = progress, waiting
+
+    def alive(self, worker: WorkerId, now: float, *, submitted: int = 0, finished: int = 0) -> None:
+        """A member's process lives, whoever holds Python's lock in it.
+
+        Args:
+            worker: which; one that is not watched over is not from here on, either.
+            now: the present, seconds.
+            submitted, finished: its operations; none where nobody counts them.
+        """
+        member = self._members.get(worker)
+        if member is None:
+            return
+        member.heard_at = now
+        if submitted:
+            waiting = submitted > finished
+            if finished != member.finished or waiting or member.waiting:
+                member.progress_at = now
+            member.finished, member.waiting = finished, waiting
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has left its round, or is dead."""

@@ -331,6 +331,7 @@ def _take_ready(t: Transition, record: WorkerRecord, event: WorkerReady) -> None
             has_state=record.has_state
             or (was_member and (event.commits > 0 or event.cause is not ReadyCause.INTERNAL_ERROR)),
             commits=max(event.commits, record.commits) if was_member else event.commits,
+            committed_at=t.now - event.uncommitted_s if was_member and event.uncommitted_s > 0 else None,
             backends=event.backends,
             running=False,
         )

@@ -153,6 +153,8 @@ def _why_impossible_of_worker(state: State, event: WorkerEvent) -> str:
                 return f"worker {worker} speaks of round {round_id}, and the last that it can know is {last}"
             if isinstance(event, WorkerReady) and any(rank < 0 for rank in event.unreachable):
                 return f"worker {worker} speaks of rank {min(event.unreachable)}"
+            if isinstance(event, WorkerReady) and not 0 <= event.uncommitted_s < math.inf:
+                return f"worker {worker} has trained for {event.uncommitted_s} s since its last commit"
         case _:
             pass
     draw = event.draw if isinstance(event, WorkerDying | WorkerExited | WorkerNotStarted) else 0.0

@@ -44,6 +44,9 @@ LONG_ROUND_S = 600.0
 START_S = 60.0
 # A line of a traceback.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# What faulthandler prints above the stack of a thread, the main one's last, and below all of them.
+_STACK = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):$")
+_MODULES = "Extension modules: "
 # Before each line of a traceback, where torch.distributed is initialized.
 _RANK = re.compile(r"^\[rank\d+\]: ")
 # Of an error in a sentence, characters.
@@ -268,6 +271,11 @@ def last_words(lines: Sequence[str], *, of_traceback: bool = False) -> tuple[str
     """
     plain = [text for line in lines if (text := _RANK.sub("", line).rstrip())]
     said = [text.strip() for text in plain]
+    dumped = next((number for number in range(len(said) - 1, -1, -1) if _STACK.match(said[number])), None)
+    if dumped is not None and all(_FRAME.match(text) or text.startswith(_MODULES) for text in said[dumped + 1 :]):
+        # It was made to tell its stacks, the innermost frame first, and ended: no error of its own.
+        inner = next((match for text in said[dumped + 1 :] if (match := _FRAME.match(text))), None)
+        return "", "" if inner is None else f"{inner['file'].rpartition('/')[2]}:{inner['line']}"
     named = [(number, match) for number, line in enumerate(said) if (match := _FRAME.match(line))]
     if not named:
         return (said[-1] if said else ""), ""

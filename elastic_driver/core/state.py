@@ -196,6 +196,8 @@ class WorkerRecord:
             member whose first round broke before it had synced is as blank as a joiner.
         rank: its rank in that round.
         commits: commits of its state, as it said last.
+        committed_at: since when it had made no commit when its round broke, or had trained in it, if it made none
+            there; None where its round did not break, or it had not trained there. Of one that is READY only.
         backends: what it can use for collectives, best first.
         running: whether it has said that it trains in its round. Of a MEMBER only.
         stopped: whether it is about to end in any case: StopWorker was given for it, or it is dying. Of one that is
@@ -216,6 +218,7 @@ class WorkerRecord:
     has_state: bool = False
     rank: int = 0
     commits: int = 0
+    committed_at: Moment | None = None
     backends: tuple[Backend, ...] = ()
     running: bool = False
     stopped: bool = False

@@ -6,7 +6,8 @@ A source says what there is; what that means is the membership core's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from elastic_driver.hosts import Departure, Host
@@ -49,3 +50,39 @@ class FixedHosts:
     def remark(self) -> str:
         """Nothing: it does not change."""
         return ""
+
+
+class TimedDiscovery:
+    """Another's answers, and how long each took.
+
+    Args:
+        source: the other.
+        on_run: told after each run: seconds, and whether it has failed. One that is given up is not told.
+    """
+
+    def __init__(self, source: HostDiscovery, on_run: Callable[[float, bool], None]) -> None:
+        self._source = source
+        self._on_run = on_run
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """See HostDiscovery."""
+        began = time.monotonic()
+        try:
+            hosts = await self._source.find_hosts()
+        except Exception:
+            self._on_run(time.monotonic() - began, True)
+            raise
+        self._on_run(time.monotonic() - began, False)
+        return hosts
+
+    async def wait_change(self, limit_s: float) -> None:
+        """See HostDiscovery."""
+        await self._source.wait_change(limit_s)
+
+    def departures(self) -> tuple[Departure, ...]:
+        """See HostDiscovery."""
+        return self._source.departures()
+
+    def remark(self) -> str:
+        """See HostDiscovery."""
+        return self._source.remark()

@@ -6,8 +6,9 @@ who wants to know reads them here.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from elastic_driver.hosts import WorkerId
@@ -53,6 +54,10 @@ class Board:
         self._clock = clock
         self.on_vitals = on_vitals
         self._entries: dict[WorkerId, _Entry] = {}
+        # Of processes that are no more.
+        self._past_operations: Counter[str] = Counter()
+        self._past_bytes: Counter[str] = Counter()
+        self._past_waited_s = 0.0
 
     def take(self, worker: WorkerId, vitals: Vitals) -> None:
         """An agent has looked at a worker. A look that is not later than the last one is dropped."""
@@ -62,7 +67,9 @@ class Board:
             entry = self._entries[worker] = _Entry(vitals, now)
         elif vitals.at_s <= entry.vitals.at_s:
             return
-        elif vitals.pid != entry.vitals.pid:  # another process speaks for it, whose counts begin anew
+        elif vitals.pid != entry.vitals.pid or vitals.submitted < entry.vitals.submitted:
+            # Another process speaks for it, or another program in it, whose counts begin anew.
+            self._keep(entry.vitals)
             entry.past.clear()
         entry.vitals, entry.taken_at = vitals, now
         entry.past.append(vitals)
@@ -72,7 +79,15 @@ class Board:
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has ended."""
-        self._entries.pop(worker, None)
+        entry = self._entries.pop(worker, None)
+        if entry is not None:
+            self._keep(entry.vitals)
+
+    def _keep(self, vitals: Vitals) -> None:
+        self._past_waited_s += vitals.waited_s
+        for each in vitals.traffic:
+            self._past_operations[each.kind] += each.operations
+            self._past_bytes[each.kind] += each.payload_bytes
 
     def of(self, worker: WorkerId) -> Vitals | None:
         """The last look at a worker; None before the first."""
@@ -92,6 +107,79 @@ class Board:
         took_s = last.at_s - first.at_s
         return Rates(max(0, last.steps - first.steps) / took_s, max(0.0, last.cpu_s - first.cpu_s) / took_s)
 
+    # --- for the status --------------------------------------------------------------------------------------------
+
+    def entry(self, worker: WorkerId) -> dict[str, object] | None:
+        """What the status says of a worker's vitals; None before the first look."""
+        vitals = self.of(worker)
+        if vitals is None:
+            return None
+        age_s, rates = self.age_s(worker), self.rates(worker)
+        return {
+            "state": vitals.state,
+            "traced": vitals.traced,
+            "cpu": _rounded(rates.cpu),
+            "rss_bytes": vitals.rss_bytes,
+            "steps": vitals.steps,
+            "steps_per_s": None if vitals.pulse_s is None else _rounded(rates.steps_per_s),
+            "waits_s": round(vitals.waits_s, 3),
+            "waited_s": round(vitals.waited_s, 3),
+            "commits": vitals.commits,
+            "committed_s": _rounded(vitals.committed_s, age_s),
+            "pulse_s": _rounded(vitals.pulse_s, age_s),
+            "can_dump": vitals.can_dump,
+        }
+
+    def summary(self, members: Collection[WorkerId]) -> dict[str, object]:
+        """What the status says of all of them together.
+
+        Args:
+            members: of the present round.
+        """
+        operations, payload = Counter(self._past_operations), Counter(self._past_bytes)
+        for _, vitals in self:
+            for each in vitals.traffic:
+                operations[each.kind] += each.operations
+                payload[each.kind] += each.payload_bytes
+        return {
+            "steps_per_s": _rounded(self.steps_per_s(members)),
+            "steps": max((vitals.steps for _, vitals in self), default=0),
+            "waiting": self.waiting(),
+            "collectives": [
+                {"kind": kind, "operations": operations[kind], "payload_bytes": payload[kind]}
+                for kind in sorted(operations)
+            ],
+            "waited_s": round(self._past_waited_s + sum(vitals.waited_s for _, vitals in self), 3),
+        }
+
+    def waiting(self) -> list[dict[str, object]]:
+        """The collectives that lack ranks, the oldest first."""
+        found = [
+            (each.since_s + self.age_s(worker), each)
+            for worker, vitals in self
+            if vitals.rank == 0
+            for each in vitals.waiting
+        ]
+        found.sort(key=lambda item: -item[0])
+        return [
+            {"name": each.name, "since_s": round(since_s, 3), "missing": list(each.missing)} for since_s, each in found
+        ]
+
+    def steps_per_s(self, workers: Iterable[WorkerId] | None = None) -> float | None:
+        """The median of what these workers do, or all, as far as they tell of steps; None where none does."""
+        known = [
+            rate
+            for worker in (self._entries if workers is None else workers)
+            if (vitals := self.of(worker)) is not None
+            and vitals.steps
+            and (rate := self.rates(worker).steps_per_s) is not None
+        ]
+        return statistics.median(known) if known else None
+
     def __iter__(self) -> Iterator[tuple[WorkerId, Vitals]]:
         for worker, entry in self._entries.items():
             yield worker, entry.vitals
+
+
+def _rounded(value: float | None, age_s: float = 0.0) -> float | None:
+    return None if value is None else round(value + age_s, 3)

@@ -25,7 +25,7 @@ from elastic_driver.dialects.servers import ServerDialect, missing_script, serve
 from elastic_driver.dialects.torchrun import VISIBLE_DEVICES, TorchrunJob
 from elastic_driver.discovery.caller import CallerDiscovery
 from elastic_driver.discovery.script import ScriptDiscovery
-from elastic_driver.discovery.source import FixedHosts, HostDiscovery
+from elastic_driver.discovery.source import FixedHosts, HostDiscovery, TimedDiscovery
 from elastic_driver.driver.agents import AgentSide, Ways
 from elastic_driver.driver.chief import ChiefSide
 from elastic_driver.driver.durable_folder import FolderLock, durable_env
@@ -45,6 +45,7 @@ from elastic_driver.launch.fleet.launcher import LOOPBACK, AgentLauncher
 from elastic_driver.launch.fleet.link import AgentFacts
 from elastic_driver.launch.fleet.network_check import NetworkCheck
 from elastic_driver.launch.fleet.reception import Reception, Terms
+from elastic_driver.launch.launcher import OutputSink
 from elastic_driver.launch.local.launcher import LocalLauncher
 from elastic_driver.launch.local.locality import addresses_of, is_local_host
 from elastic_driver.launch.output_files import OutputFiles
@@ -57,8 +58,12 @@ from elastic_driver.rendezvous.environment import ENV_HEARTBEAT, ENV_HOST_TIMEOU
 from elastic_driver.rendezvous.routes import Routes
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
+from elastic_driver.report.event_hook import EventHook
 from elastic_driver.report.event_log import EventLog
+from elastic_driver.report.instant import Instant
 from elastic_driver.report.narrator import Narrator
+from elastic_driver.report.page.tails import Tails
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.join_token import new_join_token, read_join_token
 from elastic_driver.settings.logs import Logs
 from elastic_driver.settings.machines import NO_LAUNCHER, STDIN, node_environment, remote_environment
@@ -147,11 +152,24 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
     suspicions = preflight(settings)
     job_id = secrets.token_hex(8)
     logs = _rank_logs(settings, job_id)
+    instant = Instant()
     with (
         FolderLock.take(settings.durable_dir, job_id),
-        Console(log_level=settings.log_level, verbose=settings.verbose, event_log=settings.event_log) as console,
+        Console(
+            log_level=settings.log_level,
+            verbose=settings.verbose,
+            quiet=settings.quiet,
+            event_log=settings.event_log,
+        ) as console,
         _logging_to(console),
-        EventLog(settings.event_log, on_warning=console.warning) as event_log,
+        EventLog(settings.event_log, on_warning=console.warning, instant=instant) as event_log,
+        EventHook(
+            settings.event_hook or "",
+            job_id=job_id,
+            on_warning=console.warning,
+            on_detail=console.detail,
+            instant=instant,
+        ) as event_hook,
         OutputFiles(
             console,
             folder=settings.output_filename,
@@ -165,13 +183,18 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             console.line(remark)
         if logs is not None and logs.keeps_files:
             console.line(f"output of the workers is kept in {logs.folder}")
-        chronicle = Chronicle(event_log, Narrator(console))
+        tally = Tally()
+        chronicle = Chronicle(event_log, event_hook, Narrator(console), tally, instant=instant)
+        sink = Tails(outputs)
         heard_s = interval_s(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         clock = JobClock(most_s=min(MOST_S, heard_s or MOST_S))
         on_change = first_kind(settings)
-        agents = _agents_of(settings, job_id, clock, outputs, chronicle, heard_s, local, gathering, on_change)
+        agents = _agents_of(settings, job_id, clock, sink, chronicle, heard_s, local, gathering, on_change)
+        source = _discovery_of(settings, job_id, clock)
+        if not isinstance(source, FixedHosts):
+            source = TimedDiscovery(source, lambda took_s, failed: chronicle.discovery_ran(took_s, failed=failed))
         discovery = FleetDiscovery(
-            _discovery_of(settings, job_id, clock),
+            source,
             agents.fleet,
             on_settled=local.settled,
             # Where nobody lists any, all are used that join.
@@ -190,7 +213,7 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
         dialect: Dialect
         if settings.num_parameter_servers:
             servers = dialect = ServerDialect(inheritable(os.environ), exported=exported)
-            chief = _chief_of(settings, job_id, servers, agents.launcher, outputs, chronicle)
+            chief = _chief_of(settings, job_id, servers, agents.launcher, sink, chronicle)
         else:
             dialect = OurDialect(
                 # Nodes have their own, see _agents_of.
@@ -213,6 +236,8 @@ def _run_job(settings: Settings, routes: Routes, local: LocalDialler, gathering:
             on_round=agents.launcher.warm_up if _starts_again(settings) else None,
             agents=agents,
             chief=chief,
+            tally=tally,
+            output=sink.of,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(started_pool(_THREADS, "elasticrun"))
@@ -253,7 +278,7 @@ def _chief_of(
     job_id: str,
     servers: ServerDialect,
     launcher: AgentLauncher,
-    outputs: OutputFiles,
+    outputs: OutputSink,
     chronicle: Chronicle,
 ) -> ChiefSide:
     """What the chief is started with. Its processes are no agent's: the driver has marks of its own for them.
@@ -338,7 +363,7 @@ def _agents_of(
     settings: Settings,
     job_id: str,
     clock: JobClock,
-    outputs: OutputFiles,
+    outputs: OutputSink,
     chronicle: Chronicle,
     heard_s: float,
     local: LocalDialler,

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
+import os
 import random
 import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from elastic_driver.core.events import (
@@ -67,11 +69,16 @@ from elastic_driver.core.state import (
 from elastic_driver.dialects.dialect import Dialect, JobAddress
 from elastic_driver.discovery.source import HostDiscovery
 from elastic_driver.driver.agents import AgentSide, url_of
+from elastic_driver.driver.board import Board
 from elastic_driver.driver.chief import ChiefKeeper, ChiefSide
 from elastic_driver.driver.durable_folder import newest_commit
+from elastic_driver.driver.health import Health
+from elastic_driver.driver.page import Page
 from elastic_driver.driver.rounds import Rounds
 from elastic_driver.driver.servers import ServerList
 from elastic_driver.driver.spokesman import Spokesman
+from elastic_driver.driver.stacks import Stacks
+from elastic_driver.driver.standings import Standings
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.driver.supervision import Supervisor
 from elastic_driver.driver.workers import Workers
@@ -93,17 +100,22 @@ from elastic_driver.rendezvous.job_files import Posting
 from elastic_driver.rendezvous.messages import (
     Notice,
 )
-from elastic_driver.rendezvous.routes import DRIVER_ROUTES, WORKER, Route
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, OPERATOR, WORKER, Route, RouteRequest
 from elastic_driver.rendezvous.server.server import CONNECTIONS_EACH, RendezvousServer
 from elastic_driver.rendezvous.server.store_route import StoreRoute
 from elastic_driver.rendezvous.server.values import Values
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.happenings import LinkMeasured, NetworkChecked
+from elastic_driver.report.metrics import PATH, MetricsPage
+from elastic_driver.report.stacks_text import stacks_text
+from elastic_driver.report.status_line import figures
+from elastic_driver.report.tally import Tally
 from elastic_driver.settings.operator_token import read_operator_key
 from elastic_driver.settings.settings import AUTO_ON_CHANGE, Settings
 from elastic_driver.system.job_clock import JobClock
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.version import __version__
 from elastic_driver.words import Backend, ExitCode, NoticeKind, OnChange, Sizing
 
 # A start imports PyTorch, and a step may be long: how much more usual it is to wait for these than for other things.
@@ -175,9 +187,15 @@ class ElasticDriver:
         on_round: called whenever a round has formed.
         agents: through whom workers speak; None where they ask the driver's own server.
         chief: what the script is started with, where it is the chief of servers; None where it is the workers'.
+        tally: counts what scrapers are told; None for no ``/metrics``.
+        output: the last lines of a worker's output, by its key; None for one that is not known.
 
     Attributes:
+        board: what the workers' agents see of them.
         rounds: answers what workers, and those who drain them, ask the rendezvous server.
+        board: how the workers are.
+        health: says by that who hangs, and who is slow.
+        stacks: takes their stacks.
     """
 
     def __init__(
@@ -193,12 +211,15 @@ class ElasticDriver:
         on_round: Callable[[], None] | None = None,
         agents: AgentSide | None = None,
         chief: ChiefSide | None = None,
+        tally: Tally | None = None,
+        output: Callable[[str], Sequence[str] | None] = lambda worker: None,
     ) -> None:
         self._settings = settings
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
         self._told_own_end = self._told_of_horovods = False
+        self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
         self._on_round = on_round
         self._stepper = Stepper(
@@ -238,6 +259,16 @@ class ElasticDriver:
             report=self._stepper.report,
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
         )
+        self.board = Board(self._clock)
+        self.health = Health(
+            self._stepper,
+            chronicle=chronicle,
+            clock=self._clock,
+            tasks=self._tasks,
+            hang_action=settings.hang_action,
+            straggler_action=settings.straggler_action,
+        )
+        self.board.on_vitals = self.health.on_vitals
         self.rounds = Rounds(
             self._stepper,
             processes=self._workers,
@@ -247,17 +278,36 @@ class ElasticDriver:
             on_notice=self._notify,
             end=self._end_for_operator,
             about=self._about,
+            booked=self._booked,
             remark=self._remark,
+            board=self.board,
         )
         token_file = settings.operator_token_file
         key = JobKey.new(b"" if token_file is None else read_operator_key(token_file))
         # Torch Stores of workers: the keys of a whole job, which its rounds do not end.
         store = StoreRoute(Values(secrets.randbits(63) | 1), call_later=self._clock.call_later)
         routes = {**dialect.routes, **self.rounds.routes, "store": Route({b"POST": WORKER}, store.answer)}
-        own = DRIVER_ROUTES
+        self.stacks = Stacks(
+            lambda: self._workers.living,
+            host_of=(lambda hostname: None) if agents is None else agents.fleet.link_of,
+        )
+        self.health.stacks = self._stack_of
+        own = {**DRIVER_ROUTES, "stacks": Route({b"GET": OPERATOR}, self._answer_stacks)}
         if self._servers is not None:
             routes |= self._servers.routes_of_workers
             own = {**own, **self._servers.routes_of_chief}
+        self._page: Page | None = None
+        if settings.page:
+            self._page = Page(
+                job_id,
+                stepper=self._stepper,
+                rounds=self.rounds,
+                chronicle=chronicle,
+                clock=self._clock,
+                output=output,
+                stacks=self._stacks_text,
+            )
+            own = {**own, **self._page.routes}
         self._server = RendezvousServer(
             self.rounds,
             routes={} if agents is not None else routes,
@@ -268,7 +318,14 @@ class ElasticDriver:
             keys=None if agents is None else agents.door.key_of,
             on_agent=None if agents is None else agents.reception.take_over,
             own=own,
+            web=None if self._page is None else self._page.web,
         )
+        if tally is not None:
+            metrics = MetricsPage(tally, self.rounds.status, self._server.reader_header, __version__)
+            if self._page is None:
+                self._server.web = metrics
+            else:
+                self._page.site.more[PATH] = metrics.answer
         self._spokesman: Spokesman | None = None
         if agents is not None:
             fleet = agents.fleet
@@ -279,6 +336,7 @@ class ElasticDriver:
                 tasks=self._tasks,
                 links=fleet.links,
                 host_of=fleet.link_of,
+                stacks=self.stacks,
             )
             fleet.serve(self, agents.launcher, self._spokesman)
         self._job = JobAddress("", key, job_id, name_of_this_process())
@@ -337,7 +395,12 @@ class ElasticDriver:
             self._job = replace(self._job, url=url_of(address, port))
             if self._agents is not None:
                 await self._agents.ways.begin(self._server, port)
+            if self._page is not None:
+                way_out.callback(self._page.close)
+                await self._page.listen(self._server, self._job.url, self._settings.page_address)
             self._chronicle.started(self._job.url, self._job.job_id)
+            if self._page is not None and sys.stderr is not None and sys.stderr.isatty() and not self._settings.quiet:
+                self._show_link(self._page.link())
             token = "" if self._agents is None else self._agents.join_token
             posting = Posting.post(
                 self._job.job_id, self._job.url, self._job.key, self._settings.command, join_token=token
@@ -350,6 +413,7 @@ class ElasticDriver:
             discovering = self._tasks.start(self._discover())
             self._tasks.start(self._tick())
             self._tasks.start(self._supervisor.watch_over())
+            self._tasks.start(self.health.watch_over())
             self._stepper.set_timer()
             end = await self._ended
             discovering.cancel()
@@ -358,7 +422,46 @@ class ElasticDriver:
     def _about(self) -> dict[str, object]:
         """What ``GET /v1/status`` says of the job beside its state."""
         urls = [] if self._agents is None else self._agents.urls
-        return {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        about: dict[str, object] = {"job_id": self._job.job_id, "command": list(self._settings.command), "urls": urls}
+        about |= self.health.status()
+        booked = self._chronicle.goodput.job()
+        if booked is not None:
+            about["goodput"] = {"seconds": _rounded(booked.seconds), "share": round(booked.share, 6)}
+        return about
+
+    def _booked(self, worker: WorkerId) -> dict[str, float] | None:
+        """What a worker's time has gone into so far."""
+        booked = self._chronicle.goodput.worker(worker)
+        return None if booked is None else _rounded(booked.seconds)
+
+    async def _answer_stacks(self, request: RouteRequest) -> tuple[int, bytes]:
+        """Answers ``GET /v1/stacks``."""
+        return 200, json.dumps(await self._take_stacks()).encode()
+
+    async def _stack_of(self, worker: WorkerId) -> str | None:
+        dump = (await self.stacks.take_all([worker])).get(worker)
+        return dump.text or None if dump is not None else None
+
+    async def _stacks_text(self) -> str:
+        return stacks_text(await self._take_stacks())
+
+    async def _take_stacks(self) -> dict[str, Any]:
+        dumps = await self.stacks.take_all()
+        records = {record.worker: record for record in self._stepper.state.workers}
+        found = []
+        for worker, dump in dumps.items():
+            record, vitals = records.get(worker), self.board.of(worker)
+            found.append(
+                {
+                    "worker": worker.key,
+                    "rank": record.rank if record is not None and record.round_id else None,
+                    "host": worker.hostname,
+                    **asdict(dump),
+                    "waits_s": None if vitals is None else round(vitals.waits_s, 3),
+                    "steps": None if vitals is None else vitals.steps,
+                }
+            )
+        return {"stacks": found, "waiting": self.board.waiting()}
 
     def _tell_how_to_join(self) -> None:
         assert self._agents is not None
@@ -373,6 +476,11 @@ class ElasticDriver:
                     f"the join token is written by: elasticrun jobs --write-join-token FILE {self._job.job_id}"
                 )
             self._chronicle.remark(f"hosts join with: {command}")
+
+    def _show_link(self, link: str) -> None:
+        """On a terminal only, and past the chronicle: no log is to have it."""
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"elasticrun: page: {link}\n".encode())
 
     async def _end_tasks(self) -> None:
         self._stepper.close()
@@ -487,10 +595,11 @@ class ElasticDriver:
             self._carry_out(command)
         if self._servers is not None:
             self._servers.look()
+        self._standings.look(self._stepper.state)
         self._note_wait(now)
         before, self._phase = self._phase, self._stepper.state.phase
         if self._chronicle.live and (before is not self._phase or commands):
-            self._chronicle.status(self.rounds.explained())
+            self._chronicle.status(self.rounds.explained(), self._figures())
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -543,6 +652,7 @@ class ElasticDriver:
             case ReportExit():
                 process, status = self._ends.pop(command.worker)
                 self._chronicle.worker_exited(command.worker, process, status, expected=command.expected)
+                self._standings.exited(command.worker)
 
     def _publish(self, command: PublishRound) -> None:
         """Fences the past, and has the members go on."""
@@ -594,9 +704,25 @@ class ElasticDriver:
         self._chronicle.waits(now, what, patience=patience)
 
     def _remark(self) -> str:
-        """What discovery does, and which hosts are not ready."""
+        """Who may hang, what discovery does, and which hosts are not ready."""
         waits = self._stepper.state.phase in (JobPhase.WAITING, JobPhase.RESETTING, JobPhase.RUNNING)
-        return self._discovery.remark() if waits else ""
+        return "; ".join(filter(None, (self.health.remark(), self._discovery.remark() if waits else "")))
+
+    def _figures(self) -> tuple[str, ...]:
+        """What the status line has behind its sentence."""
+        state = self._stepper.state
+        if state.phase is not JobPhase.RUNNING:
+            return ()
+        steps = max((vitals.steps for _, vitals in self.board), default=0)
+        # Commits are the furthest worker's; the state's own are those with which the round began.
+        commits = max((record.commits for record in state.workers), default=0)
+        told = max((vitals.commits for _, vitals in self.board), default=0)
+        return figures(
+            steps_per_s=self.board.steps_per_s(),
+            steps=steps,
+            commits=max(state.commits, commits, told),
+            suspected=self.health.suspected,
+        )
 
     async def _tick(self) -> None:
         """Keeps the clock and the countdowns of the status line going; without one, tells of what takes long."""
@@ -609,7 +735,7 @@ class ElasticDriver:
                 if due:
                     self._chronicle.still_waiting(text, now)
                 else:
-                    self._chronicle.status(text)
+                    self._chronicle.status(text, self._figures())
             await asyncio.sleep(_TICK_S)
 
     # --- the net for errors ----------------------------------------------------------------------------------------
@@ -739,6 +865,7 @@ class ElasticDriver:
     def started(self, worker: WorkerId, process: WorkerProcess) -> None:
         """A process runs."""
         self._chronicle.worker_started(worker, process.pid)
+        self._standings.started(worker)
         if self._on_change is not OnChange.IN_PLACE:  # else a start alone is no news
             self._stepper.report(WorkerStarted(worker))
 
@@ -746,6 +873,8 @@ class ElasticDriver:
         """A process could not be started."""
         bad_command = isinstance(error, CommandNotFoundError)
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
+        self._standings.exited(worker)
+        self._chronicle.worker_not_started(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:
@@ -759,6 +888,8 @@ class ElasticDriver:
         """A process has ended."""
         self._ends[worker] = process, status
         self.rounds.gone(worker)
+        self.board.forget(worker)
+        self.health.forget(worker)
         error, where = _last_words(process) if status.returncode else ("", "")
         if status.returncode:
             self._keep_error_file(worker, process, status.returncode)
@@ -790,6 +921,10 @@ class ElasticDriver:
         """A process is not ended: nothing is left of it but what has run it."""
         if order.exits:
             self._stepper.report(WorkerSpared(order.worker))
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {category: round(spent_s, 3) for category, spent_s in seconds.items()}
 
 
 def _last_words(process: WorkerProcess) -> tuple[str, str]:

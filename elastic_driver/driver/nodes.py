@@ -252,7 +252,7 @@ class _Node:
             spot_notices=settings.spot_notices or "",
             grace_s=self._grace_s,
         )
-        with Console(log_level=settings.log_level) as console:
+        with Console(log_level=settings.log_level, quiet=settings.quiet) as console:
             console.training_began()  # what workers write is shown as it comes
             home = Home(
                 environ=lambda given: node_environment(own, given),

@@ -17,6 +17,7 @@ from elastic_driver.core.explain import explain, unused_slots
 from elastic_driver.core.past import why_impossible
 from elastic_driver.core.permits import why_no_rounds, why_unpublished
 from elastic_driver.core.state import State, WorkerPhase, WorkerRecord, in_phase, record_of
+from elastic_driver.driver.board import Board
 from elastic_driver.driver.progress import Progress
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.errors import RendezvousClosedError, RendezvousProtocolError, StaleRoundError
@@ -39,7 +40,11 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest, Routes
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind
+
+# Some beats of a worker's pulse: who was alive so lately is.
+_ALIVE_S = 2.0
 
 
 class Processes(Protocol):
@@ -57,6 +62,9 @@ class Heartbeats(Protocol):
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         """A worker lives, has finished so many operations, and waits for others or not."""
+
+    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
+        """A worker's process lives, and has so many operations; none where nobody counts them."""
 
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
@@ -76,8 +84,10 @@ class Rounds:
         on_disc: takes what a worker says of its commits on disc.
         end: ends the job for an operator, and says what is being done.
         about: gives what the status says of the job beside its state.
+        booked: gives what a worker's time has gone into, seconds by category; None when that is not known.
         remark: what only discovery knows of why the job stands where it stands; "" for nothing.
         on_notice: takes each notice, for those who watch elsewhere.
+        board: of the workers' vitals.
     """
 
     def __init__(
@@ -90,8 +100,10 @@ class Rounds:
         on_disc: Callable[[DiscReport], None],
         end: Callable[[], str],
         about: Callable[[], Mapping[str, object]],
+        booked: Callable[[WorkerId], Mapping[str, float] | None] = lambda worker: None,
         remark: Callable[[], str] = lambda: "",
         on_notice: Callable[[Notice], None] = lambda notice: None,
+        board: Board | None = None,
     ) -> None:
         self._stepper = stepper
         self._processes = processes
@@ -101,7 +113,9 @@ class Rounds:
         self._on_notice = on_notice
         self._end = end
         self._about = about
+        self._booked = booked
         self._remark = remark
+        self._board = board or Board(clock)
         self.progress = Progress()
         self._parked: dict[WorkerId, asyncio.Future[NextRoundReply]] = {}
         self._watching: dict[WorkerId, asyncio.Future[Notice]] = {}
@@ -144,6 +158,7 @@ class Rounds:
             request.where,
             request.raised,
             request.unreachable,
+            request.uncommitted_s,
         )
         self._check(event)
         older = self._parked.get(worker)
@@ -200,6 +215,14 @@ class Rounds:
             self._heartbeats.forget(worker)
         if exiting:
             self._stepper.report(WorkerExiting(worker))
+
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        """Its agent has looked at a worker; at one that is none of this job's for nothing."""
+        if record_of(self._stepper.state, worker) is None:
+            return
+        self._board.take(worker, vitals)
+        if vitals.pulse_s is not None and vitals.pulse_s < _ALIVE_S:
+            self._heartbeats.alive(worker, submitted=vitals.submitted, finished=vitals.finished)
 
     def running(self, report: RunningReport) -> None:
         """A member trains.
@@ -278,6 +301,7 @@ class Rounds:
             "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
             "resets": state.resets,
             "progress": asdict(self.progress.estimate(now)),
+            **self._board.summary([record.worker for record in in_phase(state, WorkerPhase.MEMBER)]),
             "hosts": [{"name": host.name, "slots": host.slots, "labels": list(host.labels)} for host in state.hosts],
             "unused": unused_slots(state),
             "blacklisted": [h.name for h in state.hosts if state.blacklist.is_blacklisted(h.name)],
@@ -296,6 +320,8 @@ class Rounds:
                     "running": record.running,
                     "commits": record.commits,
                     "pid": self._processes.pid(record.worker),
+                    "booked": self._booked(record.worker),
+                    "vitals": self._board.entry(record.worker),
                     **_server_of(record),
                 }
                 for record in state.workers
@@ -356,6 +382,7 @@ class Rounds:
     def gone(self, worker: WorkerId) -> None:
         """A worker has ended: it waits for nothing any more, and its silence is no news."""
         self._heartbeats.forget(worker)
+        self._board.forget(worker)
         for kept in (self._parked, self._watching, self._placed):
             kept.pop(worker, None)
 

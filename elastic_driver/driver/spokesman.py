@@ -13,6 +13,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stacks import Stacks
 from elastic_driver.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -35,6 +36,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Said,
     Value,
     Values,
+    VitalsSeen,
     Want,
     worker_named,
 )
@@ -51,6 +53,7 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import RouteRequest, Routes
 from elastic_driver.rendezvous.server.connection import error_body
 from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.rendezvous.vitals_words import vitals_from_json
 from elastic_driver.system.tasks import Tasks
 
 
@@ -64,6 +67,7 @@ class Spokesman:
         tasks: run what takes a while.
         links: all agents that there are.
         host_of: the agent of a host; None when there is none.
+        stacks: takes what agents say of those.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Spokesman:
         tasks: Tasks,
         links: Callable[[], Sequence[AgentLink]],
         host_of: Callable[[str], AgentLink | None],
+        stacks: Stacks | None = None,
     ) -> None:
         self._rounds = rounds
         self._store = store
@@ -82,6 +87,7 @@ class Spokesman:
         self._tasks = tasks
         self._links = links
         self._host_of = host_of
+        self._stacks = stacks
         self._notice: Notice | None = None
         self._keys: dict[tuple[str, str], dict[AgentLink, None]] = {}
         self._counts: dict[str, set[tuple[AgentLink, int]]] = {}
@@ -113,6 +119,8 @@ class Spokesman:
 
     def lost(self, link: AgentLink) -> None:
         """It waits for nothing any more."""
+        if self._stacks is not None:
+            self._stacks.lost(link)
         for waiting in self._keys.values():
             waiting.pop(link, None)
         for scope, counts in self._counts.items():
@@ -144,6 +152,9 @@ class Spokesman:
                         leaving=key in leaving or key in exiting,
                         exiting=key in exiting,
                     )
+            case VitalsSeen(body):
+                for key, vitals in vitals_from_json(body).items():
+                    self._rounds.seen(self._own(link, key), vitals)
             case OnDisc(key, body):
                 self._own(link, key)
                 report_on_disc = DiscReport.read(parse_array(body))
@@ -156,7 +167,7 @@ class Spokesman:
             case Want(round_id, scope, key, count):
                 self._want(link, round_id, scope, key, count)
             case _:
-                return False
+                return self._stacks is not None and self._stacks.take(link, message)
         return True
 
     def _own(self, link: AgentLink, key: str) -> WorkerId:

@@ -49,6 +49,10 @@ class Supervisor:
         """A worker lives. See :meth:`Heartbeats.heard`."""
         self._heartbeats.heard(worker, progress, waiting=waiting, now=self._clock())
 
+    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
+        """A worker that is watched over lives. See :meth:`Heartbeats.alive`."""
+        self._heartbeats.alive(worker, self._clock(), submitted=submitted, finished=finished)
+
     def forget(self, worker: WorkerId) -> None:
         """From here on its silence is no news."""
         self._heartbeats.forget(worker)

@@ -83,6 +83,8 @@ def run(
     discovery_timeout: float | None = None,
     heartbeat_timeout: float | None = None,
     hang_timeout: float | None = None,
+    hang_action: str | None = None,
+    straggler_action: str | None = None,
     reset_window: float | None = None,
     drain_timeout: float | None = None,
     grace_time: float | None = None,
@@ -131,10 +133,10 @@ def run(
         slots: of hosts that name none.
         reset_limit, cooldown_range, hosts, hostfile, start_timeout, output_filename, elastic_timeout: as the flags of
             elasticrun.
-        host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, reset_window,
-            drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple, protect, durable_dir,
-            durable_every, durable_interval, durable_keep, rendezvous_port, config_file, event_log,
-            prefix_output_with_timestamp: as the flags.
+        host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, hang_action,
+            straggler_action, reset_window, drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple,
+            protect, durable_dir, durable_every, durable_interval, durable_keep, rendezvous_port, config_file,
+            event_log, prefix_output_with_timestamp: as the flags.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
             see HostDiscovery. It is asked here, in a thread of this process. Or "kubernetes", as the flag.
         selector, namespace, slots_from, pod_names: of pods as hosts, as the flags.
@@ -187,6 +189,8 @@ def run(
         "discovery_timeout_s": discovery_timeout,
         "heartbeat_timeout_s": heartbeat_timeout,
         "hang_timeout_s": hang_timeout,
+        "hang_action": hang_action,
+        "straggler_action": straggler_action,
         "reset_window_s": reset_window,
         "drain_timeout_s": drain_timeout,
         "grace_s": grace_time,

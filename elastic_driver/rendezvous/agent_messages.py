@@ -500,6 +500,19 @@ class LetGo(Said, name="let_go"):
 
 
 @dataclass(frozen=True)
+class TakeStacks(Said, name="stacks"):
+    """Take the stacks of these workers, or of all that run. Answered by Stacked for each, and StacksTold.
+
+    Attributes:
+        number: of the question; the answers have it.
+        workers: which; empty for all.
+    """
+
+    number: int
+    workers: list[str]
+
+
+@dataclass(frozen=True)
 class Close(Said, name="close"):
     """Kill what still runs, pass on what it has written, say Bye, and end.
 
@@ -613,6 +626,13 @@ class Heard(Said, name="heard"):
 
 
 @dataclass(frozen=True)
+class VitalsSeen(Said, name="vitals"):
+    """Looks at workers, by worker, as JSON (:mod:`~elastic_driver.rendezvous.vitals_words`)."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True)
 class OnDisc(Said, name="on_disc"):
     """What a worker says of its commits on disc: the values of a DiscReport, a JSON array."""
 
@@ -700,6 +720,37 @@ class Probed(Said, name="probed"):
     rtt_s: dict[str, float]
     speeds: dict[str, list[float]]
     failures: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Stacked(Said, name="stacked"):
+    """Where a worker is.
+
+    Attributes:
+        number: of the TakeStacks.
+        worker: which.
+        pid: of its process.
+        state: the letter that the kernel has for it; "" when it is gone.
+        reason: why there are no stacks; "" where ``blob`` is their text.
+        syscall, wchan: of its main thread: the number of the system call, and where in the kernel it sleeps; "" where
+            that is not known.
+    """
+
+    number: int
+    worker: str
+    pid: int
+    state: str
+    reason: str
+    syscall: str
+    wchan: str
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class StacksTold(Said, name="stacks_told"):
+    """All that there was to be told of that TakeStacks."""
+
+    number: int
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ from elastic_driver.rendezvous.messages import (
     NextRoundReply,
     NextRoundRequest,
     Notice,
+    PageReply,
+    PageRequest,
     PublishReply,
     PublishRequest,
     RunningReport,
@@ -60,8 +62,12 @@ _MOST_SLACK_S = 300.0
 # A goodbye is a courtesy: a driver that is stopped must not hold up who ends.
 _GOODBYE_S = 1.0
 _CONNECT_S = 10.0
+# What the driver takes to hear of all workers where some do not tell.
+_STACKS_S = 5.0
 # A piece of some MB may have to go over a slow line.
 _PIECE_S = 120.0
+# The driver asks all agents for the stacks of their workers, and some do not answer.
+_STACKS_S = 30.0
 # Before a piece is sent again for which the driver had no room.
 _FULL_PAUSE_S = 0.2
 # The driver's answer to a hello is some 300 bytes. Of what is not proven no more than this is read.
@@ -368,9 +374,19 @@ class RendezvousClient:
         _, body = self._request("POST", "end", b"", expected=(200,))
         return EndReply.from_json(body)
 
+    def page(self, request: PageRequest) -> PageReply:
+        """A link to the job's page."""
+        _, body = self._request("POST", "page", request.to_json(), expected=(200,))
+        return PageReply.from_json(body)
+
     def status(self) -> dict[str, Any]:
         """The job, as the driver sees it."""
         _, body = self._request("GET", "status", expected=(200,))
+        return parse_json(body)
+
+    def stacks(self) -> dict[str, Any]:
+        """The stacks of the job's workers, and which collectives wait for whom. Blocks until the driver has asked."""
+        _, body = self._request("GET", "stacks", wait_s=_STACKS_S, expected=(200,))
         return parse_json(body)
 
     # --- the call of a function's job --------------------------------------------------------------------------------

@@ -141,6 +141,9 @@ class JobKey:
         """
         if identity.role is Role.OPERATOR and self.operator:
             return self.operator
+        if identity.role is Role.READER and self.operator:
+            # Whoever reads job after job with one operator's key is told of one token only.
+            return reader_key(self.operator)
         return self._derive(str(identity))
 
     def of_worker(self, worker: WorkerId) -> bytes:
@@ -157,6 +160,15 @@ class JobKey:
 
     def _derive(self, purpose: str) -> bytes:
         return hmac.digest(self.secret, f"elastic_driver {purpose}".encode(), "sha256")
+
+
+def reader_key(operator: bytes) -> bytes:
+    """What readers send to a job whose operator's key somebody knew before it began: the same for all such jobs.
+
+    Args:
+        operator: that key, which does not follow from this one.
+    """
+    return hmac.digest(operator, b"elastic_driver reader", "sha256")
 
 
 def join_key(token: str) -> bytes:

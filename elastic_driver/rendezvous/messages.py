@@ -6,9 +6,9 @@ Owns shapes and validation, both directions. Opens no socket. The paths are in d
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Self
 
 from elastic_driver.errors import RendezvousProtocolError
@@ -29,7 +29,8 @@ def _get(data: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> A
 
 def _seconds(data: Mapping[str, Any], name: str) -> float:
     value = _get(data, name, (int, float))
-    if isinstance(value, bool) or not 0 <= value < math.inf:
+    # The longest time that a float holds is below the inf that it is compared with.
+    if isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
         raise RendezvousProtocolError(f"cannot read message: field {name!r} is no number of seconds")
     return float(value)
 
@@ -117,6 +118,7 @@ class NextRoundRequest:
     where: str = ""  # the line of the user's code that the error came through, for people
     raised: bool = False  # whether that code raised it, and not the library
     unreachable: tuple[int, ...] = ()  # ranks of that round that could not be reached, or acknowledged nothing
+    uncommitted_s: float = 0.0  # for how long it had trained there since that restore point, if what it did is lost
 
     def to_json(self) -> bytes:
         """UTF-8 JSON."""
@@ -134,6 +136,7 @@ class NextRoundRequest:
                 "where": self.where,
                 "raised": self.raised,
                 "unreachable": list(self.unreachable),
+                "uncommitted_s": self.uncommitted_s,
             }
         ).encode()
 
@@ -163,6 +166,8 @@ class NextRoundRequest:
             where=_text(data, "where"),
             raised=_get(data, "raised", bool),
             unreachable=_ranks(data),
+            # A worker of an older library does not say it.
+            uncommitted_s=_seconds(data, "uncommitted_s") if "uncommitted_s" in data else 0.0,
         )
 
 
@@ -482,6 +487,49 @@ class EndReply:
     def from_json(cls, body: bytes) -> Self:
         """Raises RendezvousProtocolError for anything that is not such a message."""
         return cls(_get(parse_json(body), "text", str))
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """``POST /v1/page``: a link to the job's page.
+
+    Attributes:
+        may_act: whether whoever logs in by it may act, and not only look.
+    """
+
+    may_act: bool
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"may_act": self.may_act}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        return cls(_get(parse_json(body), "may_act", bool))
+
+
+@dataclass(frozen=True, slots=True)
+class PageReply:
+    """What comes of a :class:`PageRequest`.
+
+    Attributes:
+        urls: links with the same code, the best first; at least one.
+    """
+
+    urls: list[str] = field(repr=False)
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON."""
+        return json.dumps({"urls": self.urls}).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Raises RendezvousProtocolError for anything that is not such a message."""
+        urls = _get(parse_json(body), "urls", list)
+        if not urls or not all(isinstance(url, str) for url in urls):
+            raise RendezvousProtocolError("cannot read the links to the page")
+        return cls(urls)
 
 
 @dataclass(frozen=True, slots=True)

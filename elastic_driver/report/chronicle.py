@@ -15,12 +15,16 @@ from typing import Protocol
 
 from elastic_driver.core.events import Event, PublishRound, Report, ReportResumed, SetNotice, StopWorker
 from elastic_driver.core.setbacks import Failure
+from elastic_driver.core.standing import Standing
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.messages import DiscReport
+from elastic_driver.report.goodput import Goodput
 from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
     ChiefStopped,
+    DiscoveryRan,
+    DiscReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -35,6 +39,7 @@ from elastic_driver.report.happenings import (
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
+    PhaseChanged,
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
@@ -44,12 +49,22 @@ from elastic_driver.report.happenings import (
     RoundSummary,
     ServerAnswers,
     Status,
+    StoodStill,
+    StragglerFound,
+    StragglerGone,
     Summary,
+    TimeBooked,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
+    WorkersDrained,
+    WorkersReady,
     WorkersStopped,
+    WorkerSuspected,
+    WorkerTimeBooked,
 )
+from elastic_driver.report.instant import Instant
 from elastic_driver.words import Backend, NoticeKind
 
 # Rounds in the closing table. A job of weeks has hundreds.
@@ -57,6 +72,8 @@ _FIRST_ROUNDS, _LAST_ROUNDS = 5, 15
 # A wait is reported after so many seconds, and again after twice as many more each time; from the second bound on it is
 # a warning.
 _WAIT_S, _LONGEST_WAIT_S, _WORRY_S = 5.0, 300.0, 30.0
+# How often it is told what the time has gone into: often enough that little is lost with a driver that is killed.
+_BOOKED_S = 60.0
 # Workers whose last words are kept, of those that failed since the last round was formed.
 _MOST_LAST_WORDS = 1024
 # Folders of commits that are kept track of, and named in the end. New hosts may bring new ones for ever.
@@ -121,10 +138,17 @@ class Chronicle:
 
     Args:
         listeners: each hears of everything, in this order.
+        instant: when each happening is.
+
+    Attributes:
+        goodput: what the job's time, and its workers', has gone into.
     """
 
-    def __init__(self, *listeners: Listener) -> None:
-        self._listeners = listeners
+    def __init__(self, *listeners: Listener, instant: Instant | None = None) -> None:
+        self._instant = instant or Instant()
+        self.goodput = Goodput(self._instant)
+        self._listeners: list[Listener] = [self.goodput, *listeners]
+        self._book_from: float | None = None  # on the clock of look()
         self._first: list[_Round] = []
         self._last: deque[_Round] = deque()
         self._left_out = 0
@@ -142,8 +166,35 @@ class Chronicle:
         self._wait_step_s = self._report_after_s = _WAIT_S
 
     def _tell(self, happening: Happening) -> None:
-        for listener in self._listeners:
-            listener.hear(happening)
+        with self._instant:
+            for listener in self._listeners:
+                listener.hear(happening)
+
+    def stands(self, standing: Standing) -> None:
+        """The job stands elsewhere than before."""
+        self._tell(PhaseChanged(standing.phase, standing.doing, standing.on_change))
+
+    def workers_ready(self, workers: Sequence[WorkerId]) -> None:
+        """Workers that have been started ask for their first round, or run."""
+        self._tell(WorkersReady(workers))
+
+    def workers_drained(self, workers: Sequence[WorkerId], *, undone: bool) -> None:
+        """Workers are to leave their places; or they may stay after all."""
+        self._tell(WorkersDrained(workers, undone))
+
+    def _book(self) -> None:
+        booked = self.goodput.job()
+        if booked is not None:
+            self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
+
+    def also(self, listener: Listener) -> None:
+        """One more listener, from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def disc_reports(self) -> list[DiscReport]:
+        """What was said last of each folder of commits that is kept track of."""
+        return [folder.report for folder in self._folders.values()]
 
     def started(self, url: str, job_id: str) -> None:
         """The rendezvous server listens."""
@@ -152,6 +203,10 @@ class Chronicle:
     def hosts(self, hosts: Sequence[Host]) -> None:
         """Discovery gave another answer than before."""
         self._tell(HostsChanged(hosts))
+
+    def discovery_ran(self, took_s: float, *, failed: bool) -> None:
+        """Whoever tells the hosts was asked."""
+        self._tell(DiscoveryRan(took_s, failed))
 
     def host_ready(self, host: str, address: str, joined: int) -> None:
         """A host has an agent."""
@@ -206,6 +261,16 @@ class Chronicle:
         if not expected and status.returncode:
             self._note_last_words(worker, process)
         self._tell(ProcessEnded(worker, process.pid, process.label, status.returncode, str(status), expected, foretold))
+        self._book_worker(worker)
+
+    def worker_not_started(self, worker: WorkerId) -> None:
+        """A process could not be started, or was there for a moment only."""
+        self._book_worker(worker)
+
+    def _book_worker(self, worker: WorkerId) -> None:
+        booked = self.goodput.take_out(worker)
+        if booked is not None:
+            self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
 
     def _note_last_words(self, worker: WorkerId, process: Process) -> None:
         # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
@@ -224,6 +289,18 @@ class Chronicle:
     def worker_hung(self, worker: WorkerId, reason: str) -> None:
         """A worker is frozen or hangs, and is about to be killed."""
         self._tell(WorkerHung(worker, reason))
+
+    def worker_suspected(self, suspected: WorkerSuspected) -> None:
+        """A worker may hang."""
+        self._tell(suspected)
+
+    def worker_cleared(self, cleared: WorkerCleared) -> None:
+        """It does not, or that is no question any more."""
+        self._tell(cleared)
+
+    def straggler(self, straggler: StragglerFound | StragglerGone) -> None:
+        """A worker is slower than the others, or is so no more."""
+        self._tell(straggler)
 
     def worker_dismissed(self, worker: WorkerId, reason: str) -> None:
         """A worker is told that it has no place any more."""
@@ -268,6 +345,7 @@ class Chronicle:
                 since_s,
                 members,
                 command.reinit,
+                command.lost_s,
             )
         )
 
@@ -315,6 +393,7 @@ class Chronicle:
         folder.report = replace(report, written=max(report.written, folder.report.written))
         folder.troubled = folder.troubled + 1 if report.trouble else 0
         self._folders[report.folder] = folder
+        self._tell(DiscReported(report.folder, report.where, folder.report.written, report.commits, report.trouble))
         if len(self._folders) > _MOST_FOLDERS:
             del self._folders[next(iter(self._folders))]
         if folder.troubled >= 2 and folder.troubled.bit_count() == 1:
@@ -323,6 +402,7 @@ class Chronicle:
     def stood_still(self, stood_s: float) -> None:
         """The driver was stopped, or starved, for so long. What changes cost is measured without that."""
         self._stood_still_s += stood_s
+        self._tell(StoodStill(stood_s))
 
     def found_on_disc(self, where: str, newest: int) -> None:
         """The newest commit in the driver's own folder, when nobody writes any more, going by its name."""
@@ -340,6 +420,10 @@ class Chronicle:
             return []
         return [(f"the driver stood still for {self._stood_still_s:.0f} s in all, which is not counted above", False)]
 
+    def _goodput_notes(self) -> list[tuple[str, bool]]:
+        booked = self.goodput.job()
+        return [(booked.told(), False)] if booked is not None and booked.share else []
+
     def _disc_notes(self) -> list[tuple[str, bool]]:
         """What the summary says of commits on disc, and which of it is a warning."""
         folders = sorted(self._folders.values(), key=lambda folder: -folder.report.written)
@@ -352,13 +436,17 @@ class Chronicle:
         """Whether anybody sees the status."""
         return any(listener.live for listener in self._listeners)
 
-    def status(self, text: str) -> None:
-        """The present, for the live line."""
-        self._tell(Status(text))
+    def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
+        """The present, for the live line, and the figures behind it."""
+        self._tell(Status(text, figures))
 
     def look(self, now: float) -> bool:
         """To be called about each second. Returns whether a wait of the job is to be reported now."""
         self._tell(MomentPassed())
+        if self._book_from is None or now >= self._book_from:
+            if self._book_from is not None:
+                self._book()
+            self._book_from = now + _BOOKED_S
         since = self._waiting_since
         return since is not None and not self.live and now - since >= self._report_after_s
 
@@ -396,6 +484,7 @@ class Chronicle:
 
     def ended(self, exit_code: int, message: str) -> None:
         """The job is over and nothing of it runs."""
+        self._book()
         self._tell(JobEnded(exit_code, message, self._summary()))
 
     def _summary(self) -> Summary:
@@ -416,5 +505,5 @@ class Chronicle:
             last,
             self._left_out_s + sum(change.took_s or 0.0 for change in changes),
             self._unknown + sum(change.took_s is None for change in changes),
-            [*self._standstill_notes(), *self._disc_notes()],
+            [*self._standstill_notes(), *self._goodput_notes(), *self._disc_notes()],
         )

@@ -23,6 +23,7 @@ from typing import Literal, Self
 
 from elastic_driver.report.happenings import RoundSummary, Summary
 from elastic_driver.report.printable import one_line, without_c1
+from elastic_driver.report.status_line import status_line
 from elastic_driver.report.tracebacks import Tracebacks
 
 Stream = Literal["stdout", "stderr"]
@@ -50,6 +51,7 @@ class Console:
     Args:
         log_level: what is said at all: "TRACE", "DEBUG", "INFO", "WARNING", "ERROR" or "FATAL".
         verbose: whether details are said, too.
+        quiet: whether nothing is said but warnings, errors and the last line, and there is no status line.
         event_log: the file that has more than the summary; None for none.
         stdout, stderr: file descriptors.
     """
@@ -59,21 +61,25 @@ class Console:
         *,
         log_level: str = "INFO",
         verbose: bool = False,
+        quiet: bool = False,
         event_log: Path | None = None,
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
         self._terminal = stderr
         self._descriptors: dict[Stream, int | None] = {"stdout": stdout, "stderr": stderr}
-        self._level = _LEVELS[log_level]
+        # Of --quiet and a higher --log-level both hold.
+        self._level = max(_LEVELS[log_level], _LEVELS["WARNING"]) if quiet else _LEVELS[log_level]
+        self._tells_success = quiet
         self._verbose = self._level == 0 or (verbose and self._level == 1)
-        self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") != "dumb"
+        self._live = os.isatty(stderr) and os.environ.get("TERM", "dumb") not in ("", "dumb") and not quiet
         self._color = self._live and not os.environ.get("NO_COLOR")
         # On a terminal that shows both streams the status line must make room for either of them.
         self._stdout_shown = os.isatty(stdout)
         self._shown_on_terminal: dict[Stream, bool] = {"stdout": self._stdout_shown, "stderr": os.isatty(stderr)}
         self._status = ""
-        self._shown = ""
+        self._figures: tuple[str, ...] = ()
+        self._shown: tuple[str, tuple[str, ...]] | None = None
         self._shown_at = 0.0
         self._began = time.monotonic()
         self._event_log = event_log
@@ -167,13 +173,19 @@ class Console:
         """Whether there is a terminal with a status line."""
         return self._live
 
-    def status(self, text: str) -> None:
-        """The present state of the job, for the live line; nothing when standard error is no terminal."""
+    def status(self, text: str, figures: tuple[str, ...] = ()) -> None:
+        """The present state of the job, for the live line; nothing when standard error is no terminal.
+
+        Args:
+            text: why it stands where it stands.
+            figures: what stands behind that.
+        """
         if not self._live:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._status = f"[{minutes:02d}:{seconds:02d}] {one_line(text)}"
-        if self._status != self._shown and time.monotonic() - self._shown_at >= _STATUS_PERIOD_S:
+        self._figures = figures
+        if (self._status, self._figures) != self._shown and time.monotonic() - self._shown_at >= _STATUS_PERIOD_S:
             self._take_status_away()
             self._put_status_back()
 
@@ -195,7 +207,7 @@ class Console:
             self._say(f"job ended: {message} (exit code {exit_code})", "33")
         elif exit_code:
             self._say(f"job failed: {message} (exit code {exit_code})", "31")
-        elif self._level <= 1:
+        elif self._level <= 1 or self._tells_success:
             self._say(f"job succeeded: {message} (exit code 0)", "32")
 
     def _say_table(self, summary: Summary) -> None:
@@ -235,7 +247,7 @@ class Console:
 
     def _take_status_away(self) -> None:
         if self._shown:
-            self._shown = ""
+            self._shown = None
             self._put("stderr", _ERASE_LINE)
 
     def _put_status_back(self) -> None:
@@ -245,9 +257,9 @@ class Console:
             width = os.get_terminal_size(self._terminal).columns or 80
         except OSError:
             width = 80
-        text = self._status[: max(10, width - 1)]
+        text = status_line(self._status, self._figures, width=max(10, width - 1))
         self._put("stderr", (f"\x1b[2m{text}\x1b[0m" if self._color else text).encode(errors="replace"))
-        self._shown = self._status
+        self._shown = (self._status, self._figures)
         self._shown_at = time.monotonic()
 
     def _put(self, stream: Stream, data: bytes) -> None:

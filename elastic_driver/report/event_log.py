@@ -7,44 +7,16 @@ borne, and a disc that hangs is a thread's business.
 from __future__ import annotations
 
 import functools
-import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from elastic_driver.errors import SettingsError
-from elastic_driver.report.happenings import (
-    ChiefEnded,
-    ChiefStarted,
-    ChiefStopped,
-    FirstFailure,
-    Happening,
-    HostLost,
-    HostReady,
-    HostsChanged,
-    HostUnready,
-    InternalError,
-    JobEnded,
-    JobStarted,
-    MomentPassed,
-    NetworkChecked,
-    NoticeGiven,
-    ProcessDying,
-    ProcessEnded,
-    ProcessStarted,
-    Remark,
-    RoundFormed,
-    RoundResumed,
-    ServerAnswers,
-    Status,
-    Warmed,
-    WorkerDismissed,
-    WorkerHung,
-    WorkersStopped,
-)
+from elastic_driver.report.event_records import line_of, records_of
+from elastic_driver.report.happenings import Happening
+from elastic_driver.report.instant import Instant
 from elastic_driver.system.file_writer import FLUSH_S, FileWriter
 from elastic_driver.system.safe_files import open_named
 
@@ -55,6 +27,7 @@ class EventLog:
     Args:
         path: the file; None for no log.
         on_warning: told once when it cannot be written; at the next event, or at the end.
+        instant: when that happens which is written down.
 
     Raises:
         SettingsError: the file cannot be opened, may be another user's, or is a pipe that nobody reads.
@@ -62,8 +35,15 @@ class EventLog:
 
     live = False
 
-    def __init__(self, path: Path | None, *, on_warning: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        on_warning: Callable[[str], None] = lambda text: None,
+        instant: Instant | None = None,
+    ) -> None:
         self._path = path
+        self._instant = instant or Instant()
         self._on_warning = on_warning
         self._writer: FileWriter | None = None
         self._trouble = ""  # written by the writer's thread, once
@@ -78,114 +58,22 @@ class EventLog:
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
-        match happening:
-            case Status() | MomentPassed():
-                pass
-            case JobStarted(url, job_id):
-                self.write("job_started", rendezvous=url, job_id=job_id)
-            case HostsChanged(hosts):
-                labels = {host.name: list(host.labels) for host in hosts if host.labels}
-                more = {"labels": labels} if labels else {}
-                self.write("hosts_discovered", hosts={host.name: host.slots for host in hosts}, **more)
-            case HostReady(host, address, joined):
-                self.write("host_ready", host=host, address=address, joined=joined)
-            case HostUnready(host, reason, permanent):
-                self.write("host_unready", host=host, reason=reason, permanent=permanent)
-            case HostLost(host, reason):
-                self.write("host_lost", host=host, reason=reason)
-            case NetworkChecked():
-                self._write_check(happening)
-            case ProcessStarted(worker, pid):
-                self.write("worker_started", worker=worker.key, pid=pid)
-            case ServerAnswers(worker, number, address):
-                self.write("server_answers", worker=worker.key, parameter_server=number, address=address)
-            case ChiefStarted(number, pid, servers, workers):
-                self.write("chief_started", number=number, pid=pid, parameter_servers=servers, workers=workers)
-            case ChiefStopped(reason):
-                self.write("chief_stopped", reason=reason)
-            case ChiefEnded(number, pid, returncode, _, expected):
-                self.write("chief_exited", number=number, pid=pid, returncode=returncode, expected=expected)
-            case Warmed(pid, took_s):
-                self.write("warmed", pid=pid, took_s=round(took_s, 4))
-            case ProcessDying(worker, pid, how):
-                self.write("worker_dying", worker=worker.key, pid=pid, how=how)
-            case ProcessEnded(worker, pid, returncode=returncode, expected=expected):
-                self.write("worker_exited", worker=worker.key, pid=pid, returncode=returncode, expected=expected)
-            case WorkersStopped(stops):
-                for worker, reason in stops:
-                    self.write("worker_stopped", worker=worker.key, reason=reason)
-            case WorkerHung(worker, reason):
-                self.write("worker_hung", worker=worker.key, reason=reason)
-            case WorkerDismissed(worker, reason):
-                self.write("worker_dismissed", worker=worker.key, reason=reason)
-            case NoticeGiven(round_id, kind, reason):
-                self.write("notice", round_id=round_id, kind=kind, reason=reason)
-            case RoundFormed():
-                self._write_round(happening)
-            case RoundResumed(round_id, commits, took_s):
-                self.write("round_resumed", round_id=round_id, commits=commits, took_s=round(took_s, 4))
-            case Remark(text, warning):
-                self.write("report", text=text, warning=warning)
-            case FirstFailure(worker, rank, how, last_lines, alike):
-                self.write(
-                    "first_failure",
-                    worker=worker.key,
-                    rank=rank,
-                    how=how,
-                    last_lines=list(last_lines),
-                    alike=[worker.key for worker in alike],
-                )
-            case InternalError(error, events):
-                self.write("internal_error", error=error, events=list(events))
-            case JobEnded(exit_code, message):
-                self.write("job_ended", exit_code=exit_code, message=message)
-
-    def _write_check(self, checked: NetworkChecked) -> None:
-        self.write(
-            "network_checked",
-            admitted=list(checked.admitted),
-            barred=dict(checked.barred),
-            unheard=list(checked.unheard),
-            links=[
-                {
-                    "hosts": list(link.hosts),
-                    "rtt_ms": round(link.rtt_s * 1e3, 4),
-                    "mbit_s": round(link.speed * 8 / 1e6, 3),
-                }
-                for link in checked.links
-            ],
-            slow=list(checked.slow),
-            took_s=round(checked.took_s, 4),
-        )
-
-    def _write_round(self, formed: RoundFormed) -> None:
-        self.write(
-            "round_formed",
-            round_id=formed.round_id,
-            size=len(formed.members),
-            old_size=formed.old_size,
-            cause=formed.cause,
-            commits=formed.commits,
-            sync=formed.sync,
-            backend=formed.backend,
-            formed_in_s=round(formed.formed_in_s, 4),
-            members=[
-                {"rank": member.rank, "worker": member.worker.key, "pid": member.pid} for member in formed.members
-            ],
-        )
+        if self._writer is not None:
+            for record in records_of(happening):
+                self.write(**record)
 
     def write(self, event: str, **fields: object) -> None:
-        """Appends ``{"time": unix seconds, "event": event, **fields}``; a value without a JSON form becomes text.
+        """Appends ``{"time": unix seconds, "at_s": seconds, "event": event, **fields}``.
 
-        It is in the file a moment later. Never blocks.
+        Those of ``at_s`` count from the job's start, whoever sets the time of day meanwhile. A value without a JSON
+        form becomes text. It is in the file a moment later. Never blocks.
         """
         if self._writer is None:
             return
         if self._trouble:
             self.close()
             return
-        line = json.dumps({"time": time.time(), "event": event, **fields}, default=str, allow_nan=False)
-        data = line.encode() + b"\n"
+        data = line_of({"event": event, **fields}, self._instant)
         if not self._writer.put(functools.partial(self._append, data), len(data)) and not self._late:
             self._late = True
             self._on_warning(f"the event log {self._path} misses events: the disc does not keep up")

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from elastic_driver.core.standing import Doing
+from elastic_driver.core.state import JobPhase
 from elastic_driver.hosts import Host, WorkerId
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, NoticeKind, OnChange
 
 
 class Listener(Protocol):
@@ -211,11 +213,138 @@ class WorkerHung:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSuspected:
+    """A worker is suspected to hang.
+
+    Attributes:
+        worker, rank: which; no rank for one that is in no round.
+        kind: why, in a word: "stopped", "traced", "awaited", "deadlock" or "idle".
+        why: in words.
+        collective: that others wait in; "" where that is not known.
+        stack: its Python stacks; "" where they cannot be had.
+        frames: the innermost ones of its main thread, "train.py:12 in step".
+        still_s: for how long it has not gone on.
+        limit_s, limit: which limit that exceeds, and how that is derived.
+        ends_s: it is ended when the proof is complete, at the earliest after so long; None where it is only named.
+        more: how many other workers are in the same case.
+    """
+
+    worker: WorkerId
+    rank: int | None
+    kind: str
+    why: str
+    collective: str
+    stack: str
+    frames: Sequence[str]
+    still_s: float
+    limit_s: float
+    limit: str
+    ends_s: float | None
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCleared:
+    """A worker that was suspected does not hang: why, and for how long it has stood still."""
+
+    worker: WorkerId
+    rank: int | None
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerFound:
+    """A worker is slower than the others.
+
+    Attributes:
+        worker, rank: which.
+        own_s, median_s: a step's time without waiting, seconds: its own, and the median of all.
+        against_others: the median as a share of its own; 1.0 is as fast as the others, less is slower.
+        against_past: likewise its own best so far.
+        steps: over how many steps.
+    """
+
+    worker: WorkerId
+    rank: int
+    own_s: float
+    median_s: float
+    against_others: float
+    against_past: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerGone:
+    """A worker that was slower than the others is so no more: why, and how long it was."""
+
+    worker: WorkerId
+    rank: int
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDismissed:
     """A worker is told that it has no place any more."""
 
     worker: WorkerId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The job stands elsewhere.
+
+    Attributes:
+        phase: see JobPhase.
+        doing: what the job does.
+        on_change: what a change means for its workers as they are now.
+    """
+
+    phase: JobPhase
+    doing: Doing
+    on_change: OnChange
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReady:
+    """Workers that have been started ask for their first round; those that ask for none run."""
+
+    workers: Sequence[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDrained:
+    """Workers are to leave their places, which get no others; or ``undone``: they may stay after all."""
+
+    workers: Sequence[WorkerId]
+    undone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The driver did nothing for so long, until now: it was stopped, or starved."""
+
+    stood_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBooked:
+    """What the job's time has gone into so far: seconds by category, the whole, and the share of the training."""
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTimeBooked:
+    """What the time of a worker that has ended had gone into: seconds by category, and the whole."""
+
+    worker: WorkerId
+    seconds: Mapping[str, float]
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +375,8 @@ class RoundFormed:
         backend: what carries its collectives; None when that is the workers' own affair, and whether they train, too.
         formed_in_s: from the change (or the start) until now.
         reinit: all workers asked for it themselves; whether and when these train, nobody may ever say.
+        lost_s: how long the round before had trained beyond the commit that this one goes back to; None where nobody
+            knows.
     """
 
     round_id: int
@@ -257,6 +388,7 @@ class RoundFormed:
     formed_in_s: float
     members: Sequence[Member]
     reinit: bool
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +487,37 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The present state of the job, in words."""
+    """The present state of the job, in words, and its figures."""
 
     text: str
+    figures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryRan:
+    """Whoever tells the hosts was asked, and has answered or failed after so long. It comes about each second."""
+
+    took_s: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiscReported:
+    """How far the commits in a folder are; it comes with heartbeats.
+
+    Attributes:
+        folder: the same for all workers that see the same folder.
+        where: its name, for people.
+        written: the newest commit there; -1 for none yet.
+        commits: of the state.
+        trouble: why the newest are not there; "" when there is nothing wrong.
+    """
+
+    folder: str
+    where: str
+    written: int
+    commits: int
+    trouble: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +542,17 @@ Happening: TypeAlias = (
     | ProcessEnded
     | WorkersStopped
     | WorkerHung
+    | WorkerSuspected
+    | WorkerCleared
+    | StragglerFound
+    | StragglerGone
     | WorkerDismissed
+    | PhaseChanged
+    | WorkersReady
+    | WorkersDrained
+    | StoodStill
+    | TimeBooked
+    | WorkerTimeBooked
     | NoticeGiven
     | RoundFormed
     | RoundResumed
@@ -391,5 +561,7 @@ Happening: TypeAlias = (
     | InternalError
     | JobEnded
     | Status
+    | DiscoveryRan
+    | DiscReported
     | MomentPassed
 )

@@ -15,6 +15,8 @@ from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
     ChiefStopped,
+    DiscoveryRan,
+    DiscReported,
     FirstFailure,
     Happening,
     HostLost,
@@ -27,6 +29,7 @@ from elastic_driver.report.happenings import (
     MomentPassed,
     NetworkChecked,
     NoticeGiven,
+    PhaseChanged,
     ProcessDying,
     ProcessEnded,
     ProcessStarted,
@@ -35,10 +38,19 @@ from elastic_driver.report.happenings import (
     RoundResumed,
     ServerAnswers,
     Status,
+    StoodStill,
+    StragglerFound,
+    StragglerGone,
+    TimeBooked,
     Warmed,
+    WorkerCleared,
     WorkerDismissed,
     WorkerHung,
+    WorkersDrained,
+    WorkersReady,
     WorkersStopped,
+    WorkerSuspected,
+    WorkerTimeBooked,
 )
 
 
@@ -70,10 +82,12 @@ class Narrator:
         """See Listener."""
         console = self._console
         match happening:
+            case DiscoveryRan() | DiscReported():
+                pass  # the chronicle warns of what is wrong
             case MomentPassed():
                 console.look()
-            case Status(text):
-                console.status(text)
+            case Status(text, figures):
+                console.status(text, figures)
             case Remark(text, warning):
                 (console.warning if warning else console.line)(text)
             case JobStarted(url, job_id):
@@ -123,8 +137,18 @@ class Narrator:
                     console.line(f"stopping {names(workers)}: {reason}")
             case WorkerHung(worker, reason):
                 console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
+            case WorkerSuspected():
+                self._tell_suspicion(happening)
+            case WorkerCleared(worker, rank, why, took_s):
+                console.line(f"{_named(worker, rank)} does not hang: {why}, after {took_s:.1f} s")
+            case StragglerFound():
+                console.warning(_said_of_straggler(happening))
+            case StragglerGone(worker, rank, why, took_s):
+                console.line(f"{_named(worker, rank)} was slower than the others for {took_s:.0f} s: {why}")
             case WorkerDismissed(worker, reason):
                 console.detail(f"worker {worker} leaves: {reason}")
+            case PhaseChanged() | WorkersReady() | WorkersDrained() | StoodStill() | TimeBooked() | WorkerTimeBooked():
+                pass  # for accounts
             case NoticeGiven(round_id, kind, reason):
                 console.detail(f"round {round_id}: {kind} ({reason})")
             case RoundFormed():
@@ -144,6 +168,21 @@ class Narrator:
             case JobEnded(exit_code, message, summary):
                 self._tell_pending_round(broken=exit_code != 0)
                 console.summary(summary, exit_code=exit_code, message=message)
+
+    def _tell_suspicion(self, suspected: WorkerSuspected) -> None:
+        others = f" (and {suspected.more} others like it)" if suspected.more else ""
+        then = "it is not ended for that"
+        if suspected.kind == "stopped" and suspected.ends_s is not None:
+            then = f"it is ended in {suspected.ends_s:.0f} s if it stays so"
+        elif suspected.ends_s is not None:
+            then = f"it is ended if it does nothing at all for {suspected.ends_s:.0f} s"
+        limit = (
+            "" if suspected.kind == "stopped" else f" (suspicious is what takes longer than {suspected.limit_s:.3g} s)"
+        )
+        who = _named(suspected.worker, suspected.rank)
+        self._console.warning(f"{who}{others} may hang: {suspected.why}{limit}; {then}")
+        for frame in suspected.frames:
+            self._console.warning(f"  {frame}")
 
     def _tell_end_of_process(self, ended: ProcessEnded) -> None:
         same = self._console.worker_ended(ended.label)
@@ -196,6 +235,24 @@ class Narrator:
         self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
         for line in failure.last_lines:
             self._console.error(f"  {line}")
+
+
+def _named(worker: WorkerId, rank: int | None) -> str:
+    return f"worker {worker}" if rank is None else f"worker {worker} (rank {rank})"
+
+
+def _said_of_straggler(found: StragglerFound) -> str:
+    slower = 1.0 / found.against_others
+    past = 1.0 / found.against_past
+    usual = f", and {past:.2g} times its own best" if past >= 1.1 else ", as it has always been"
+    return (
+        f"{_named(found.worker, found.rank)} is slow: its last {found.steps} steps took it {_time(found.own_s)} each "
+        f"without waiting, {slower:.2f} times the others' {_time(found.median_s)}{usual}"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _said_of_check(checked: NetworkChecked) -> str:

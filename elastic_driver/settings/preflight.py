@@ -34,7 +34,9 @@ def preflight(settings: Settings) -> Sequence[str]:
         SettingsError: a program cannot be run, or a folder not be made or written to; one line that names the flag.
     """
     if settings.discovery_script is not None:
-        _check_script(settings.discovery_script)
+        _check_script(settings.discovery_script, "--host-discovery-script", "the host discovery script")
+    if settings.event_hook is not None:
+        _check_script(settings.event_hook, "--event-hook", "the event hook")
     if settings.discovery == KUBERNETES and importlib.util.find_spec("kubernetes_asyncio") is None:
         raise SettingsError(
             f"--discovery {KUBERNETES} needs the package kubernetes_asyncio: pip install 'elastic-driver[kubernetes]'"
@@ -67,17 +69,17 @@ def _check_files(settings: Settings) -> None:
         raise SettingsError(f"cannot write {log} (--event-log): there is no folder {log.parent}")
 
 
-def _check_script(script: str) -> None:
-    program = script_words(script)[0]
+def _check_script(script: str, flag: str, role: str) -> None:
+    program = script_words(script, flag)[0]
     if not _PLAIN_WORD.fullmatch(program):
         return
     if "/" in program:
         if not Path(program).exists() and is_in_mounted_volume(Path(program)):
             return  # it may come this moment: the first run tells
-        _check_program(program, "the host discovery script", hint="chmod +x it")
+        _check_program(program, role, hint="chmod +x it")
     elif shutil.which(program) is None and Path(program).is_file():
         # It may be a word of the shell itself ("cd ... && ..."), so a name that is not found is left to the first run.
-        raise SettingsError(f"cannot find the host discovery script {program!r} on the PATH: write ./{program}")
+        raise SettingsError(f"cannot find {role} {program!r} on the PATH: write ./{program}")
 
 
 def _check_command(program: str) -> None:

@@ -33,7 +33,7 @@ from elastic_driver.settings.machines import (
 from elastic_driver.settings.mpirun import Mpirun
 from elastic_driver.settings.nodes import Nodes
 from elastic_driver.settings.pods import AUTO_NAMES, DISCOVERIES, RACK_FROM, SLOTS_FROM, check_pods
-from elastic_driver.words import Cloud, OnChange, Sizing
+from elastic_driver.words import Cloud, HangAction, OnChange, Sizing, StragglerAction
 
 AUTO_ON_CHANGE, IN_PLACE, RESTART = ON_CHANGE = ("auto", OnChange.IN_PLACE.value, OnChange.RESTART.value)
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -75,6 +75,8 @@ class Settings:
         start_timeout_s: from a worker's start, or its round's break, until it asks for a round.
         heartbeat_timeout_s: how long a member may be silent before it is taken for frozen; 0 for ever.
         hang_timeout_s: how long a member may neither finish operations nor wait for others; 0 for ever.
+        hang_action: what comes of a worker that is proven to hang: "end" or "warn".
+        straggler_action: what comes of a worker that is slower than the others: "warn" or "drain".
         reset_limit: unplanned resets allowed; None for no bound.
         reset_window_s: how long a reset counts for that; None for ever.
         drain_timeout_s: how long a drained worker may take to leave.
@@ -97,9 +99,13 @@ class Settings:
         output_filename: folder for the workers' output; None for none.
         prefix_timestamp: whether forwarded lines begin with the time.
         verbose: whether details are told.
+        quiet: whether only warnings, errors and the end are told.
         log_level: of the driver's lines.
         grace_s: between TERM and KILL.
         event_log: JSON-lines file; None for none.
+        event_hook: shell command that gets each event on its standard input; None for none.
+        page: whether the job has a page for browsers.
+        page_address: where else than on loopback it is, HOST or HOST:PORT; "" for nowhere.
         gloo_timeout_s: for building the workers' contexts.
         worker_env: variables of the tuning flags for the workers.
         durable_dir: folder for commits on disc; None for none.
@@ -169,6 +175,8 @@ class Settings:
     start_timeout_s: float = field(default=300.0, metadata=_given_by("--start-timeout", "HOROVOD_START_TIMEOUT"))
     heartbeat_timeout_s: float = field(default=60.0, metadata=_given_by("--heartbeat-timeout"))
     hang_timeout_s: float = field(default=0.0, metadata=_given_by("--hang-timeout"))
+    hang_action: str = field(default=HangAction.END, metadata=_given_by("--hang-action"))
+    straggler_action: str = field(default=StragglerAction.WARN, metadata=_given_by("--straggler-action"))
     reset_limit: int | None = field(default=None, metadata=_given_by("--reset-limit"))
     reset_window_s: float | None = field(default=None, metadata=_given_by("--reset-window"))
     drain_timeout_s: float = field(default=300.0, metadata=_given_by("--drain-timeout"))
@@ -190,9 +198,13 @@ class Settings:
     output_filename: Path | None = field(default=None, metadata=_given_by("--output-filename"))
     prefix_timestamp: bool = field(default=False, metadata=_given_by("--prefix-output-with-timestamp"))
     verbose: bool = field(default=False, metadata=_given_by("--verbose"))
+    quiet: bool = field(default=False, metadata=_given_by("--quiet"))
     log_level: str = field(default="INFO", metadata=_given_by("--log-level"))
     grace_s: float = field(default=5.0, metadata=_given_by("--grace-time"))
     event_log: Path | None = field(default=None, metadata=_given_by("--event-log"))
+    event_hook: str | None = field(default=None, metadata=_given_by("--event-hook"))
+    page: bool = field(default=True, metadata=_given_by("--no-page"))
+    page_address: str = field(default="", metadata=_given_by("--page-address"))
     gloo_timeout_s: float = field(
         default=GLOO_TIMEOUT_S, metadata=_given_by("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS")
     )
@@ -283,10 +295,16 @@ class Settings:
             raise SettingsError(f"--rendezvous-port {self.rendezvous_port} is not a port: 0 to 65535")
         if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
             raise SettingsError(f"--ssh-port {self.ssh_port} is not a port: 1 to 65535")
+        if self.quiet and self.verbose:
+            raise SettingsError("--quiet and --verbose contradict each other")
         if self.log_level not in LOG_LEVELS:
             raise SettingsError(f"--log-level {self.log_level} is none of {', '.join(LOG_LEVELS)}")
         if self.spot_notices is not None and self.spot_notices not in tuple(Cloud):
             raise SettingsError(f"--spot-notices {self.spot_notices} is none of {', '.join(Cloud)}")
+        if self.hang_action not in tuple(HangAction):
+            raise SettingsError(f"--hang-action {self.hang_action} is none of {', '.join(HangAction)}")
+        if self.straggler_action not in tuple(StragglerAction):
+            raise SettingsError(f"--straggler-action {self.straggler_action} is none of {', '.join(StragglerAction)}")
         if self.on_change not in ON_CHANGE:
             raise SettingsError(f"--on-change {self.on_change} is none of {', '.join(ON_CHANGE)}")
         check_mode(self.horovod_shim, FLAGS["horovod_shim"])
@@ -551,8 +569,12 @@ def check_host_timeout(seconds: float) -> None:
     check_seconds(FLAGS["host_timeout_s"], seconds)
 
 
-def script_words(script: str) -> list[str]:
-    """The words of a discovery script's command line, as a shell would split them; at least one.
+def script_words(script: str, flag: str = "--host-discovery-script") -> list[str]:
+    """The words of a shell command's line, as a shell would split them; at least one.
+
+    Args:
+        script: the command.
+        flag: with which it was given.
 
     Raises:
         SettingsError: it is empty, or no shell could split it.
@@ -560,7 +582,7 @@ def script_words(script: str) -> list[str]:
     try:
         words = shlex.split(script)
     except ValueError as error:
-        raise SettingsError(f"cannot read --host-discovery-script {script!r}: {error}") from error
+        raise SettingsError(f"cannot read {flag} {script!r}: {error}") from error
     if not words:
-        raise SettingsError("--host-discovery-script is empty")
+        raise SettingsError(f"{flag} is empty")
     return words

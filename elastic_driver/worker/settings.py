@@ -27,6 +27,7 @@ from elastic_driver.rendezvous.environment import (
     ENV_RENDEZVOUS,
     ENV_RESTARTED,
     ENV_ROUND,
+    ENV_VITALS,
     ENV_WARM,
     GLOO_TIMEOUT_S,
     MOST_GLOO_S,
@@ -141,6 +142,7 @@ class WorkerSettings:
         host_timeout_s: how long another member's machine may acknowledge nothing until it is given up; 0 for ever.
         owner: the driver's process, as :mod:`elastic_driver.system.process_name` names it.
         patience_s: how long a driver may be silent of which nothing else is known, seconds.
+        vitals: the file of its agent's on which it says how it is; "" for none.
         warm: set in a process that is to be held in its start, for workers to be forked from.
         hostname: this machine's name in the job, for messages.
         elastic: whether membership may change.
@@ -178,6 +180,7 @@ class WorkerSettings:
     host_timeout_s: float = field(default=0.0, metadata=_by(ENV_HOST_TIMEOUT, _number))
     owner: str = field(default="", metadata=_by(ENV_OWNER, str))
     patience_s: float = field(default=PATIENCE_S, metadata=_by(ENV_PATIENCE, _seconds(_MOST_WAIT_S)))
+    vitals: str = field(default="", metadata=_by(ENV_VITALS, str))
     warm: str = field(default="", metadata=_by(ENV_WARM, str))
     hostname: str = field(default="", metadata=_by("HOROVOD_HOSTNAME", str))
     elastic: bool = field(default=False, metadata=_by("HOROVOD_ELASTIC", _switch))

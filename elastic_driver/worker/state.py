@@ -17,6 +17,7 @@ from elastic_driver.worker.durable.commits import durable
 from elastic_driver.worker.engine.byte_collectives import PREFIX, array_spec
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
+from elastic_driver.worker.rounds import vitals
 from elastic_driver.worker.rounds.current import current_round
 
 
@@ -74,6 +75,7 @@ class State:
         """
         self.save()
         self._commits += 1
+        vitals.note_commit(self._commits)
         on_disc = durable()
         current = current_round()
         if current.joined is not None:

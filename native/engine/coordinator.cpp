@@ -19,6 +19,9 @@ constexpr size_t kHoldingCost = 96;
 // Tensors of this size and more gain nothing from company: they would only be copied.
 constexpr size_t kFusedTensorBytes = 256 * 1024;
 
+// What is told of operations that lack ranks: all of it fits onto a page of vitals.
+constexpr size_t kMostLacking = 8, kMostRanges = 64, kMostName = 200;
+
 // As the gradients of an optimizer may be what is gathered.
 constexpr const char* kSparseHint = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))";
 
@@ -29,6 +32,29 @@ std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+// "0-2,5"; where there are too many gaps, the first of them.
+std::string ranges(const std::vector<int>& ranks) {
+  std::string text;
+  size_t parts = 0;
+  for (size_t i = 0; i < ranks.size() && parts < kMostRanges; ++parts) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    text += (text.empty() ? "" : ",") + std::to_string(ranks[i]);
+    if (end - i > 1) text += '-' + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+// Without what would end a line or a column, and not longer than people read.
+std::string printable(std::string text) {
+  if (text.size() > kMostName) text = text.substr(0, kMostName) + "...";
+  for (char& each : text) {
+    if (static_cast<unsigned char>(each) < 0x20 || each == 0x7f) each = ' ';
+  }
+  return text;
 }
 
 size_t total_bytes(const Plan& plan) {
@@ -453,6 +479,42 @@ std::string Coordinator::flush() {
   return sender_.message(body.bytes());
 }
 
+std::vector<int> Coordinator::missing(const Pending& pending) const {
+  const std::vector<int>& members = sets_.at(pending.process_set);
+  std::vector<int> found;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) found.push_back(members[i]);
+  }
+  return found;
+}
+
+std::string Coordinator::lacking(Clock::time_point since) const {
+  using Item = std::pair<const std::string, Pending>;
+  std::vector<const Item*> found;
+  for (const Item& item : pending_) {
+    if (item.second.since <= since) found.push_back(&item);
+  }
+  if (found.empty()) return "";
+  const size_t told = std::min(found.size(), kMostLacking);
+  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(told), found.end(),
+                    [](const Item* one, const Item* other) {
+                      return std::tie(one->second.since, one->first) < std::tie(other->second.since, other->first);
+                    });
+  std::string text;
+  for (size_t i = 0; i < told; ++i) {
+    const Pending& pending = found[i]->second;
+    const auto at = std::chrono::duration_cast<std::chrono::nanoseconds>(pending.since.time_since_epoch());
+    text += std::to_string(at.count()) + '\t' + ranges(missing(pending)) + '\t';
+    for (const Arrival& arrival : pending.arrivals) {
+      if (!arrival.plan) continue;
+      text += std::string(kind_name(arrival.plan->kind)) + ' ';
+      break;
+    }
+    text += '\'' + printable(key_name(found[i]->first)) + "'\n";
+  }
+  return text;
+}
+
 std::vector<std::string> Coordinator::look(Clock::time_point now) {
   std::vector<std::string> warnings;
   if (now < next_look_) return warnings;
@@ -464,11 +526,7 @@ std::vector<std::string> Coordinator::look(Clock::time_point now) {
   std::map<std::vector<int>, std::vector<std::string>> late;
   bool failed = false;
   for (auto& [key, pending] : pending_) {
-    const std::vector<int>& members = sets_.at(pending.process_set);
-    std::vector<int> missing;
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) missing.push_back(members[i]);
-    }
+    const std::vector<int> missing = this->missing(pending);
     if (patience_.warn_s > 0 && now - pending.warned >= seconds(patience_.warn_s)) {
       pending.warned = now;
       late[missing].push_back(key_name(key));

@@ -11,8 +11,15 @@
 namespace elastic {
 namespace {
 
+// What waits for a shorter time is on its way.
+constexpr std::chrono::seconds kWorthTelling{1};
+
 // The thread looks up from its sleep now and then, for peers that have waited long.
 constexpr int kSleepMs = kLookInterval.count();
+
+void tell_over(const Operation& operation, bool well) {
+  vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
+}
 
 }  // namespace
 
@@ -79,6 +86,7 @@ std::vector<std::string> Engine::gather(const std::string& given, size_t own, Se
 void Engine::start() {
   throw_if_aborted();
   if (!executor_) throw CollectiveError("connect() was not called");
+  if (coordinator_) source_ = std::make_unique<vitals::Source>([this] { return what_lacks_ranks(); });
   thread_ = std::thread([this] { run(); });
 }
 
@@ -145,6 +153,7 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
     }
     queue_.push_back(operation);
   }
+  vitals::submitted();
   if (asleep_) link_.wake();
   return operation;
 }
@@ -226,6 +235,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> closing(close_mutex_);
   // The thread may be in a collective between machines, which nothing but an abort ends before its time limit.
   abort("the engine is closed");
+  source_.reset();
   if (thread_.joinable()) thread_.join();
   timeline_.stop();
   executor_.reset();
@@ -244,6 +254,12 @@ void Engine::throw_if_aborted() const {
 void Engine::look() {
   throw_if_aborted();
   link_.check_peers();
+}
+
+std::optional<std::string> Engine::what_lacks_ranks() const {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  return coordinator_->lacking(Clock::now() - kWorthTelling);
 }
 
 bool Engine::awaits() const {
@@ -373,6 +389,7 @@ void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::Stat
     operation->state = state;
     operation->error = error;
   }
+  tell_over(*operation, state == Operation::State::kDone);
   changed_->notify_all();
 }
 
@@ -438,6 +455,9 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
       if (operation) operation->state = Operation::State::kDone;
     }
     ++finished_;
+  }
+  for (const auto& operation : operations) {
+    if (operation) tell_over(*operation, true);
   }
   changed_->notify_all();
 }

@@ -34,6 +34,7 @@
 #include "engine/timeline.h"
 #include "gloo/context_group.h"
 #include "shared_memory/shared_segment.h"
+#include "vitals/page.h"
 
 namespace elastic {
 
@@ -140,6 +141,8 @@ class Engine {
   void look();
   // Whether operations wait for other ranks, here or on rank 0.
   bool awaits() const;
+  // See vitals::Source.
+  std::optional<std::string> what_lacks_ranks() const;
 
   // The thread, and what it calls.
   void run();
@@ -182,6 +185,7 @@ class Engine {
   std::atomic<bool> asleep_{false};
   std::mutex close_mutex_;
   std::thread thread_;
+  std::unique_ptr<vitals::Source> source_;  // on rank 0, from start() to close()
 };
 
 }  // namespace elastic

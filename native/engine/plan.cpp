@@ -117,6 +117,17 @@ Plan Plan::decode(std::string_view bytes) {
   return plan;
 }
 
+size_t payload_bytes(const Plan& plan, const std::vector<int64_t>& sizes) {
+  const size_t each = plan.sized() && !plan.tensors.empty() ? sizes.size() / plan.tensors.size() : 0;
+  size_t bytes = 0;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    int64_t rows = plan.sized() ? 0 : 1;
+    for (size_t part = 0; part < each; ++part) rows += sizes[i * each + part];
+    bytes += plan.bytes(i) * static_cast<size_t>(rows);
+  }
+  return bytes;
+}
+
 std::string difference(const Plan& one, int one_rank, const Plan& other, int other_rank) {
   const auto say = [&](const char* what, const auto& a, const auto& b) {
     return disagree(what, a, one_rank, b, other_rank);

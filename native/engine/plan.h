@@ -54,6 +54,9 @@ struct Plan {
   size_t bytes(size_t tensor) const { return elements(tensor) * wire_type_size(tensors[tensor].type); }
 };
 
+// Of one member's own tensors in it; `sizes`: its own, see Plan::sized().
+size_t payload_bytes(const Plan& plan, const std::vector<int64_t>& sizes);
+
 // What is wrong when two ranks' plans differ, in one sentence that names both ranks; "" when nothing is.
 std::string difference(const Plan& one, int one_rank, const Plan& other, int other_rank);
 

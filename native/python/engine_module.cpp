@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "vitals/page.h"
 
 namespace nb = nanobind;
 
@@ -41,6 +42,7 @@ struct Handle {
 
   void wait() const {
     bool done = false;
+    const vitals::Waits waits;
     {
       const nb::gil_scoped_release unlocked;
       done = engine->wait(operation, kSlice);
@@ -209,6 +211,12 @@ void bind_engine(nb::module_& module) {
   nb::exception<DuplicateNameError>(module, "DuplicateNameError", PyExc_RuntimeError);
   using nb::arg;
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  module.def("vitals_open", &vitals::open, arg("path"), unlocked);
+  module.def("vitals_close", &vitals::close, unlocked);
+  module.def("vitals_round", &vitals::enter_round, arg("round_id"), arg("rank"));
+  module.def("vitals_step", &vitals::step);
+  module.def("vitals_commit", &vitals::commit, arg("commits"));
+  module.def("vitals_dumps_at", &vitals::dumps_at, arg("signal"));
   nb::class_<Handle>(module, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)

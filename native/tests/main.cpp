@@ -23,7 +23,9 @@ int main() {
       {"engines that nobody closes", test_engine_ends_without_close},
       {"process sets by machine", test_process_sets_by_machine},
       {"process sets after an abort", test_process_sets_after_an_abort},
+      {"vitals", test_vitals},
   };
+  open_vitals();
   for (const auto& [name, test] : tests) {
     test();
     std::printf("  %s: passed\n", name);

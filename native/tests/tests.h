@@ -26,3 +26,6 @@ void test_engine_process_sets();
 void test_engine_ends_without_close();
 void test_process_sets_by_machine();
 void test_process_sets_after_an_abort();
+// All others run with a page, as in a job.
+void open_vitals();
+void test_vitals();

@@ -9,7 +9,7 @@ import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 # A file includes what is in its own folder or in one before it; "" is native/ itself.
-FOLDERS = ["", "arithmetic", "shared_memory", "net", "gloo", "engine", "python", "tests"]
+FOLDERS = ["", "vitals", "arithmetic", "shared_memory", "net", "gloo", "engine", "python", "tests"]
 # Of one floor: neither includes the other.
 APART = [{"shared_memory", "net"}, {"shared_memory", "gloo"}, {"python", "tests"}]
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

@@ -59,13 +59,14 @@ A, B, OTHER = WorkerId("a", 0, 0), WorkerId("a", 1, 0), WorkerId("b", 0, 0)
 TO_DRIVER = (
     *(words.Started, words.NotStarted, words.Dying, words.Exited, words.Finished, words.Spared, words.Output),
     *(words.Ready, words.Running, words.Heard, words.OnDisc, words.Ask, words.Put, words.Want, words.Warmed),
+    words.VitalsSeen,
     *(words.Warning, words.Leaves, words.Bye, words.Listening, words.Probed),
-    words.PortHeld,
+    *(words.PortHeld, words.Stacked, words.StacksTold),
 )
 TO_AGENT = (
     *(words.Start, words.Stop, words.Kill, words.KillAll, words.Labels, words.WarmUp, words.Round, words.Reply),
     *(words.NoticeSet, words.Answer, words.Value, words.Values, words.Listen, words.Probe, words.Unlisten),
-    *(words.HoldPort, words.LetGo),
+    *(words.HoldPort, words.LetGo, words.TakeStacks),
 )
 
 _KEYS = st.sampled_from([A.key, B.key, OTHER.key, "c[0]#0", "a[0]#7", "a[0]", "a[٣]#0", "a[" + "9" * 5000 + "]#0"])

@@ -188,6 +188,17 @@ class Soak:
         self.left_nothing(within_s=0.0)
         files = [path.name for path in self.runtime.glob("elasticrun/*") if self.job_id in path.name]
         assert not files, f"job files were left: {files}"
+        self.check_goodput()
+
+    def check_goodput(self) -> None:
+        """Checks that all seconds of the present job, which has ended, are booked, as a second program finds, too."""
+        script = [sys.executable, str(ROOT / "scripts" / "goodput"), "--check", str(self.job.event_log)]
+        done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"goodput\n{done.stdout}{done.stderr}"
+        booked, stood_s = self.job.events("goodput")[-1], sum(e["stood_s"] for e in self.job.events("stood_still"))
+        unexplained = booked["seconds"]["unexplained"] - stood_s
+        assert unexplained <= 0.01 * booked["wall_s"], f"unexplained: {unexplained:.2f} of {booked['wall_s']:.2f} s"
+        self.counts["(logs whose goodput agrees)"] += 1
 
     def left_nothing(self, *, within_s: float, of: Job | None = None, since: float | None = None) -> None:
         """Checks that all processes of a job are gone by then."""

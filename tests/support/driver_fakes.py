@@ -168,7 +168,11 @@ class FakeConsole:
         if self.fail_at and self.fail_at in text:
             raise ValueError("a bug of the console")
 
-    line = detail = warning = error = status = _say
+    line = detail = warning = error = _say
+
+    def status(self, text: str, figures: Sequence[str] = ()) -> None:
+        """The present."""
+        self._say(text)
 
     def look(self) -> None:
         """There are no tracebacks to let go of."""

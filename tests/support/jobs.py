@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from event_schema import complaints
 from json_lines import JsonLines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,7 @@ class Job:
                 self.process.kill()
                 self.process.wait()
         assert not self.leftovers(), f"left running: {self.leftovers()}"
+        assert complaints(self.events()) == []
 
     def set_hosts(self, text: str) -> None:
         new = self.hosts_file.with_suffix(".new")

@@ -34,7 +34,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.proof import HELLO, PROOF, REPLY_HEADER, Session, digest_of
-from elastic_driver.rendezvous.routes import Routes
+from elastic_driver.rendezvous.routes import DRIVER_ROUTES, Routes
 from elastic_driver.rendezvous.server.server import RendezvousServer, ServerLimits
 from elastic_driver.rendezvous.server.web import Web
 from elastic_driver.system.job_clock import CallLater
@@ -120,8 +120,10 @@ class Service:
         routes: Routes = OUR_ROUTES,
         certificate: Certificate | None = None,
         web: Web | None = None,
+        own: Routes = DRIVER_ROUTES,
     ) -> None:
         self.web = web
+        self.own = own
         self.handler = Handler()
         self.errors: list[BaseException] = []
         self.full: list[str] = []
@@ -151,6 +153,7 @@ class Service:
             keys=KEY.of,
             on_agent=lambda identity, session: Hangup(),
             web=self.web,
+            own=self.own,
         )
 
     @property

@@ -30,6 +30,9 @@ from elastic_driver.launch.agent.link import DriverLink, DriverLostError, Refuse
 from elastic_driver.launch.agent.machine import cores
 from elastic_driver.launch.agent.ports import HeldPorts
 from elastic_driver.launch.agent.probes import Probes
+from elastic_driver.launch.agent.stacks import StackTaker
+from elastic_driver.launch.agent.vitals import VitalsWatch
+from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.agent.workers import CREDIT_BYTES, HostWorkers, NodeScreen
 from elastic_driver.rendezvous.agent_messages import (
     JOB_IS_OVER,
@@ -175,7 +178,7 @@ class Agent:
         self._rounds = HostRounds(
             self._send,
             self,
-            is_heard=lambda: self._link.channel.unseen_bytes < CREDIT_BYTES,
+            is_heard=self._is_heard,
             on_notice=self._notified,
         )
         self._ports = HeldPorts(self._send)
@@ -198,6 +201,8 @@ class Agent:
         self._gone_at = math.inf  # when this machine is gone, as far as anybody has said; the loop's clock
         self._signal = 0  # that has asked it to leave
         self._ended: asyncio.Future[End] = self._loop.create_future()
+        self._vitals: VitalsWatch | None = None  # likewise
+        self._stacks = StackTaker(self, self._send, self._tasks)
         self._spot: SpotWatch | None = None  # from the welcome on, where one is asked for
         self._nothing_left = asyncio.Event()  # set when its workers are dead, and the driver was told
         self._taken = asyncio.Event()  # set when the driver has taken something
@@ -226,6 +231,7 @@ class Agent:
             await self._server.start_local(self._socket_name, workers=_WORKERS + 2 * cores())
             way_out.callback(self._watch_owner())
             way_out.callback(self._end_spot_watch)
+            way_out.callback(self._end_vitals_watch)
             keeping = self._tasks.start(self._keep())
             end = await self._ended
             keeping.cancel()
@@ -266,6 +272,11 @@ class Agent:
             )
         except (OSError, MemoryError, RuntimeError) as error:
             self._failed(error)
+        else:
+            self._vitals = VitalsWatch(
+                self._workers, self._send, is_heard=lambda: self._link.connected and self._is_heard()
+            )
+            self._vitals.start()
         if cloud := self._bootstrap.spot_notices or welcome.spot_notices:
             self._tasks.start(self._watch_spot(Cloud(cloud)))
 
@@ -289,7 +300,8 @@ class Agent:
                     self._closing = True
                     self._tasks.start(self._close(message))
             case _:
-                if not any(part.take(message) for part in (self._workers, self._rounds, self._probes, self._ports)):
+                parts = (self._workers, self._rounds, self._probes, self._ports, self._stacks)
+                if not any(part.take(message) for part in parts):
                     raise RendezvousProtocolError(f"a driver may not say {message.name}")
 
     def seen(self) -> None:
@@ -297,6 +309,10 @@ class Agent:
         self._taken.set()
         if self._workers is not None and self._link.channel.unseen_bytes < CREDIT_BYTES // 2:
             self._workers.resume()
+
+    def _is_heard(self) -> bool:
+        """Whether the driver takes what it is told, soon."""
+        return self._link.channel.unseen_bytes < CREDIT_BYTES
 
     def _send(self, message: Said) -> None:
         self._link.send(message)
@@ -360,6 +376,10 @@ class Agent:
     def pid(self, worker: WorkerId) -> int | None:
         """Of the worker's process; None when none runs."""
         return None if self._workers is None else self._workers.pid(worker)
+
+    def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
+        """Each running worker, the process that was started for it, and its page."""
+        return [] if self._workers is None else self._workers.watched()
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
         """Shuts a worker's connections to and from these addresses and ports."""
@@ -446,6 +466,10 @@ class Agent:
             if self._bootstrap.slots:
                 _say(f"{notice.why}{left}: leaving the job")
             self._leave(notice.why, notice.within_s)
+
+    def _end_vitals_watch(self) -> None:
+        if self._vitals is not None:
+            self._vitals.close()
 
     def _end_spot_watch(self) -> None:
         if self._spot is not None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from elastic_driver.errors import LaunchError
 from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.launch.error_files import ENV_ERROR_FILE, ErrorFiles, read_error_file
 from elastic_driver.launch.launcher import CommandNotFoundError, ExitStatus, Stream
 from elastic_driver.launch.local.launcher import LocalLauncher, LocalWorker
@@ -41,7 +42,7 @@ from elastic_driver.rendezvous.agent_messages import (
     worker_named,
 )
 from elastic_driver.rendezvous.credentials import ENV_KEY, KEY_BYTES, Identity
-from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS
+from elastic_driver.rendezvous.environment import ENV_OWNER, ENV_RENDEZVOUS, ENV_VITALS
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.system.tasks import Tasks
 
@@ -133,6 +134,7 @@ class HostWorkers:
         self._processes: dict[WorkerId, LocalWorker] = {}
         self._error_files = ErrorFiles()
         self._error_file_of: dict[WorkerId, str] = {}
+        self._pages: dict[WorkerId, VitalsPage] = {}  # none where no descriptor is to be had
         self._orders: dict[WorkerId, Start] = {}
         self._again: set[WorkerId] = set()  # who is ended to be started once more, and the driver need not know
         self._paused = False
@@ -158,6 +160,14 @@ class HostWorkers:
         """Of its process; None when none runs."""
         process = self._processes.get(worker)
         return None if process is None or process.exited.done() else process.pid
+
+    def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
+        """See WatchedWorkers."""
+        return [
+            (worker, process.pid, self._pages.get(worker))
+            for worker, process in self._processes.items()
+            if not process.exited.done()
+        ]
 
     async def sever(self, worker: WorkerId, endpoints: Iterable[tuple[str, int]]) -> None:
         """Shuts its connections to and from these addresses and ports."""
@@ -269,6 +279,7 @@ class HostWorkers:
         error_file = self._error_file_of[worker] = self._error_files.new()
         env = {**self._environ(order.env), **self._own, ENV_KEY: self._keys[worker].hex()}
         env[ENV_ERROR_FILE] = error_file
+        env[ENV_VITALS] = self._new_page(worker)
         starting = self._starting[worker]
         try:
             if self._bad_folder:
@@ -286,6 +297,7 @@ class HostWorkers:
             self._keys.pop(worker, None)
             self._orders.pop(worker, None)
             self._error_file_of.pop(worker, None)
+            self._close_page(worker)
             self._on_gone(worker)
             return
         finally:
@@ -346,6 +358,7 @@ class HostWorkers:
     def _finished(self, process: LocalWorker) -> None:
         worker = process.worker
         del self._processes[worker]
+        self._close_page(worker)
         if worker in self._again:
             self._again.discard(worker)
             order = self._orders[worker]
@@ -357,6 +370,20 @@ class HostWorkers:
         with contextlib.suppress(OSError):
             os.unlink(self._error_file_of.pop(process.worker, ""))
         self._send(Finished(process.worker.key))
+
+    def _new_page(self, worker: WorkerId) -> str:
+        """Where the worker says how it is; "" where no file is to be had: it is looked at from outside only."""
+        self._close_page(worker)
+        try:
+            page = self._pages[worker] = VitalsPage()
+        except OSError:
+            return ""
+        return page.path
+
+    def _close_page(self, worker: WorkerId) -> None:
+        page = self._pages.pop(worker, None)
+        if page is not None:
+            page.close()
 
     def _error_of(self, worker: WorkerId) -> str:
         return read_error_file(self._error_file_of.get(worker, ""))

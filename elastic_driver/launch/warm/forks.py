@@ -38,7 +38,14 @@ from elastic_driver.launch.processes.guard_link import GuardLink
 from elastic_driver.launch.processes.spawn import Spawned
 from elastic_driver.launch.warm.preload import heavy_imports, is_program, read_command, shadowed
 from elastic_driver.rendezvous.credentials import ENV_KEY, ENV_RANKS_KEY
-from elastic_driver.rendezvous.environment import ENV_LOCAL_RANK, ENV_RENDEZVOUS, ENV_ROUND, ENV_WARM, ENV_WORKER
+from elastic_driver.rendezvous.environment import (
+    ENV_LOCAL_RANK,
+    ENV_RENDEZVOUS,
+    ENV_ROUND,
+    ENV_VITALS,
+    ENV_WARM,
+    ENV_WORKER,
+)
 from elastic_driver.system.tasks import start_task
 from elastic_driver.system.tether import Tether
 
@@ -50,6 +57,7 @@ _OWN = frozenset(
         ENV_WORKER,
         ENV_LOCAL_RANK,
         ENV_ROUND,
+        ENV_VITALS,
         ENV_RENDEZVOUS,
         ENV_KEY,
         ENV_RANKS_KEY,

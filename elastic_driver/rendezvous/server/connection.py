@@ -52,6 +52,7 @@ _REASONS = {
     409: "Conflict",
     410: "Gone",
     413: "Content Too Large",
+    421: "Misdirected Request",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",

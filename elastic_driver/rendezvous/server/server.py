@@ -299,6 +299,21 @@ class RendezvousServer:
             return actual
         raise SettingsError(f"cannot listen on {host} for agents: {why}")
 
+    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+        """Listens on another address as well, on this port and no other; 0 for any.
+
+        Raises:
+            SettingsError: it cannot be had.
+        """
+        try:
+            server = await self._listen(host, port, ssl)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise SettingsError(f"cannot listen on {host} port {port}: {reason}") from error
+        self._servers.append(server)
+        actual: int = server.sockets[0].getsockname()[1]
+        return actual
+
     async def start_local(self, name: str, *, workers: int) -> None:
         """Listens to processes of this user on this machine, and of root's.
 

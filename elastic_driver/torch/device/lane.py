@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from elastic_driver.errors import DeviceLaneError, HorovodInternalError
+from elastic_driver.system.threads import name_this_thread
 from elastic_driver.torch.device import groups as device_groups
 from elastic_driver.torch.device.groups import Peers
 from elastic_driver.torch.device.math import Instruction, absent, carry_out
@@ -243,6 +244,7 @@ class DeviceRunner:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        name_this_thread()
         try:
             while not self._aborted:
                 turn = self._engine.next_turn(_IDLE_S)

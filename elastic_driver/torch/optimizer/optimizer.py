@@ -20,6 +20,7 @@ from elastic_driver.torch.optimizer.buckets import Parameter
 from elastic_driver.torch.optimizer.compression import Compression, Compressor
 from elastic_driver.torch.optimizer.reducer import Reducer
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
+from elastic_driver.worker.rounds import vitals
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set
 
 
@@ -74,6 +75,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: a peer is gone.
         """
+        vitals.note_step()
         # For schedulers made before this optimizer, which watch whether the other one steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
         base_step = functools.partial(self._wrapped_class.step, self)

@@ -109,6 +109,7 @@ class Context:
         self._members: Sequence[MemberFacts] = ()
         self._joins = 0
         self._finished_before: int | None = None  # operations before the restore point; None: no training
+        self._restore_point_at: float | None = None  # seconds of time.monotonic(); None: no training
         self.seal = Seal(worker_settings().ranks_key, assignment.round_id)
         self._calls: dict[tuple[int, str], int] = {}
         self._address = address
@@ -217,9 +218,15 @@ class Context:
         """Operations finished since the restore point: what is lost when the round breaks. 0 before there is one."""
         return 0 if self._finished_before is None else max(0, self.progress()[0] - self._finished_before)
 
+    @property
+    def uncommitted_s(self) -> float:
+        """How long ago the restore point was; 0 before there is one."""
+        return 0.0 if self._restore_point_at is None else time.monotonic() - self._restore_point_at
+
     def note_restore_point(self) -> None:
         """What is finished from here on is lost when the round breaks; the driver is told how much that was."""
         self._finished_before = self.progress()[0]
+        self._restore_point_at = time.monotonic()
 
     @property
     def unreachable(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits, usable_backends
 from elastic_driver.worker.launched import across
 from elastic_driver.worker.launched.launcher import Launch, launch_of
-from elastic_driver.worker.rounds import canary, leaving
+from elastic_driver.worker.rounds import canary, leaving, vitals
 from elastic_driver.worker.rounds import process_sets as sets
 from elastic_driver.worker.rounds.context import Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
@@ -182,6 +182,7 @@ class Runtime:
             )
         self._timeline = TimelineSettings(settings.timeline, settings.timeline_mark_cycles)
         _install_exit()
+        vitals.begin(settings.vitals)
         if settings.restarted:
             # It was started as a worker that is restarted, and is none from here on. Groups that are made later, by
             # whom ever, read this.
@@ -270,6 +271,7 @@ class Runtime:
         if not self._left_by_exception:
             context.linger(LINGER_S)
         self._current.leave()
+        vitals.enter_round(0, -1)
         self._retire(context)
         for retired in self._retired:
             if not retired.join(_JOIN_S):
@@ -362,6 +364,7 @@ class Runtime:
             try:
                 context.open()
                 sets.enter_round(context)
+                vitals.enter_round(assignment.round_id, assignment.slot.rank)
                 break
             except HorovodInternalError as error:
                 if self._launched is not None:
@@ -433,6 +436,7 @@ class Runtime:
             where=where[:2000],
             raised=raised,
             unreachable=old.unreachable if old is not None and cause is ReadyCause.INTERNAL_ERROR else (),
+            uncommitted_s=old.uncommitted_s if old is not None and cause is ReadyCause.INTERNAL_ERROR else 0.0,
         )
         try:
             reply = self._client.next_round(request, poll_s=poll_s())

@@ -13,6 +13,7 @@ from typing import Protocol
 from elastic_driver.errors import RendezvousClosedError, RendezvousError, StaleRoundError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import DiscReport, Notice, WatchRequest
+from elastic_driver.system.threads import name_this_thread
 from elastic_driver.words import NoticeKind
 from elastic_driver.worker.settings import worker_settings
 
@@ -86,6 +87,7 @@ class Watch:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        name_this_thread()
         version = 0
         reported = False
         while not self._stopped.is_set():

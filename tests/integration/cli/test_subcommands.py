@@ -258,3 +258,36 @@ def test_the_token_is_the_operator_s_and_no_more(runtime: Path, tmp_path: Path) 
         assert jobs(["--write-token", str(tmp_path / "token")]) == 0
         posting.remove()
     assert (tmp_path / "token").read_text().strip() == KEY.of(Identity(Role.OPERATOR)).hex()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("jobs --token-file x", "--token-file goes with --write-reader-token"),
+        ("jobs --write-reader-token r --token-file x 1f", "and without a job"),
+        ("jobs --write-reader-token r --token-file /no/such", "cannot read the token's file /no/such"),
+        ("jobs --write-reader-token r", "no job of yours runs on this machine"),
+    ],
+)
+def test_a_readers_token_that_cannot_be_written(
+    words: str, complaint: str, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_readers_token_is_written_for_its_reader_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "operator"
+    key.write_text("ab" * 32)
+    assert main(["jobs", "--write-reader-token", str(tmp_path / "r"), "--token-file", str(key)]) == 0
+    assert capsys.readouterr().out == ""
+    written = (tmp_path / "r").read_text().strip()
+    assert (tmp_path / "r").stat().st_mode & 0o777 == 0o600
+    assert written == JobKey.new(bytes.fromhex("ab" * 32)).of(Identity(Role.READER)).hex()
+    assert written != JobKey.new().of(Identity(Role.READER)).hex()
+    assert main(["jobs", "--write-reader-token", str(tmp_path / "r"), "--token-file", str(key)]) == 2, "never over it"

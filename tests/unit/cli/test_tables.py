@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_driver.cli.tables import length, table
+from elastic_driver.cli.tables import table
+from elastic_driver.report.lengths import length
 
 pytestmark = [pytest.mark.unit]
 

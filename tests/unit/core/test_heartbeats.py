@@ -123,3 +123,28 @@ def test_who_stands_still_on_a_host_that_was_not_heard_has_its_time_anew() -> No
     assert beats.find(11.0, excused=lambda worker: True) == []
     assert beats.find(20.9) == []
     assert beats.find(21.0) == [(A, "no progress for 10.0 s", False)]
+
+
+def test_who_is_alive_is_not_silent_but_makes_no_progress() -> None:
+    beats = Heartbeats(10.0, 20.0)
+    beats.alive(A, 0.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    for now in (9.0, 18.0):
+        beats.alive(A, now)
+        assert beats.find(now) == []
+    assert beats.find(20.0) == [(A, "no progress for 20.0 s", False)]
+    beats.alive(A, 20.0)
+    assert beats.look_in_s(20.0) == beats.interval_s, "nobody is watched over by that alone"
+
+
+def test_what_a_pulse_counts_says_who_makes_no_progress() -> None:
+    beats = Heartbeats(0.0, 20.0)
+    beats.heard(A, 1, waiting=True, now=0.0)
+    beats.alive(A, 1.0, submitted=8, finished=7)
+    beats.alive(A, 30.0, submitted=8, finished=7)
+    assert beats.find(49.0) == [], "it waits"
+    beats.alive(A, 50.0, submitted=8, finished=8)
+    beats.alive(A, 60.0, submitted=9, finished=9)
+    beats.alive(A, 79.0, submitted=9, finished=9)
+    assert beats.find(79.9) == []
+    assert beats.find(80.0) == [(A, "no progress for 20.0 s", False)]

@@ -138,6 +138,22 @@ def test_what_a_traceback_says() -> None:
     assert last_words([]) == ("", "")
 
 
+def test_what_a_dump_of_stacks_says() -> None:
+    lines = [
+        "Fatal Python error: Aborted",
+        "Thread 0x00007fde4b7fe6c0 (most recent call first):",
+        '  File "/usr/lib/python3.11/socket.py", line 706 in readinto',
+        "",
+        "Thread 0x00007fde57eabb80 (most recent call first):",
+        '  File "/job/train.py", line 54 in train',
+        '  File "/job/train.py", line 89 in <module>',
+    ]
+    modules = "Extension modules: numpy.random.mtrand (total: 11)"
+    assert last_words(lines) == last_words([*lines, "", modules]) == ("", "train.py:54")
+    assert last_words([*lines, "ValueError: 7"])[0] == "ValueError: 7"
+    assert last_words(lines[:2]) == ("", "")
+
+
 def test_what_is_said_is_one_line() -> None:
     failure = Failure.said(WorkerId("a", 0, 0), 0, "lost its round", "cannot\n  go on" + "x" * 1000, "y" * 1000)
     assert failure.error.startswith("cannot go onxxx")

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_driver.driver.board import Board, Rates
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import Traffic, Vitals
 
 pytestmark = pytest.mark.unit
 
@@ -50,3 +50,43 @@ def test_a_look_that_came_late_and_another_process_make_no_rates() -> None:
     assert board.rates(ONE) == Rates()
     board.take(ONE, Vitals(7.0, pid=8, steps=3))
     assert board.rates(ONE) == Rates(pytest.approx(2.0), 0.0)
+
+
+def test_what_ended_processes_have_carried_stays_in_the_sum() -> None:
+    def carried() -> object:
+        return board.summary([ONE])["collectives"], board.summary([ONE])["waited_s"]
+
+    board = Board(lambda: 0.0)
+    first = Vitals(1.0, 7, submitted=9, waited_s=1.0, traffic=(Traffic("join", 1, 0), Traffic("allreduce", 8, 80)))
+    board.take(ONE, first)
+    board.take(ONE, Vitals(2.0, 7, submitted=2, waited_s=0.5, traffic=(Traffic("allreduce", 2, 20),)))
+    sum_of_both = [
+        {"kind": "allreduce", "operations": 10, "payload_bytes": 100},
+        {"kind": "join", "operations": 1, "payload_bytes": 0},
+    ]
+    assert carried() == (sum_of_both, 1.5), "the same process has begun anew, by exec"
+    board.take(ONE, Vitals(3.0, 8))
+    board.forget(ONE)
+    board.forget(ONE)
+    assert carried() == (sum_of_both, 1.5)
+
+
+def test_a_script_without_the_library_has_no_steps() -> None:
+    board = Board(lambda: 0.0)
+    for at_s in (1.0, 2.0):
+        board.take(ONE, Vitals(at_s, 7, cpu_s=at_s))
+    entry, whole = board.entry(ONE), board.summary([ONE])
+    assert entry is not None
+    assert (entry["steps_per_s"], entry["cpu"], entry["pulse_s"]) == (None, 1.0, None)
+    assert (whole["steps_per_s"], whole["steps"], whole["waiting"]) == (None, 0, [])
+
+
+def test_the_jobs_rate_is_the_median_of_those_that_tell_of_steps() -> None:
+    board = Board(lambda: 0.0)
+    assert board.steps_per_s() is None
+    for slot, rate in enumerate((0, 1, 4, 9)):
+        worker = WorkerId("a", slot, 0)
+        board.take(worker, Vitals(1.0, pid=7, steps=rate))
+        assert board.steps_per_s() is None or slot > 1
+        board.take(worker, Vitals(2.0, pid=7, steps=2 * rate))
+    assert board.steps_per_s() == pytest.approx(4.0), "and the one without steps counts for nothing"

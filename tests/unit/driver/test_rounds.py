@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +49,7 @@ from elastic_driver.rendezvous.messages import (
     WatchRequest,
 )
 from elastic_driver.rendezvous.routes import RouteRequest
+from elastic_driver.vitals import Traffic, Vitals, Waiting
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.unit
@@ -60,6 +63,7 @@ class Known:
     def __init__(self) -> None:
         self.threads: list[tuple[WorkerId, int, int]] = []
         self.watched: set[WorkerId] = set()
+        self.alives: list[tuple[WorkerId, int, int]] = []
 
     def pid(self, worker: WorkerId) -> int | None:
         return {A: 11, B: 12}.get(worker)
@@ -69,6 +73,9 @@ class Known:
 
     def heard(self, worker: WorkerId, progress: int = 0, *, waiting: bool = True) -> None:
         self.watched.add(worker)
+
+    def alive(self, worker: WorkerId, *, submitted: int = 0, finished: int = 0) -> None:
+        self.alives.append((worker, submitted, finished))
 
     def forget(self, worker: WorkerId) -> None:
         self.watched.discard(worker)
@@ -471,5 +478,62 @@ def test_only_living_members_of_the_present_round_may_put_commits_on_disc() -> N
         assert "none of the job's workers" in asked(C, 2)
         world.stepper.post(StopRequested(15, "SIGTERM"))
         assert asked(B, 2) == "the job is over"
+
+    play(test)
+
+
+def test_whose_pulse_beats_lives_and_the_status_tells_how_it_is() -> None:
+    async def test(world: World) -> None:
+        def told(worker: WorkerId) -> Any:
+            (found,) = [one for one in status()["workers"] if one["worker"] == worker.key]
+            return found["vitals"]
+
+        def status() -> Any:
+            return json.loads(json.dumps(world.rounds.status()))
+
+        await world.train(A, B)
+        assert told(A) is None
+        assert (status()["steps"], status()["steps_per_s"], status()["collectives"]) == (0, None, [])
+        lacks = Waiting("allreduce 'grad.3'", 4.0, (1,))
+        first = Vitals(
+            1.0,
+            11,
+            state="S",
+            pulse_s=0.1,
+            steps=10,
+            cpu_s=1.0,
+            submitted=9,
+            finished=8,
+            rank=0,
+            commits=1,
+            committed_s=0.5,
+        )
+        traffic = (Traffic("allreduce", 10, 400),)
+        world.rounds.seen(A, first)
+        world.rounds.seen(A, replace(first, at_s=2.0, steps=14, cpu_s=1.5, traffic=traffic, waiting=(lacks,)))
+        world.rounds.seen(B, Vitals(1.0, 12, state="T", pulse_s=3.0, rank=1, traffic=traffic, waited_s=2.5))
+        world.rounds.seen(C, first)
+        assert world.known.alives == [(A, 9, 8)] * 2, "who was stopped, and who is none of the job's, was not heard"
+        assert told(A) == {
+            "state": "S",
+            "traced": False,
+            "cpu": 0.5,
+            "rss_bytes": 0,
+            "steps": 14,
+            "steps_per_s": 4.0,
+            "waits_s": 0.0,
+            "waited_s": 0.0,
+            "commits": 1,
+            "committed_s": 0.5,
+            "pulse_s": 0.1,
+            "can_dump": False,
+        }
+        assert (told(B)["state"], told(B)["steps_per_s"], told(B)["committed_s"]) == ("T", None, None)
+        assert (status()["steps_per_s"], status()["steps"]) == (4.0, 14)
+        assert status()["waiting"] == [{"name": lacks.name, "since_s": 4.0, "missing": [1]}]
+        assert status()["collectives"] == [{"kind": "allreduce", "operations": 20, "payload_bytes": 800}]
+        world.exits(B, -9)
+        assert status()["collectives"] == [{"kind": "allreduce", "operations": 20, "payload_bytes": 800}]
+        assert status()["waited_s"] == 2.5
 
     play(test)

@@ -29,6 +29,7 @@ from elastic_driver.rendezvous.agent_messages import (
     Started,
     Value,
     Values,
+    VitalsSeen,
     Want,
 )
 from elastic_driver.rendezvous.entries import unpack_entries
@@ -44,7 +45,9 @@ from elastic_driver.rendezvous.messages import (
 from elastic_driver.rendezvous.routes import WORKER, Route, RouteRequest
 from elastic_driver.rendezvous.server.connection import error_body
 from elastic_driver.rendezvous.server.store import RoundStore
+from elastic_driver.rendezvous.vitals_words import vitals_to_json
 from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
 from elastic_driver.words import Backend, NoticeKind, ReadyCause
 
 pytestmark = pytest.mark.unit
@@ -71,6 +74,7 @@ class Job:
         self.ran: list[RunningReport] = []
         self.beats: list[tuple[WorkerId, int, bool, bool, bool]] = []
         self.disc: list[DiscReport] = []
+        self.looks: list[tuple[WorkerId, Vitals]] = []
         self.left: list[WorkerId] = []
         self.requests: list[RouteRequest] = []
         self.error: Exception | None = None
@@ -106,6 +110,9 @@ class Job:
 
     def heard(self, worker: WorkerId, progress: int, *, waiting: bool, leaving: bool, exiting: bool) -> None:
         self.beats.append((worker, progress, waiting, leaving, exiting))
+
+    def seen(self, worker: WorkerId, vitals: Vitals) -> None:
+        self.looks.append((worker, vitals))
 
     def on_disc(self, report: DiscReport) -> None:
         self.disc.append(report)
@@ -199,6 +206,8 @@ def test_a_worker_that_speaks_of_what_can_not_be_is_told_why() -> None:
         Ready(A.key, b"rubbish"),
         Running(b"rubbish"),
         OnDisc(A.key, b"rubbish"),
+        VitalsSeen(b"rubbish"),
+        VitalsSeen(vitals_to_json({B.key: Vitals(1.0, 2)})),
         Heard({A.key: [1]}, [], []),
         Heard({A.key: [1, 2, 3]}, [], []),
     ],
@@ -208,7 +217,7 @@ def test_an_agent_speaks_for_its_own_workers_only_and_no_rubbish(message: Said) 
     async def test(job: Job) -> None:
         with pytest.raises(RendezvousProtocolError):
             job.say(message)
-        assert (job.asked, job.ran, job.beats, job.disc, job.sent()) == ({}, [], [], [], [])
+        assert (job.asked, job.ran, job.beats, job.disc, job.looks, job.sent()) == ({}, [], [], [], [], [])
 
     on(test)
 
@@ -219,6 +228,9 @@ def test_what_an_agent_says_of_its_workers_reaches_the_rounds() -> None:
         assert [(one.worker, one.round_id) for one in job.ran] == [(A, 1)]
         job.say(Heard({A.key: [7, 1], A1.key: [8, 0]}, [A.key], [A1.key]))
         assert job.beats == [(A, 7, True, True, False), (A1, 8, False, True, True)]
+        looks = {A.key: Vitals(1.5, 2, state="S"), A1.key: Vitals(1.5, 3, pulse_s=0.1)}
+        job.say(VitalsSeen(vitals_to_json(looks)))
+        assert job.looks == [(A, looks[A.key]), (A1, looks[A1.key])]
 
     on(test)
 

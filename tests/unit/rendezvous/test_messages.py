@@ -42,6 +42,7 @@ READY = NextRoundRequest(
     12,
     "train.py:7",
     True,
+    uncommitted_s=1.25,
 )
 ASSIGNMENT = RoundAssignment(
     8, SlotInfo(1, 4, 1, 2, 0, 2), sync=True, commits=120, backend=Backend.TORCH, address="10.0.0.2"
@@ -73,13 +74,19 @@ def test_each_field_is_needed_and_has_its_type(reader: Any, value: Any) -> None:
     for name, good in data.items():
         others: list[Any] = [None, True, 1.5, 1, "\x00", [], {}, [[]], [None]]
         bad = [other for other in others if type(other) is not type(good) or (name, other) == ("backend", "\x00")]
+        if name == "uncommitted_s":  # a whole number of seconds is one, too
+            bad = [*(other for other in bad if other != 1 or other is True), -0.5, float("inf"), float("nan"), 10**400]
         for other in bad:
             if other == [] and isinstance(good, list):
                 continue
             with pytest.raises(RendezvousProtocolError):
                 reader(json.dumps(data | {name: other}).encode())
+        rest = json.dumps({key: data[key] for key in data if key != name}).encode()
+        if name == "uncommitted_s":  # who does not know of it has lost nothing that is known
+            assert reader(rest).uncommitted_s == 0.0
+            continue
         with pytest.raises(RendezvousProtocolError):
-            reader(json.dumps({key: data[key] for key in data if key != name}).encode())
+            reader(rest)
 
 
 @pytest.mark.parametrize(

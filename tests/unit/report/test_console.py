@@ -316,7 +316,7 @@ def test_the_status_line_fits_the_terminal_that_shows_it(monkeypatch: pytest.Mon
     screen = Screen(terminal=True, columns=30)
     screen.console.status("x" * 100)
     shown = screen.end()[1].removesuffix(ERASE)
-    assert shown == "[00:00] " + "x" * 21
+    assert shown == "[00:00] " + "x" * 20 + "…"
 
 
 def test_no_status_line_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,3 +408,34 @@ def test_a_descriptor_that_someone_made_non_blocking() -> None:
     console.__exit__(None, None, None)
     os.close(out_write)
     assert len(reader.text()) == 500_000
+
+
+def test_figures_stand_behind_the_sentence_also_where_there_is_little_room() -> None:
+    screen = Screen(terminal=True, columns=40)
+    screen.console.status("round 2 runs with 4 workers", ("12.5 steps/s", "commit 7"))
+    shown = screen.end()[1].removesuffix(ERASE)
+    assert shown == "[00:00] round 2 runs wi… | 12.5 steps/s"
+
+
+def test_quiet_leaves_warnings_errors_output_and_the_end() -> None:
+    screen = Screen(terminal=True, quiet=True)
+    assert not screen.console.live
+    screen.console.status("round 2 runs")
+    screen.console.line("a line")
+    screen.console.detail("a detail")
+    screen.console.warning("look")
+    screen.console.write("stderr", b"[0]<stderr> said\n")
+    screen.console.summary(Summary([], 0, 0.0, [], 0.0, 0, []), exit_code=0, message="all done")
+    _, err = screen.end()
+    assert err.replace("\r\n", "\n").splitlines() == [
+        "elasticrun: warning: look",
+        "[0]<stderr> said",
+        "elasticrun: job succeeded: all done (exit code 0)",
+    ]
+
+
+def test_quiet_and_a_higher_level_both_hold() -> None:
+    screen = Screen(quiet=True, log_level="ERROR")
+    screen.console.warning("look")
+    screen.console.error("wrong")
+    assert screen.end()[1] == "elasticrun: wrong\n"

@@ -29,6 +29,7 @@ def test_one_object_a_line(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"\n")
     first = json.loads(line)
     assert first.pop("time") > 1e9
+    assert 0 <= first.pop("at_s") < 60
     assert first == {"event": "first", "text": "a\nb\u2028ü\udcff", "number": 3, "path": str(tmp_path)}
     with EventLog(path) as log:
         log.write("third")

@@ -112,6 +112,17 @@ def test_a_round_counts_what_is_lost_when_it_breaks() -> None:
     assert context.steps == 3
 
 
+def test_a_round_knows_how_long_ago_its_restore_point_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, now = a_round(), 100.0
+    monkeypatch.setattr("elastic_driver.worker.rounds.context.time.monotonic", lambda: now)
+    assert context.uncommitted_s == 0.0, "no training yet"
+    context.note_restore_point()
+    now = 107.5
+    assert context.uncommitted_s == 7.5
+    context.note_restore_point()
+    assert context.uncommitted_s == 0.0
+
+
 def test_a_round_counts_calls_and_joins() -> None:
     context = a_round()
     context.note_call(0, "a")

@@ -1,0 +1,114 @@
+"""What a look at /metrics costs the driver of a large job.
+
+    python benchmarks/metrics.py [--workers 4096] [--runs 5] [--looks 20]
+
+The state is the core's own, brought there by its own steps: hosts of eight slots each, all of whose workers train.
+Measured is what the driver's only thread does for a scrape: the status of all workers, and the text that is made of it.
+Each run is a process of its own; printed are the medians of its looks, their median, and its ratio to 100 ms, which is
+what a scrape may take. In a running job nothing else is done meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import time
+from typing import Any
+
+from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
+from elastic_driver.core.membership import Policy
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
+from elastic_driver.report.metrics import MetricsPage
+from elastic_driver.report.tally import Tally
+from elastic_driver.words import Backend, ReadyCause
+
+ALLOWED_MS = 100.0
+SLOTS_PER_HOST = 8
+_OPEN = "application/openmetrics-text; version=1.0.0"
+
+
+class _Pids:
+    """Each worker has a process, and nobody is watched."""
+
+    def pid(self, worker: WorkerId) -> int:
+        return 1000 + worker.slot
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *unused, **more: None
+
+
+async def _look(workers: int, looks: int) -> tuple[float, float, int]:
+    started: list[WorkerId] = []
+
+    def carry_out(commands: Any, now: float) -> None:
+        started.extend(command.worker for command in commands if isinstance(command, StartWorker))
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    stepper = Stepper(
+        Policy(num_proc=workers, min_num_proc=1), clock=time.monotonic, carry_out=carry_out, on_error=fail
+    )
+    hosts = tuple(Host(f"host-{number:05}", SLOTS_PER_HOST) for number in range(workers // SLOTS_PER_HOST))
+    stepper.post(HostsDiscovered(hosts))
+    for worker in started:
+        stepper.report(WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,)))
+    stepper.catch_up()
+    for worker in started:
+        stepper.report(WorkerRunning(worker, 1, 0))
+    stepper.catch_up()
+    pids: Any = _Pids()
+    rounds = Rounds(
+        stepper,
+        processes=pids,
+        heartbeats=pids,
+        clock=time.monotonic,
+        on_disc=lambda report: None,
+        end=lambda: "",
+        about=lambda: {"job_id": "77", "command": ["true"], "urls": []},
+    )
+    page = MetricsPage(Tally(), rounds.status, b"Bearer x", "1")
+    request = WebRequest("GET", "/metrics", headers={"authorization": "Bearer x", "accept": _OPEN})
+    took: list[float] = []
+    answer = WebAnswer(0)
+    for _ in range(looks + 1):
+        began = time.perf_counter()
+        answer = page.answer(request)
+        took.append(time.perf_counter() - began)
+    assert f'elastic_driver_workers{{phase="member"}} {workers}.0' in answer.body.decode(), "not all of them train"
+    return statistics.median(took[1:]) * 1e3, took[0] * 1e3, len(answer.body)
+
+
+def _run(workers: int, looks: int, queue: Any) -> None:
+    queue.put(asyncio.run(_look(workers, looks)))
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=4096)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--looks", type=int, default=20)
+    arguments = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    medians = []
+    for run in range(arguments.runs):
+        process = spawn.Process(target=_run, args=(arguments.workers, arguments.looks, queue))
+        process.start()
+        median_ms, first_ms, size = queue.get(timeout=300)
+        process.join()
+        medians.append(median_ms)
+        first = f"the first, which loads the library, {first_ms:.0f} ms"
+        print(f"run {run + 1}: {median_ms:.1f} ms a look; {first}; {size} bytes")
+    median = statistics.median(medians)
+    print(f"{arguments.workers} workers: {median:.1f} ms, {median / ALLOWED_MS:.2f} of {ALLOWED_MS:g} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""``elasticrun completion SHELL``: a script that completes subcommands, flags, choices, files and ids of running jobs.
+
+Owns what each flag's value is completed with. The script is shtab's, made of our parsers; it asks ``elasticrun jobs
+--ids`` for the jobs, and nothing else runs at a TAB.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elastic_driver.cli.drain import parser_of_drain
+from elastic_driver.cli.end import parser_of_end
+from elastic_driver.cli.flags import build_parser
+from elastic_driver.cli.jobs import parser_of_jobs
+from elastic_driver.cli.join import parser_of_join
+from elastic_driver.cli.leave import parser_of_leave
+from elastic_driver.cli.page import parser_of_page
+from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.rendezvous import parser_of_rendezvous
+from elastic_driver.cli.report import parser_of_report
+from elastic_driver.cli.stacks import parser_of_stacks
+from elastic_driver.cli.status import parser_of_status
+from elastic_driver.errors import SettingsError
+
+_SHELLS = ("bash", "zsh", "fish")
+_JOBS = "elasticrun jobs --ids 2>/dev/null"
+_FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND"}), frozenset({"DIR"})
+
+
+def parser_of_completion() -> Parser:
+    """Its flags."""
+    parser = Parser(
+        prog="elasticrun completion",
+        description="Prints a script that has a shell complete elasticrun's subcommands, flags and their values, files "
+        "and running jobs. See docs/operations.md for where to put it.",
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=f"one of {', '.join(_SHELLS)}")
+    return parser
+
+
+SUBCOMMANDS: Mapping[str, Callable[[], Parser]] = {
+    "completion": parser_of_completion,
+    "drain": parser_of_drain,
+    "end": parser_of_end,
+    "jobs": parser_of_jobs,
+    "join": parser_of_join,
+    "leave": parser_of_leave,
+    "page": parser_of_page,
+    "rendezvous": parser_of_rendezvous,
+    "report": parser_of_report,
+    "stacks": parser_of_stacks,
+    "status": parser_of_status,
+}
+"""What the flags of each subcommand are."""
+
+
+def completion(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage, or shtab is not installed.
+    """
+    shell = parser_of_completion().parse_args(words).shell
+    try:
+        import shtab
+    except ImportError:
+        raise SettingsError(
+            "cannot make a script for completion without shtab: pip install 'elastic_driver[completion]'"
+        ) from None
+    parser = build_parser()
+    # The command's own words are completed as files, by the shell itself.
+    command = next(action for action in parser._actions if action.dest == "command")
+    parser._remove_action(command)
+    subparsers = parser.add_subparsers(dest="subcommand", parser_class=Parser)
+    for name, make in SUBCOMMANDS.items():
+        made = make()
+        # Its own parser takes the place of the empty one that argparse makes.
+        subparsers.add_parser(name, help=made.description.split(". ")[0] if made.description else "", add_help=False)
+        subparsers.choices[name] = made
+        subparsers._name_parser_map[name] = made
+    for each in (parser, *subparsers.choices.values()):
+        for action in each._actions:
+            _complete(action, shtab)
+    script = shtab.complete(parser, shell)
+    # Where nothing of ours fits, as in the words of the command, bash is to complete files.
+    print(script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F"))
+    return 0
+
+
+def _complete(action: argparse.Action, shtab: Any) -> None:
+    """Says what an argument's values are, where its choices do not."""
+    found: Any = None
+    if action.choices or action.nargs == 0:
+        return
+    if action.metavar == "JOB" or (action.metavar == "ID" and action.dest == "job"):
+        found = shtab.cmd(_JOBS)
+    elif action.metavar in _FILES:
+        found = shtab.FILE
+    elif action.metavar in _FOLDERS:
+        found = shtab.DIRECTORY
+    if found is not None:
+        action.complete = found  # type: ignore[attr-defined]

@@ -1,0 +1,91 @@
+"""``elasticrun report EVENTS.jsonl``: a job from its event log, as a table or as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from elastic_driver.cli.parser import Parser
+from elastic_driver.cli.tables import table, width_of_output
+from elastic_driver.errors import SettingsError
+from elastic_driver.report.picture import HEADS, cells_of, duration, ending_of, page, svg
+from elastic_driver.report.printable import one_line
+from elastic_driver.report.story import Reader, Story
+
+# A line of the log with a few thousand members has some 300 kB. Longer ones are of no log.
+_LONGEST_LINE = 1 << 26
+
+
+def parser_of_report() -> Parser:
+    """Its flags."""
+    parser = Parser(
+        prog="elasticrun report",
+        description="Shows a job as its event log (--event-log) tells it: its changes and what they cost, and what its "
+        "seconds went into. The job may still run. With -o it is drawn into one file that needs no other.",
+    )
+    parser.add_argument("events", metavar="EVENTS", help="the event log")
+    parser.add_argument("-o", "--output", metavar="FILE", help="draw it: into a page (.html) or a picture (.svg)")
+    parser.add_argument("--job", metavar="ID", default="", help="of several jobs in the log; default: the last one")
+    return parser
+
+
+def report(words: Sequence[str]) -> int:
+    """Runs the subcommand. Returns its exit code.
+
+    Raises:
+        SettingsError: bad usage; the log cannot be read, or tells of no such job; the picture cannot be written.
+    """
+    arguments = parser_of_report().parse_args(words)
+    output = None if arguments.output is None else Path(arguments.output)
+    if output is not None and output.suffix not in (".html", ".svg"):
+        raise SettingsError(f"cannot draw into {output}: the name of the file ends with .html or .svg")
+    story = _story(arguments.events, arguments.job)
+    if story.skipped:
+        lines = "1 line" if story.skipped == 1 else f"{story.skipped} lines"
+        print(f"elasticrun: warning: {lines} of {one_line(arguments.events)} could not be read", file=sys.stderr)
+    if output is None:
+        _print(story)
+        return 0
+    _write(output, page(story) if output.suffix == ".html" else svg(story))
+    return 0
+
+
+def _story(path: str, job: str) -> Story:
+    try:
+        with Path(path).open("rb") as file:
+            story = Reader(job).read(iter(lambda: file.readline(_LONGEST_LINE), b""))
+    except OSError as error:
+        raise SettingsError(f"cannot read the event log {path}: {error.strerror}") from error
+    if story is None:
+        raise SettingsError(f"the event log {path} tells of no job" + (f" {job}" if job else ""))
+    return story
+
+
+def _write(path: Path, text: str) -> None:
+    """As a whole, or not at all: whoever looks at it finds the old one or the new one."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with new.open("x", encoding="utf-8") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _rows(story: Story) -> Iterator[tuple[str, ...]]:
+    for each in story.rounds:
+        yield cells_of(each, is_first=each is story.rounds[0])
+
+
+def _print(story: Story) -> None:
+    print(one_line(f"job {story.job_id}, {duration(story.last)}; {ending_of(story)}"))
+    rows = list(_rows(story))
+    if rows:
+        right = set(HEADS) - {"cause"}
+        print(table(HEADS, rows, right=right, width=width_of_output()))
+    print(story.booked.told())

@@ -1,0 +1,633 @@
+"""Who is suspected to hang, and who is proven to: from what agents see of the workers' processes.
+
+Owns the limits, which it learns from the training, the suspicions and the evidence. Reads no clock and does no I/O:
+looks at workers and answers come in, findings go out. All durations are differences of one agent's own clock, so that
+neither a driver nor a host that stands still makes anybody look slow; the job's time says only whether a look is old.
+
+To suspect somebody takes time; to end somebody takes proof. A suspicion is of a member that others wait for, and that
+does not go on itself; whoever waits is innocent, however long. Proof is that the process is stopped by a signal and
+nobody debugs it, or that for a whole deadline neither its CPU time nor its I/O nor any of its stacks has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elastic_driver.core.dumps import alike
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import STOPPED, Vitals, Waiting
+
+LEAST_LIMIT_S = 5.0
+"""Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
+TIMES_SLOWEST = 10.0
+"""How many times the slowest of the last steps a standstill is suspicious."""
+START_LIMIT_S = 60.0
+"""While too few steps are counted to learn from: the first ones load data and compile, and most are there by then."""
+LEAST_PROOF_S = 60.0
+"""The shortest deadline of the proof: what is retried, polled or written back is so at least once a minute (kernels
+report a task as hung after 120 s, networks retry after at most 64 s)."""
+TIMES_LIMIT = 6.0
+"""The deadline of the proof is so many times the limit: 60 of the slowest steps."""
+STOPPED_PROOF_S = 10.0
+"""A process that is stopped for so long is not about to go on: whoever stops one for a moment (a snapshot, a scheduler)
+goes on sooner."""
+
+_LEARNED_FROM, _WINDOW = 10, 100
+# Looks come about once a second. Between two that are further apart than this nobody knows what has happened.
+STALE_S = 3.0
+# What a process that does nothing does nevertheless: other threads wake up, our own answer the agent.
+_IDLE_CPU, _IDLE_CPU_S = 0.01, 0.05
+_IDLE_BYTES_PER_S, _IDLE_BYTES = 1024, 16 * 1024
+# A stand-still of thousands is told by some of them.
+_MOST_SUSPECTS = 8
+# A suspicion is cleared when it was not confirmed for so long: looks of two workers are not of one moment.
+_UNCONFIRMED_S = 2.0
+
+
+class Kind(StrEnum):
+    """Why somebody is suspected."""
+
+    STOPPED = "stopped"  # by a signal
+    TRACED = "traced"  # a debugger has stopped it, or holds it while others wait
+    LACKS = "awaited"  # others wait for it in a collective
+    DEADLOCK = "deadlock"  # others wait for it, and it waits itself
+    IDLE = "idle"  # nobody waits, and it does nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """After how long a standstill is suspicious, and how that is derived, in words."""
+
+    seconds: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A worker is suspected to hang.
+
+    Attributes:
+        worker, rank: which; no rank for one that is in no round.
+        kind: why.
+        why: in words.
+        collective: what others wait in, as the worker library names it; "" where that is not known.
+        still_s: for how long it has not gone on.
+        limit: that was exceeded.
+        ends_s: when the proof that it hangs is complete, seconds from now; None where nothing will be proven.
+        more: how many others are in the same case, and are not told one by one.
+    """
+
+    worker: WorkerId
+    rank: int | None
+    kind: Kind
+    why: str
+    collective: str
+    still_s: float
+    limit: Limit
+    ends_s: float | None
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """It does not hang after all, or that is no question any more: why, in words, and how long it stood still."""
+
+    worker: WorkerId
+    rank: int | None
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenHung:
+    """It hangs: why, in words. It is silent where it was stopped: that is no doing of its own."""
+
+    worker: WorkerId
+    why: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StackWanted:
+    """The worker's stack is to be taken, and to be given to :meth:`HangWatch.answer` with this number."""
+
+    worker: WorkerId
+    number: int
+
+
+Finding = Suspected | Cleared | ProvenHung | StackWanted
+
+
+class _Window:
+    """The slowest of the last steps of all members. Members count from the beginning of the round, each for itself."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.slowest_s = 0.0
+        self._samples: dict[int, float] = {}
+
+    def add(self, index: int, took_s: float) -> bool:
+        """Takes a step's duration. Returns whether the slowest, or the number of steps, has changed."""
+        if index <= self.top - _WINDOW or self._samples.get(index, -1.0) >= took_s:
+            return False
+        self._samples[index] = took_s
+        if index <= self.top and took_s <= self.slowest_s:
+            return False
+        if index > self.top:
+            self.top = index
+            for old in [each for each in self._samples if each <= index - _WINDOW]:
+                del self._samples[old]
+        self.slowest_s = max(self._samples.values())
+        return True
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """Of one worker, for one standstill. Times are of its agent's clock."""
+
+    kind: Kind
+    why: str
+    collective: str
+    limit: Limit
+    began_s: float
+    confirmed_s: float
+    # The evidence: since when it is collected, the stacks since then, and the question that is open.
+    window_s: float
+    is_first: bool = True
+    stacks: list[str] = field(default_factory=list)
+    open: int | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A worker as it was seen last. Times ending in ``_s`` are of its agent's clock, ``seen_at`` is the job's."""
+
+    vitals: Vitals
+    seen_at: float
+    moved_s: float
+    stepped_s: float
+    finished_s: float
+    quiet_s: float
+    cpu_s: float
+    io_bytes: int
+    steps: int = 0
+    gaps: int = 0
+    halted_s: float | None = None
+    halted_looks: int = 0
+    told: tuple[float, Kind] | None = None
+    suspicion: _Suspicion | None = None
+
+
+class HangWatch:
+    """The workers of a job, as agents see them.
+
+    Args:
+        proves: whether anybody is proven to hang, and so ended; otherwise they are named only.
+    """
+
+    def __init__(self, *, proves: bool = True) -> None:
+        self._proves = proves
+        self._seen: dict[WorkerId, _Seen] = {}
+        self._ranks: dict[WorkerId, int] = {}
+        self._round_id = 0
+        self._number = 0
+        self._ended: list[Finding] = []
+        # Of each of these, who is so: those who stand still for longer than the limit, are stopped, are suspected.
+        self._still: dict[WorkerId, None] = {}
+        self._halted: dict[WorkerId, None] = {}
+        self._suspects: dict[WorkerId, None] = {}
+        self._proven: set[WorkerId] = set()
+        self._learn_anew()
+
+    # --- what is fed -----------------------------------------------------------------------------------------------
+
+    def begin(self, round_id: int, ranks: Mapping[WorkerId, int]) -> None:
+        """A round begins: its members, and their ranks. Limits are learned anew."""
+        self._round_id, self._ranks = round_id, dict(ranks)
+        self._learn_anew()
+        self._still.clear()
+        for worker in sorted(self._suspects, key=self._order):
+            suspicion = self._seen[worker].suspicion
+            if suspicion is not None and suspicion.kind is not Kind.STOPPED:
+                self._clear(worker, "a new round began")
+
+    def forget(self, worker: WorkerId) -> None:
+        """It has ended."""
+        if worker in self._suspects:
+            self._clear(worker, "it has ended")
+        self._drop(worker)
+        self._proven.discard(worker)
+
+    def take(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
+        """A look at a worker. One that is not later than the last one changes nothing."""
+        seen = self._seen.get(worker)
+        if worker in self._proven:
+            return
+        if seen is None or vitals.pid != seen.vitals.pid or vitals.round_id != seen.vitals.round_id:
+            self._take_anew(worker, vitals, now)
+            return
+        before = seen.vitals
+        if vitals.at_s <= before.at_s:
+            return
+        if vitals.at_s - before.at_s > STALE_S:
+            # Nobody knows what it did meanwhile.
+            self._begin_evidence(seen, vitals)
+        at = vitals.at_s
+        if vitals.steps != before.steps:
+            self._note_steps(seen, vitals, before)
+        if vitals.finished != before.finished:
+            self._note_gap(seen, at)
+        if (vitals.submitted, vitals.finished, vitals.steps, vitals.commits) != (
+            before.submitted,
+            before.finished,
+            before.steps,
+            before.commits,
+        ):
+            seen.moved_s = at
+            self._still.pop(worker, None)
+        elif at - seen.moved_s >= self.limit.seconds:
+            self._still[worker] = None
+        self._note_quiet(seen, vitals)
+        seen.vitals, seen.seen_at = vitals, now
+        self._note_halt(worker, seen)
+
+    def answer(self, worker: WorkerId, number: int, text: str | None) -> None:
+        """The stack that was wanted; None where it cannot be had, which proves nothing."""
+        seen = self._seen.get(worker)
+        suspicion = None if seen is None else seen.suspicion
+        if seen is None or suspicion is None or suspicion.open != number:
+            return
+        suspicion.open = None
+        if text is None:
+            self._restart(suspicion, seen.vitals.at_s)
+            return
+        # To write it was the worker's doing, on our demand.
+        seen.io_bytes += len(text.encode())
+        if suspicion.stacks and not alike(suspicion.stacks[0], text):
+            self._restart(suspicion, seen.vitals.at_s)
+        suspicion.stacks.append(text)
+
+    # --- what is found ---------------------------------------------------------------------------------------------
+
+    def look(
+        self,
+        now: float,
+        *,
+        trains: Callable[[WorkerId], bool] = lambda worker: True,
+        lives: Callable[[WorkerId], bool] = lambda worker: True,
+    ) -> list[Finding]:
+        """What is new. To be called twice a second.
+
+        Args:
+            now: the present, of the job's time, seconds.
+            trains: whether a worker is a member of the present round that trains in it, and is not about to leave.
+            lives: whether nobody has told a worker to end.
+        """
+        found, self._ended = self._ended, []
+        cases = self._cases(now, trains) if self._still or self._suspects else {}
+        for worker in self._halted:
+            seen = self._seen[worker]
+            if seen.halted_looks >= 2 and lives(worker) and self._is_fresh(seen, now):
+                cases[worker] = self._case_of_halt(seen)
+        news = [worker for worker in cases if worker not in self._suspects and self._is_news(worker, cases[worker][0])]
+        news.sort(key=self._order)
+        # Who is stopped is so by itself; the others are cases of one standstill.
+        halted = [worker for worker in news if worker in self._halted]
+        others = [worker for worker in news if worker not in self._halted]
+        room = max(0, _MOST_SUSPECTS - len(self._suspects))
+        for worker in halted:
+            found.append(self._suspect(worker, *cases[worker]))
+        for worker in others[:room]:
+            rest = len(others) - room if worker is others[:room][-1] else 0
+            found.append(self._suspect(worker, *cases[worker], more=max(0, rest)))
+        for worker in sorted(self._suspects, key=self._order):
+            seen = self._seen[worker]
+            if not lives(worker):
+                self._clear(worker, "it was told to end")
+            elif self._is_fresh(seen, now):
+                self._follow(
+                    worker, seen, cases.get(worker), found, gone=not (worker in self._halted or trains(worker))
+                )
+        found += self._ended
+        self._ended = []
+        return found
+
+    def suspects(self) -> list[tuple[WorkerId, int | None, str, float, float]]:
+        """Who is suspected now: worker, rank, why, for how long it stands still, and the limit; by ranks."""
+        listed = []
+        for worker in sorted(self._suspects, key=self._order):
+            seen = self._seen[worker]
+            if (one := seen.suspicion) is not None:
+                still_s = seen.vitals.at_s - one.began_s
+                listed.append((worker, self._ranks.get(worker), one.why, still_s, one.limit.seconds))
+        return listed
+
+    @property
+    def proof(self) -> Limit:
+        """For how long a suspect may neither compute, read, write nor move, with the present limit."""
+        return proof_of(self.limit)
+
+    # --- what is learned -------------------------------------------------------------------------------------------
+
+    def _learn_anew(self) -> None:
+        self._steps, self._gaps = _Window(), _Window()
+        self.limit = limit_of(0, 0.0, "steps")
+
+    def _note_steps(self, seen: _Seen, vitals: Vitals, before: Vitals) -> None:
+        done = vitals.steps - before.steps
+        if done > 0:
+            seen.steps += done
+            if self._steps.add(seen.steps, (vitals.at_s - seen.stepped_s) / done):
+                self._derive()
+        seen.stepped_s = vitals.at_s
+
+    def _note_gap(self, seen: _Seen, at: float) -> None:
+        seen.gaps += 1
+        if self._gaps.add(seen.gaps, at - seen.finished_s) and not self._steps.top:
+            self._derive()
+        seen.finished_s = at
+
+    def _derive(self) -> None:
+        if self._steps.top:
+            self.limit = limit_of(self._steps.top, self._steps.slowest_s, "steps")
+        else:
+            self.limit = limit_of(self._gaps.top, self._gaps.slowest_s, "gaps between collectives")
+
+    # --- evidence --------------------------------------------------------------------------------------------------
+
+    def _take_anew(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
+        """The first look at a worker, at another process of it, or at it in another round."""
+        known = self._seen.get(worker)
+        if known is not None and vitals.pid == known.vitals.pid and vitals.at_s <= known.vitals.at_s:
+            return
+        at = vitals.at_s
+        if worker in self._suspects:
+            self._clear(worker, "it goes on")
+        self._drop(worker)
+        self._seen[worker] = seen = _Seen(vitals, now, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
+        if known is not None and known.vitals.pid == vitals.pid and vitals.at_s - known.vitals.at_s <= STALE_S:
+            seen.halted_s, seen.halted_looks = known.halted_s, known.halted_looks
+        self._note_halt(worker, seen)
+
+    def _begin_evidence(self, seen: _Seen, vitals: Vitals) -> None:
+        at = vitals.at_s
+        seen.moved_s = seen.stepped_s = seen.finished_s = seen.quiet_s = at
+        seen.cpu_s, seen.io_bytes = vitals.cpu_s, vitals.io_bytes
+        seen.halted_s, seen.halted_looks = None, 0
+
+    def _note_quiet(self, seen: _Seen, vitals: Vitals) -> None:
+        since_s = vitals.at_s - seen.quiet_s
+        cpu_s, done = vitals.cpu_s - seen.cpu_s, vitals.io_bytes - seen.io_bytes
+        is_busy = cpu_s >= max(_IDLE_CPU_S, _IDLE_CPU * since_s)
+        # What a dump has cost was taken off in advance.
+        if is_busy or cpu_s < 0 or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s):
+            seen.quiet_s, seen.cpu_s, seen.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
+
+    def _note_halt(self, worker: WorkerId, seen: _Seen) -> None:
+        state = seen.vitals.state
+        if state not in (STOPPED, "t"):
+            seen.halted_s, seen.halted_looks = None, 0
+            self._halted.pop(worker, None)
+            return
+        if seen.halted_s is None or seen.vitals.traced or state != STOPPED:
+            seen.halted_s = seen.vitals.at_s
+        seen.halted_looks += 1
+        self._halted[worker] = None
+
+    def _restart(self, suspicion: _Suspicion, at: float) -> None:
+        suspicion.window_s, suspicion.is_first = at, False
+        suspicion.stacks, suspicion.open = [], None
+
+    # --- suspicions ------------------------------------------------------------------------------------------------
+
+    def _cases(self, now: float, trains: Callable[[WorkerId], bool]) -> dict[WorkerId, tuple[Kind, str, str]]:
+        """Who stands still now though others wait, or for no reason that is seen: kind, why, collective."""
+        members = {}
+        for worker in self._ranks:
+            seen = self._seen.get(worker)
+            if seen is not None and seen.vitals.round_id == self._round_id and self._is_fresh(seen, now):
+                members[worker] = seen
+        if not any(map(trains, members)):
+            return {}
+        limit_s = self.limit.seconds
+        by_rank = {self._ranks[worker]: worker for worker in members}
+        root = members.get(by_rank[0]) if 0 in by_rank else None
+        listed = () if root is None else root.vitals.waiting
+        overdue = [one for one in listed if one.since_s >= limit_s]
+        if overdue:
+            cases = self._cases_of_waiting(overdue, members, by_rank)
+        elif not listed:
+            cases = self._cases_by_counts(members)
+        else:
+            cases = {}
+        return {worker: case for worker, case in cases.items() if trains(worker)}
+
+    def _cases_of_waiting(
+        self, overdue: Collection[Waiting], members: Mapping[WorkerId, _Seen], by_rank: Mapping[int, WorkerId]
+    ) -> dict[WorkerId, tuple[Kind, str, str]]:
+        """With what rank 0 knows."""
+        cases: dict[WorkerId, tuple[Kind, str, str]] = {}
+        all_wait = True
+        for one in sorted(overdue, key=lambda one: (-one.since_s, one.name)):
+            for rank in one.missing:
+                worker = by_rank.get(rank)
+                if worker is None:
+                    all_wait = False
+                    continue
+                seen = members[worker]
+                if seen.vitals.waits_s > 0:
+                    all_wait = all_wait and seen.vitals.waits_s >= self.limit.seconds
+                    continue
+                all_wait = False
+                if self._is_still(seen) and worker not in cases:
+                    text = f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s"
+                    cases[worker] = self._awaited(seen, text, one.name)
+        if not cases and all_wait:
+            # Which of them are in the wrong nobody can know; the fewest are named.
+            one = min(overdue, key=lambda one: (len(one.missing), -one.since_s, one.name))
+            for rank in one.missing:
+                text = (
+                    f"it has not submitted {one.name}, in which others have waited for {one.since_s:.0f} s, and waits "
+                    "for others itself: the ranks wait for each other"
+                )
+                cases[by_rank[rank]] = Kind.DEADLOCK, text, one.name
+        return cases
+
+    def _cases_by_counts(self, members: Mapping[WorkerId, _Seen]) -> dict[WorkerId, tuple[Kind, str, str]]:
+        """Without: the member that does not wait while all others do; who has submitted fewest."""
+        limit_s = self.limit.seconds
+        known = {worker: seen for worker, seen in members.items() if seen.vitals.pulse_s is not None}
+        waiters = [worker for worker, seen in known.items() if seen.vitals.waits_s > 0]
+        if not waiters:
+            return {
+                worker: (Kind.IDLE, f"{_does_nothing(seen)}, and nobody waits for it", "")
+                for worker, seen in known.items()
+                if self._is_still(seen) and seen.vitals.at_s - seen.quiet_s >= limit_s
+            }
+        if len(known) < len(self._ranks) or any(known[worker].vitals.waits_s < limit_s for worker in waiters):
+            return {}
+        others = [worker for worker in known if worker not in dict.fromkeys(waiters)]
+        counts = {worker: known[worker].vitals.submitted for worker in (others or waiters)}
+        fewest = min(counts.values())
+        waited_s = min(known[worker].vitals.waits_s for worker in waiters)
+        if others:
+            text = f"it waits in no collective, and all others have waited for {waited_s:.0f} s"
+            return {
+                worker: self._awaited(known[worker], text, "")
+                for worker, count in counts.items()
+                if count == fewest and self._is_still(known[worker])
+            }
+        if fewest == max(counts.values()):
+            return {}  # it is the collective itself that does not get on
+        text = f"it has submitted {fewest} collectives, others more, and all have waited for {waited_s:.0f} s"
+        return {
+            worker: (Kind.DEADLOCK, f"{text}: the ranks wait for each other", "")
+            for worker, count in counts.items()
+            if count == fewest
+        }
+
+    def _awaited(self, seen: _Seen, text: str, collective: str) -> tuple[Kind, str, str]:
+        vitals = seen.vitals
+        if vitals.traced:
+            return Kind.TRACED, f"{text}; a debugger holds it", collective
+        if vitals.state == "D":
+            text += "; it is in a system call that cannot be interrupted (state D): a disc, mostly"
+        return Kind.LACKS, text, collective
+
+    def _case_of_halt(self, seen: _Seen) -> tuple[Kind, str, str]:
+        vitals = seen.vitals
+        if vitals.state == STOPPED and not vitals.traced:
+            return Kind.STOPPED, "it is stopped by a signal (state T)", ""
+        return Kind.TRACED, f"it is stopped by a debugger (state {vitals.state})", ""
+
+    def _is_news(self, worker: WorkerId, kind: Kind) -> bool:
+        seen = self._seen[worker]
+        return kind in (Kind.STOPPED, Kind.TRACED) or seen.told != (seen.moved_s, kind)
+
+    def _suspect(self, worker: WorkerId, kind: Kind, why: str, collective: str, *, more: int = 0) -> Suspected:
+        seen = self._seen[worker]
+        at = seen.vitals.at_s
+        began = seen.halted_s if kind is Kind.STOPPED and seen.halted_s is not None else seen.moved_s
+        seen.told = seen.moved_s, kind
+        seen.suspicion = _Suspicion(kind, why, collective, self.limit, began, at, at)
+        self._suspects[worker] = None
+        ends_s = None
+        if self._proves and kind is Kind.STOPPED:
+            ends_s = STOPPED_PROOF_S - (at - began)
+        elif self._may_prove(seen, seen.suspicion):
+            ends_s = proof_of(self.limit).seconds
+        return Suspected(worker, self._ranks.get(worker), kind, why, collective, at - began, self.limit, ends_s, more)
+
+    def _follow(
+        self, worker: WorkerId, seen: _Seen, case: tuple[Kind, str, str] | None, found: list[Finding], *, gone: bool
+    ) -> None:
+        """What has become of a suspicion, with the last look."""
+        one, at = seen.suspicion, seen.vitals.at_s
+        if one is None:
+            return
+        if case is not None:
+            one.confirmed_s = at
+            if case[0] is not one.kind:
+                if case[0] is Kind.LACKS:
+                    self._restart(one, at)
+                    one.is_first = True
+                one.kind, one.why, one.collective = case
+        elif gone:
+            self._clear(worker, "its round is over, or it leaves")
+            return
+        elif seen.moved_s > one.began_s or one.kind is Kind.STOPPED or at - one.confirmed_s >= _UNCONFIRMED_S:
+            self._clear(worker, "it goes on")
+            return
+        if not self._proves:
+            return
+        if one.kind is Kind.STOPPED:
+            since = seen.halted_s
+            if since is not None and seen.halted_looks >= 2 and at - since >= STOPPED_PROOF_S:
+                found.append(ProvenHung(worker, f"stopped by a signal (state T) for {at - since:.1f} s", silent=True))
+                self._drop(worker)
+                self._proven.add(worker)
+        elif self._may_prove(seen, one):
+            self._collect(worker, seen, one, found)
+
+    def _may_prove(self, seen: _Seen, one: _Suspicion) -> bool:
+        return self._proves and one.kind is Kind.LACKS and not seen.vitals.traced and seen.vitals.pulse_s is not None
+
+    def _collect(self, worker: WorkerId, seen: _Seen, one: _Suspicion, found: list[Finding]) -> None:
+        """Goes on with the evidence against a worker that others wait for."""
+        at, deadline = seen.vitals.at_s, proof_of(one.limit)
+        if seen.quiet_s > one.window_s:
+            self._restart(one, seen.quiet_s)
+        whole_s = deadline.seconds
+        due = (0.0 if one.is_first else whole_s / 12, whole_s / 2, whole_s)
+        taken = len(one.stacks)
+        if taken == len(due):
+            cpu_s, did = seen.vitals.cpu_s - seen.cpu_s, seen.vitals.io_bytes - seen.io_bytes
+            text = (
+                f"{one.why}; for {at - one.window_s:.0f} s it has used {max(0.0, cpu_s):.2f} s of CPU time and moved "
+                f"{max(0, did)} bytes, and its stacks are the same ({deadline.told})"
+            )
+            found.append(ProvenHung(worker, text, silent=False))
+            self._drop(worker)
+            self._proven.add(worker)
+        elif one.open is None and at - one.window_s >= due[taken]:
+            self._number += 1
+            one.open = self._number
+            found.append(StackWanted(worker, self._number))
+
+    def _clear(self, worker: WorkerId, why: str) -> None:
+        seen = self._seen[worker]
+        one, seen.suspicion = seen.suspicion, None
+        del self._suspects[worker]
+        if one is not None:
+            took_s = max(0.0, seen.vitals.at_s - one.began_s)
+            self._ended.append(Cleared(worker, self._ranks.get(worker), why, took_s))
+
+    def _drop(self, worker: WorkerId) -> None:
+        for kept in (self._still, self._halted, self._suspects):
+            kept.pop(worker, None)
+        self._seen.pop(worker, None)
+
+    def _is_still(self, seen: _Seen) -> bool:
+        return seen.vitals.pulse_s is not None and seen.vitals.at_s - seen.moved_s >= self.limit.seconds
+
+    def _is_fresh(self, seen: _Seen, now: float) -> bool:
+        return now - seen.seen_at <= STALE_S
+
+    def _order(self, worker: WorkerId) -> tuple[bool, int, str]:
+        rank = self._ranks.get(worker)
+        return rank is None, rank or 0, worker.key
+
+
+def limit_of(counted: int, slowest_s: float, what: str) -> Limit:
+    """The limit that follows from so many steps (or gaps), the slowest of which took so long.
+
+    Args:
+        counted: of them so far in this round.
+        slowest_s: of the last ones, seconds.
+        what: "steps", or what takes their place.
+    """
+    learned_s = TIMES_SLOWEST * slowest_s
+    said = f"{TIMES_SLOWEST:g} times the slowest of the last {min(counted, _WINDOW)} {what}, {slowest_s:.2g} s,"
+    if counted < _LEARNED_FROM:
+        if learned_s > START_LIMIT_S:
+            return Limit(learned_s, f"{said} is {learned_s:.3g} s")
+        return Limit(START_LIMIT_S, f"{START_LIMIT_S:g} s, until {_LEARNED_FROM} steps of the round are counted")
+    if learned_s < LEAST_LIMIT_S:
+        return Limit(LEAST_LIMIT_S, f"{LEAST_LIMIT_S:g} s, the least; {said} is less")
+    return Limit(learned_s, f"{said} is {learned_s:.3g} s")
+
+
+def proof_of(limit: Limit) -> Limit:
+    """The deadline of the proof that follows from a limit."""
+    derived_s = TIMES_LIMIT * limit.seconds
+    if derived_s <= LEAST_PROOF_S:
+        return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")
+    return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {limit.seconds:.3g} s")
+
+
+def _does_nothing(seen: _Seen) -> str:
+    quiet_s = seen.vitals.at_s - seen.quiet_s
+    text = f"it has neither computed, read nor written anything for {quiet_s:.0f} s"
+    return f"{text} (state D: a disc, mostly)" if seen.vitals.state == "D" else text

@@ -1,0 +1,277 @@
+"""Who hangs and who is slow, by what agents see of the workers: has the core decide, asks for stacks, and tells.
+
+Owns the order in which things are told, and the pause between two drains of slow workers. Ends nobody, and decides
+nothing of it: what a hang or a drain means is the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from elastic_driver.core.draining import why_needed
+from elastic_driver.core.dumps import innermost
+from elastic_driver.core.events import DrainRequested, WorkerHung
+from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, StackWanted, Suspected
+from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
+from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report import happenings
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
+from elastic_driver.words import HangAction, StragglerAction
+
+# Agents look twice a second.
+_LOOK_S = 0.5
+# A link's answer may take a while; then the suspicion is told without.
+_STACK_S = 6.0
+# A slow worker is drained, then the others have to show how fast they are without it; and a host that is slow again
+# after one of its places was drained has something that no drain cures.
+DRAIN_PAUSE_S, HOST_PAUSE_S = 60.0, 3600.0
+_NAMED = 2
+
+Stacks = Callable[[WorkerId], Awaitable[str | None]]
+
+
+async def no_stacks(worker: WorkerId) -> str | None:
+    """Where stacks cannot be had."""
+    return None
+
+
+class Health:
+    """Watches the workers of one job. Used on the event loop only.
+
+    Args:
+        stepper: has the state, and takes who hangs and who is drained.
+        chronicle: is told.
+        clock: the job's time, seconds.
+        tasks: runs the questions for stacks.
+        stacks: takes a worker's Python stacks; None where they cannot be had.
+        hang_action: what comes of a worker that is proven to hang.
+        straggler_action: what comes of one that is slow.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        chronicle: Chronicle,
+        clock: Callable[[], float],
+        tasks: Tasks,
+        stacks: Stacks = no_stacks,
+        hang_action: str = HangAction.END,
+        straggler_action: str = StragglerAction.WARN,
+    ) -> None:
+        self._stepper = stepper
+        self._chronicle = chronicle
+        self._clock = clock
+        self._tasks = tasks
+        self.stacks = stacks
+        self._drains = straggler_action == StragglerAction.DRAIN
+        self._hangs = HangWatch(proves=hang_action == HangAction.END)
+        self._stragglers = StragglerWatch()
+        self._round_id = 0
+        # Suspicions that wait for a stack to be told with; what is to be told after each.
+        self._untold: dict[WorkerId, tuple[Suspected, list[Cleared | ProvenHung]]] = {}
+        self._drained_at: float | None = None
+        self._drained_hosts: dict[str, float] = {}
+
+    # --- what it is fed --------------------------------------------------------------------------------------------
+
+    def on_vitals(self, worker: WorkerId, vitals: Vitals, now: float) -> None:
+        """An agent has looked at a worker. See Board."""
+        state = self._stepper.state
+        if record_of(state, worker) is None:
+            return  # it has ended meanwhile
+        if state.round_id != self._round_id:
+            self._round_id = state.round_id
+            ranks = {member: rank for rank, member in enumerate(state.members)}
+            self._hangs.begin(state.round_id, ranks)
+            self._stragglers.begin(state.round_id, ranks, now)
+        self._hangs.take(worker, vitals, now)
+        self._stragglers.take(worker, vitals)
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker has ended."""
+        self._hangs.forget(worker)
+        self._stragglers.forget(worker, self._clock())
+
+    async def watch_over(self) -> None:
+        """Reports who hangs, and tells who is suspected or slow. Runs until it is cancelled."""
+        odd = False
+        while not self._stepper.is_over:
+            await asyncio.sleep(_LOOK_S)
+            odd = not odd
+            self._look(stragglers=odd)
+
+    # --- what is asked of it ---------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Of ``GET /v1/status``: who is suspected, and the present limits."""
+        limit, proof = self._hangs.limit, self._hangs.proof
+        return {
+            "suspected": [
+                {
+                    "worker": worker.key,
+                    "rank": rank,
+                    "why": why,
+                    "since_s": round(still_s, 3),
+                    "limit_s": round(limit_s, 3),
+                }
+                for worker, rank, why, still_s, limit_s in self._hangs.suspects()
+            ],
+            "hang_limits": {
+                "suspected_s": round(limit.seconds, 3),
+                "suspected_why": limit.told,
+                "ended_s": round(proof.seconds, 3),
+                "ended_why": proof.told,
+            },
+        }
+
+    @property
+    def suspected(self) -> int:
+        """How many workers are suspected."""
+        return len(self._hangs.suspects())
+
+    def remark(self) -> str:
+        """Who may hang, in words; "" for nobody."""
+        suspects = self._hangs.suspects()
+        texts = [
+            f"worker {worker}{'' if rank is None else f' (rank {rank})'} may hang: {why}"
+            for worker, rank, why, _, _ in suspects[:_NAMED]
+        ]
+        more = len(suspects) - _NAMED
+        return "; ".join([*texts, *([f"and {more} more"] if more > 0 else [])])
+
+    # --- looks -----------------------------------------------------------------------------------------------------
+
+    def _look(self, *, stragglers: bool) -> None:
+        state, now = self._stepper.state, self._clock()
+        is_running = state.phase is JobPhase.RUNNING and not finishing(state)
+        for finding in self._hangs.look(
+            now, trains=lambda worker: is_running and _trains(state, worker), lives=lambda worker: _lives(state, worker)
+        ):
+            match finding:
+                case Suspected():
+                    self._take_suspicion(finding)
+                case StackWanted():
+                    self._tasks.start(self._ask(finding))
+                case Cleared() | ProvenHung():
+                    self._tell_after(finding)
+        if not stragglers:
+            return
+        for news in self._stragglers.look(now, trains=lambda worker: is_running and _trains(state, worker)):
+            if isinstance(news, StragglerFound):
+                self._chronicle.straggler(
+                    happenings.StragglerFound(
+                        news.worker,
+                        news.rank,
+                        news.own_s,
+                        news.median_s,
+                        news.against_others,
+                        news.against_past,
+                        news.steps,
+                    )
+                )
+                if self._drains:
+                    self._drain(news, now)
+            else:
+                self._chronicle.straggler(happenings.StragglerGone(news.worker, news.rank, news.why, news.took_s))
+
+    def _take_suspicion(self, suspected: Suspected) -> None:
+        if suspected.kind in (Kind.STOPPED, Kind.TRACED):  # it cannot tell where it is
+            self._tell(suspected, None)
+            return
+        self._untold[suspected.worker] = suspected, []
+        if suspected.ends_s is None:  # else the core asks by itself
+            self._tasks.start(self._ask(StackWanted(suspected.worker, 0)))
+
+    async def _ask(self, wanted: StackWanted) -> None:
+        text: str | None = None
+        try:
+            async with asyncio.timeout(_STACK_S):
+                text = await self.stacks(wanted.worker)
+        except TimeoutError:
+            pass
+        if wanted.number:
+            self._hangs.answer(wanted.worker, wanted.number, text)
+        if wanted.worker in self._untold:
+            suspected, after = self._untold.pop(wanted.worker)
+            self._tell(suspected, text)
+            for finding in after:
+                self._tell_after(finding)
+
+    def _tell_after(self, finding: Cleared | ProvenHung) -> None:
+        """Tells, and reports, what has become of a suspicion; not before that was told itself."""
+        if finding.worker in self._untold:
+            self._untold[finding.worker][1].append(finding)
+        elif isinstance(finding, Cleared):
+            self._chronicle.worker_cleared(
+                happenings.WorkerCleared(finding.worker, finding.rank, finding.why, finding.took_s)
+            )
+        else:
+            self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
+
+    def _tell(self, suspected: Suspected, stack: str | None) -> None:
+        self._chronicle.worker_suspected(
+            happenings.WorkerSuspected(
+                suspected.worker,
+                suspected.rank,
+                suspected.kind,
+                suspected.why,
+                suspected.collective,
+                stack or "",
+                innermost(stack or ""),
+                suspected.still_s,
+                suspected.limit.seconds,
+                suspected.limit.told,
+                suspected.ends_s,
+                suspected.more,
+            )
+        )
+
+    # --- drains ----------------------------------------------------------------------------------------------------
+
+    def _drain(self, slow: StragglerFound, now: float) -> None:
+        """Has a slow worker leave, where the job can do without it."""
+        worker, state = slow.worker, self._stepper.state
+        # Where places have to go in multiples, one alone would leave the host's others without use.
+        slot = worker.slot if state.policy.multiple == 1 else None
+        why = ""
+        if self._drained_at is not None and now - self._drained_at < DRAIN_PAUSE_S:
+            why = f"another slow worker was drained {now - self._drained_at:.0f} s ago"
+        elif now - self._drained_hosts.get(worker.hostname, float("-inf")) < HOST_PAUSE_S:
+            why = f"a place of host {worker.hostname} was drained for that already"
+        why = why or why_needed(state, worker.hostname, slot)
+        if why:
+            self._chronicle.warning(f"worker {worker} is slow, and is not drained: {why}")
+            return
+        self._drained_at = now
+        # Hosts of always new names may come.
+        self._drained_hosts = {host: at for host, at in self._drained_hosts.items() if now - at < HOST_PAUSE_S}
+        self._drained_hosts[worker.hostname] = now
+        self._stepper.post(
+            DrainRequested(
+                worker.hostname,
+                slot,
+                f"it is {1 / slow.against_others:.2f} times slower than the others (--straggler-action drain)",
+            )
+        )
+
+
+def _trains(state: State, worker: WorkerId) -> bool:
+    record = record_of(state, worker)
+    return (
+        record is not None
+        and record.phase is WorkerPhase.MEMBER
+        and record.running
+        and record.leave_by is None
+        and record.exit_by is None
+    )
+
+
+def _lives(state: State, worker: WorkerId) -> bool:
+    record = record_of(state, worker)
+    return record is not None and record.phase is not WorkerPhase.LEAVING and record.killed is None

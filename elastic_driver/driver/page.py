@@ -1,0 +1,198 @@
+"""The driver's side of the page: what it shows beside the job's status, what operators may have done there, its links.
+
+Owns where the page is to be found. How it is shown and who may see it is :mod:`elastic_driver.report.page`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import math
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from ssl import SSLContext
+from typing import Any, Protocol
+
+from elastic_driver.driver.agents import url_of
+from elastic_driver.driver.rounds import Rounds
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.errors import RendezvousProtocolError, SettingsError
+from elastic_driver.rendezvous.certificate import Certificate, server_context
+from elastic_driver.rendezvous.messages import DrainHostRequest, PageReply, PageRequest
+from elastic_driver.rendezvous.routes import OPERATOR, Route, RouteRequest, Routes
+from elastic_driver.rendezvous.server.web import Web
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.report.page.feed import Feed
+from elastic_driver.report.page.sessions import Sessions
+from elastic_driver.report.page.site import Actions, Site
+
+
+class PageServer(Protocol):
+    """What is needed of the driver's server."""
+
+    async def listen_at(self, host: str, port: int, *, ssl: SSLContext | None = None) -> int:
+        """Listens on another address as well. Returns the port there."""
+
+
+class Page:
+    """The page of one job. Used on the event loop only.
+
+    Args:
+        job_id: of the job.
+        stepper: has the state.
+        rounds: answer what operators ask.
+        chronicle: tells the story; the page listens from now on.
+        clock: the job's time, seconds.
+        output: the last lines of a worker's output, by its key.
+        stacks: the workers' stacks as text; None where there are none.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        stepper: Stepper,
+        rounds: Rounds,
+        chronicle: Chronicle,
+        clock: Callable[[], float],
+        output: Callable[[str], Sequence[str] | None],
+        stacks: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        self._stepper = stepper
+        self._rounds = rounds
+        self._chronicle = chronicle
+        self._clock = clock
+        self._sessions = Sessions(clock)
+        # Frames may be late, and the loop is there only once the job runs.
+        self._feed = Feed(self.status, call_later=lambda s, act: asyncio.get_running_loop().call_later(s, act))
+        chronicle.also(self._feed)
+        self.site = Site(
+            job_id,
+            self._feed,
+            self._sessions,
+            Actions(
+                lambda host: self._drain(host, undo=False),
+                lambda host: self._drain(host, undo=True),
+                lambda: rounds.end().text,
+                stacks,
+            ),
+            output=output,
+            names=[socket.gethostname()],
+        )
+        self._urls: list[str] = []
+
+    @property
+    def web(self) -> Web:
+        """Answers browsers."""
+        return self.site
+
+    @property
+    def routes(self) -> Routes:
+        """How an operator gets a link."""
+        return {"page": Route({b"POST": OPERATOR}, self._give_link)}
+
+    async def listen(self, server: PageServer, url: str, address: str) -> None:
+        """The driver's server listens.
+
+        Args:
+            server: it.
+            url: where.
+            address: where else the page is to be found, HOST or HOST:PORT; "" for nowhere.
+
+        Raises:
+            SettingsError: that address cannot be had.
+        """
+        if address:
+            host, port = page_address(address)
+            # A login over a network is read by whoever listens to that.
+            ssl = None if _is_loopback(host) else server_context(Certificate.new())
+            actual = await server.listen_at(host, port, ssl=ssl)
+            self.site.names.add(host.lower())
+            self._urls.append(url_of(host, actual, scheme="http" if ssl is None else "https"))
+        self._urls.append(url)
+
+    def link(self) -> str:
+        """A link for somebody who may look. It is a secret, good once."""
+        return self._links(may_act=False)[0]
+
+    def _links(self, *, may_act: bool) -> list[str]:
+        code = self._sessions.new_code(may_act=may_act)
+        return [f"{url}/login?code={code}" for url in self._urls]
+
+    def close(self) -> None:
+        """The driver ends: browsers are told so."""
+        self.site.close()
+        self._feed.close()
+
+    def _give_link(self, request: RouteRequest) -> tuple[int, bytes]:
+        wanted = PageRequest.from_json(request.body)
+        if not self._urls:
+            raise RendezvousProtocolError("there is no page yet")
+        return 200, PageReply(self._links(may_act=wanted.may_act)).to_json()
+
+    def _drain(self, host: str, *, undo: bool) -> tuple[bool, str]:
+        reply = self._rounds.drain(DrainHostRequest(host, undo))
+        return reply.done, reply.text
+
+    # --- what is shown ---------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """The job's status, and what else the page shows of it."""
+        status = self._rounds.status()
+        state, now = self._stepper.state, self._clock()
+        marks: Mapping[str, set[str]] = {
+            mark: set(_texts(status.get(mark))) for mark in ("blacklisted", "silent", "left_out", "drained")
+        }
+        hosts: list[dict[str, Any]] = []
+        rows = status.get("hosts")
+        for host in rows if isinstance(rows, list) else []:
+            row = {**host, **{mark: True for mark, names in marks.items() if host["name"] in names}}
+            entry = state.blacklist.entry_of(host["name"])
+            if "blacklisted" in row and entry is not None and entry.until is not None and math.isfinite(entry.until):
+                row["ready_in_s"] = max(0.0, entry.until - now)
+            hosts.append(row)
+        status["hosts"] = hosts
+        for mark in marks:
+            status.pop(mark, None)
+        status.pop("urls", None)
+        outage = state.discovery.outage
+        # When it began as a point in time that stays: the feed sends what has changed.
+        status["discovery_fails"] = None if outage is None else {"reason": outage.error, "age_s": now - outage.since}
+        status["durable"] = [
+            {"where": one.where, "written": one.written, "commits": one.commits, "trouble": one.trouble}
+            for one in self._chronicle.disc_reports
+        ]
+        return status
+
+
+def _texts(value: object) -> list[str]:
+    return value if isinstance(value, list) else []
+
+
+def page_address(text: str) -> tuple[str, int]:
+    """HOST or HOST:PORT, [ADDRESS]:PORT for IPv6; port 0 for any that is free.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    host, port = text, "0"
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise SettingsError(f"cannot use {json.dumps(text)} as --page-address: HOST, HOST:PORT or [ADDRESS]:PORT")
+        port = rest[1:] or "0"
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"cannot use {json.dumps(text)} as --page-address: HOST, HOST:PORT or [ADDRESS]:PORT")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,139 @@
+"""The stacks of all workers at a moment, for people who look for what hangs.
+
+Owns the asking: all agents at once, and who does not answer is named. Takes none itself: agents do
+(:mod:`elastic_driver.launch.agent.stacks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from elastic_driver.errors import RendezvousProtocolError
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.fleet.link import AgentLink
+from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+
+# A worker has two seconds; the rest is the network's.
+LIMIT_S = 5.0
+_MOST_TEXT = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StackDump:
+    """Where a worker is.
+
+    Attributes:
+        pid: of its process, as its host numbers it; None when that is not known.
+        state: the letter that the kernel has for it; "" when it is not known.
+        text: the stacks of its threads, as Python's faulthandler writes them; "" for none.
+        reason: why there are none; "" where there are.
+        syscall: number of the system call that its main thread is in, or "running"; "" when it is not known.
+        wchan: where in the kernel that thread sleeps; "" for nowhere, or unknown.
+    """
+
+    pid: int | None = None
+    state: str = ""
+    text: str = ""
+    reason: str = ""
+    syscall: str = ""
+    wchan: str = ""
+
+
+@dataclass(slots=True)
+class _Asked:
+    left: set[AgentLink]
+    found: dict[WorkerId, StackDump]
+    done: asyncio.Future[None]
+
+    def answered(self, link: AgentLink) -> None:
+        self.left.discard(link)
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+
+class Stacks:
+    """See above. Used on the event loop only.
+
+    Args:
+        living: the workers whose processes run.
+        host_of: the agent of a host; None when there is none.
+    """
+
+    def __init__(
+        self, living: Callable[[], Collection[WorkerId]], *, host_of: Callable[[str], AgentLink | None]
+    ) -> None:
+        self._living = living
+        self._host_of = host_of
+        self._number = 0
+        self._asked: dict[int, _Asked] = {}
+
+    async def take_all(self, workers: Collection[WorkerId] | None = None) -> dict[WorkerId, StackDump]:
+        """The stacks of these workers, or of all, or why there are none. Blocks for five seconds at most.
+
+        Args:
+            workers: which; those that do not run are not in the answer. None for all.
+        """
+        wanted = [worker for worker in self._living() if workers is None or worker in workers]
+        keys: dict[AgentLink, list[str]] = {}
+        for worker in wanted:
+            link = self._host_of(worker.hostname)
+            if link is not None:
+                keys.setdefault(link, []).append(worker.key)
+        asked = await self._ask(keys)
+        for worker in wanted:
+            link = self._host_of(worker.hostname)
+            if link not in keys:
+                why = "its host has no agent"
+            else:
+                why = f"its agent did not answer within {LIMIT_S:.0f} s" if link in asked.left else "it has ended"
+            asked.found.setdefault(worker, StackDump(reason=why))
+        return {worker: asked.found[worker] for worker in wanted}
+
+    async def _ask(self, keys: Mapping[AgentLink, list[str]]) -> _Asked:
+        asked = _Asked(set(keys), {}, asyncio.get_running_loop().create_future())
+        if not keys:
+            return asked
+        self._number += 1
+        number = self._number
+        self._asked[number] = asked
+        for link, of_link in keys.items():
+            link.send(TakeStacks(number, of_link))
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await asked.done
+        except TimeoutError:
+            pass  # who is left is named
+        finally:
+            del self._asked[number]
+        return asked
+
+    def take(self, link: AgentLink, message: Said) -> bool:
+        """What an agent says of stacks. Returns whether it was that.
+
+        Raises:
+            RendezvousProtocolError: it speaks for a worker of another host.
+        """
+        match message:
+            case Stacked(number, key, pid, state, reason, syscall, wchan, blob):
+                worker = worker_named(key)
+                if self._host_of(worker.hostname) is not link:
+                    raise RendezvousProtocolError(f"an agent may not speak for worker {worker}")
+                asked = self._asked.get(number)
+                if asked is not None and link in asked.left:
+                    text = blob[:_MOST_TEXT].decode("utf-8", "replace")
+                    asked.found[worker] = StackDump(pid, state[:1], text, reason[:256], syscall[:64], wchan[:64])
+            case StacksTold(number):
+                asked = self._asked.get(number)
+                if asked is not None:
+                    asked.answered(link)
+            case _:
+                return False
+        return True
+
+    def lost(self, link: AgentLink) -> None:
+        """Nothing more comes of it."""
+        for asked in self._asked.values():
+            if link in asked.left:
+                asked.answered(link)

@@ -1,0 +1,60 @@
+"""What /proc says of processes, read as it is there this moment.
+
+Owns the reading only. Of files that the kernel fills without waiting for the process: not its command line, nor
+anything else for which a process that hangs in the kernel would have to let go of its memory first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_MOST_BYTES = 8192
+_MOST_PARENTS = 16
+
+
+def read(path: str) -> bytes:
+    """All of a small file; b"" when there is none, or it is not to be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, _MOST_BYTES)
+    except OSError:  # the process ends this moment
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def lines(path: str) -> dict[bytes, bytes]:
+    """A file of lines such as "VmRSS:     1234 kB", by their names."""
+    return dict(line.partition(b":")[::2] for line in read(path).split(b"\n"))
+
+
+def number(values: dict[bytes, bytes], name: bytes, *, base: int = 10) -> int:
+    """The first word of one of them; 0 where there is none."""
+    words = values.get(name, b"").split()
+    with contextlib.suppress(ValueError, IndexError):
+        return int(words[0], base)
+    return 0
+
+
+def stat(pid: int) -> list[bytes]:
+    """The fields of a process's stat behind its name, the state first; [] when there is no such process."""
+    return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def descends_from(pid: int, started: int) -> bool:
+    """Whether a process is the started one, of its session, or a child of a child of it."""
+    with contextlib.suppress(OSError):
+        if pid == started or os.getsid(pid) == started:
+            return True
+    for _ in range(_MOST_PARENTS):
+        fields = stat(pid)
+        if len(fields) < 2 or pid <= 1:
+            return False
+        pid = int(fields[1])
+        if pid == started:
+            return True
+    return False

@@ -1,0 +1,157 @@
+"""The stacks of this host's workers, taken when the driver asks for them.
+
+Owns the taking: each process is sent the signal at which it writes its stacks into the file behind its page
+(worker/rounds/vitals.py), and what comes is read. Whoever cannot tell is told of with the reason. A process that would
+die of the signal is sent none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent import proc
+from elastic_driver.launch.agent.vitals_page import VitalsPage
+from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
+from elastic_driver.system.tasks import Tasks
+
+# Of one process. It writes in milliseconds, once it runs.
+_LIMIT_S = 2.0
+_LOOK_S = 0.01
+# It has written all when nothing more has come for so long: between two lines pass microseconds. Its main thread is
+# who writes; where that runs, or waits for a disc, a busy machine may have taken the processor from it meanwhile.
+_QUIET_S, _QUIET_WHILE_RUNNING_S = 0.05, 0.5
+
+
+class WatchedWorkers(Protocol):
+    """Who there is."""
+
+    def watched(self) -> Iterable[tuple[WorkerId, int, VitalsPage | None]]:
+        """Each running worker, the process that was started for it, and its page."""
+
+
+class StackTaker:
+    """Takes stacks for the driver. Used on the event loop only.
+
+    Args:
+        workers: who there is.
+        send: tells the driver.
+        tasks: run what takes a while.
+    """
+
+    def __init__(self, workers: WatchedWorkers, send: Callable[[Said], None], tasks: Tasks) -> None:
+        self._workers = workers
+        self._send = send
+        self._tasks = tasks
+        self._under_way: dict[WorkerId, asyncio.Task[Stacked]] = {}
+
+    def take(self, message: Said) -> bool:
+        """Carries out an order. Returns whether it was one.
+
+        Raises:
+            RendezvousProtocolError: it names no worker.
+        """
+        match message:
+            case TakeStacks(number, keys):
+                self._tasks.start(self._answer(number, {worker_named(key) for key in keys}))
+            case _:
+                return False
+        return True
+
+    async def _answer(self, number: int, wanted: set[WorkerId]) -> None:
+        there = [each for each in self._workers.watched() if not wanted or each[0] in wanted]
+        for told in await asyncio.gather(*(self._once(*each) for each in there)):
+            self._send(
+                Stacked(number, told.worker, told.pid, told.state, told.reason, told.syscall, told.wchan, told.blob)
+            )
+        self._send(StacksTold(number))
+
+    async def _once(self, worker: WorkerId, started: int, page: VitalsPage | None) -> Stacked:
+        """Who asks while they are being taken gets the same."""
+        task = self._under_way.get(worker)
+        if task is None:
+            task = self._under_way[worker] = asyncio.create_task(take_stacks(worker, started, page))
+            task.add_done_callback(lambda _: self._under_way.pop(worker, None))
+        return await asyncio.shield(task)
+
+
+async def take_stacks(worker: WorkerId, started: int, page: VitalsPage | None) -> Stacked:
+    """The stacks of one worker, or why there are none. Blocks for two seconds at most.
+
+    Args:
+        worker: which.
+        started: the process that was started for it.
+        page: its page.
+    """
+    facts = None if page is None else page.read(time.monotonic_ns())
+    pid = started if facts is None or not proc.descends_from(facts.pid, started) else facts.pid
+    text, reason = "", ""
+    if page is None or facts is None or facts.pid != pid:
+        reason = "its script does not use elastic_driver"
+    elif not facts.dump_signal:
+        reason = "it cannot be asked: its script has taken the signal for that"
+    else:
+        text, reason = await _dump(pid, facts.dump_signal, page)
+    return Stacked(
+        0,
+        worker.key,
+        pid,
+        _state(pid),
+        reason,
+        _word(f"/proc/{pid}/syscall"),
+        _word(f"/proc/{pid}/wchan"),
+        text.encode(),
+    )
+
+
+async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
+    """Stacks, or the reason why there are none."""
+    state = _state(pid)
+    if not state or state in "ZX":
+        return "", "it has ended"
+    if state in "Tt":
+        return "", f"stopped (state {state}): it cannot tell"
+    page.forget_stacks()
+    try:
+        # Held while it is looked at: that number stays its own.
+        process = os.pidfd_open(pid)
+    except OSError:
+        return "", "it has ended"
+    try:
+        # A program that it has become by exec has no handler: it would die of the signal.
+        if not proc.number(proc.lines(f"/proc/{pid}/status"), b"SigCgt", base=16) >> (number - 1) & 1:
+            return "", "it runs another program by now"
+        signal.pidfd_send_signal(process, number)
+    except OSError as error:
+        return "", f"it cannot be asked: {error.strerror}"
+    finally:
+        os.close(process)
+    loop = asyncio.get_running_loop()
+    end, size, since = loop.time() + _LIMIT_S, 0, loop.time()
+    while (now := loop.time()) < end:
+        more = page.stack_bytes()
+        if more != size:
+            size, since = more, now
+        elif size and now - since >= (_QUIET_WHILE_RUNNING_S if _state(pid) in ("R", "D") else _QUIET_S):
+            break
+        await asyncio.sleep(_LOOK_S)
+    text = page.stacks()
+    page.forget_stacks()
+    if not text:
+        return "", f"it did not answer within {_LIMIT_S:.0f} s (state {_state(pid) or 'unknown'})"
+    return text, ""
+
+
+def _state(pid: int) -> str:
+    return b"".join(proc.stat(pid)[:1]).decode("ascii", "replace")
+
+
+def _word(path: str) -> str:
+    """The first word of a file: of where in the kernel a thread is; "" where it is nowhere, or that is hidden."""
+    found = b"".join(proc.read(path).split()[:1]).decode("ascii", "replace")
+    return "" if found in ("0", "-1", "running") and path.endswith("wchan") else found[:64]

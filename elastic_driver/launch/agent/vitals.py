@@ -1,0 +1,189 @@
+"""How the workers of this host are: looks at each of them now and then, and tells the driver.
+
+Owns when it looks, what it looks at in /proc, and what the driver was told last. A worker's own word for it is its page
+(vitals_page.py); what the kernel says of its process comes from here. Blames nobody, and ends nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent import proc
+from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
+from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
+from elastic_driver.rendezvous.vitals_words import vitals_to_json
+from elastic_driver.vitals import Vitals
+
+_LOOK_S = 0.5
+# The driver hears of a worker of which only counters have moved each so many looks.
+_LOOKS_EACH = 2
+# The threads of a process are listed again after so many looks, or when they have become more or fewer.
+_LOOKS_A_LIST = 20
+_OURS = "elastic-"
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class WatchedWorkers(Protocol):
+    """What there is to be looked at."""
+
+    def watched(self) -> Iterable[tuple[WorkerId, int, VitalsPage | None]]:
+        """Each running worker, the process that was started for it, and its page."""
+
+
+class _Process:
+    """What is known of one worker's process.
+
+    Args:
+        pid: its number.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ours: dict[
+            int, int
+        ] = {}  # threads of this project's: their CPU time so far, ns; also of those that ended
+        self._living: tuple[int, ...] = ()  # of them
+        self._threads = 0
+        self._looks = 0
+
+    def look(self, at_s: float, page: PageFacts | None) -> Vitals | None:
+        """A look at it now; None when it is no more, or hidden."""
+        of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
+        if len(of_stat) < 13:
+            return None
+        threads = proc.number(of_status, b"Threads")
+        self._looks += 1
+        if threads != self._threads or self._looks % _LOOKS_A_LIST == 1:
+            self._threads = threads
+            self._living = tuple(_own_threads(self.pid))
+        for thread in self._living:
+            with contextlib.suppress(ValueError, IndexError):
+                self._ours[thread] = int(proc.read(f"/proc/{self.pid}/task/{thread}/schedstat").split()[0])
+        io = proc.lines(f"/proc/{self.pid}/io")
+        cpu_s = (int(of_stat[11]) + int(of_stat[12])) * _TICK_S - sum(self._ours.values()) / 1e9
+        seen = Vitals(
+            at_s=at_s,
+            pid=self.pid,
+            state=of_stat[0].decode("ascii", "replace"),
+            traced=proc.number(of_status, b"TracerPid") != 0,
+            cpu_s=max(0.0, cpu_s),
+            io_bytes=proc.number(io, b"rchar") + proc.number(io, b"wchar"),
+            rss_bytes=proc.number(of_status, b"VmRSS") << 10,
+        )
+        if page is None:
+            return seen
+        return Vitals(
+            at_s=at_s,
+            pid=seen.pid,
+            state=seen.state,
+            traced=seen.traced,
+            cpu_s=seen.cpu_s,
+            io_bytes=seen.io_bytes,
+            rss_bytes=seen.rss_bytes,
+            pulse_s=page.pulse_s,
+            round_id=page.round_id,
+            rank=page.rank,
+            steps=page.steps,
+            submitted=page.submitted,
+            finished=page.finished,
+            waits_s=page.waits_s,
+            waited_s=page.waited_s,
+            commits=page.commits,
+            committed_s=page.committed_s,
+            traffic=page.traffic,
+            waiting=page.waiting,
+            can_dump=page.dump_signal != 0,
+        )
+
+
+class VitalsWatch:
+    """Looks at a host's workers. Used on the event loop only.
+
+    Args:
+        workers: who there is.
+        send: tells the driver.
+        is_heard: whether the driver takes what it is told. Where it does not, it is told the latest, later.
+    """
+
+    def __init__(self, workers: WatchedWorkers, send: Callable[[Said], None], *, is_heard: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._workers = workers
+        self._send = send
+        self._is_heard = is_heard
+        self._processes: dict[WorkerId, _Process] = {}
+        self._told: dict[WorkerId, tuple[object, ...]] = {}
+        self._looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Looks from now on."""
+        self._timer = self._loop.call_later(_LOOK_S, self._look_on_time)
+
+    def close(self) -> None:
+        """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_on_time(self) -> None:
+        self._timer = self._loop.call_later(_LOOK_S, self._look_on_time)
+        self._looks += 1
+        if not self._is_heard():
+            return
+        news = self.look(everybody=self._looks % _LOOKS_EACH == 0)
+        if news:
+            self._send(VitalsSeen(vitals_to_json({worker.key: vitals for worker, vitals in news.items()})))
+
+    def look(self, *, everybody: bool) -> dict[WorkerId, Vitals]:
+        """Looks at all now. Returns those of which there is something to tell.
+
+        Args:
+            everybody: whether that is all of them; else those that wait, and those that were stopped, traced or let go
+                on since they were told last.
+        """
+        seen: dict[WorkerId, Vitals] = {}
+        present = set()
+        for worker, started, page in self._workers.watched():
+            present.add(worker)
+            vitals = self._look_at(worker, started, page)
+            if vitals is None:
+                continue
+            level = (vitals.state in "Tt", vitals.traced, vitals.pid)
+            if everybody or vitals.waits_s or vitals.waiting or self._told.get(worker) != level:
+                self._told[worker] = level
+                seen[worker] = vitals
+        for gone in self._processes.keys() - present:
+            del self._processes[gone]
+            self._told.pop(gone, None)
+        return seen
+
+    def _look_at(self, worker: WorkerId, started: int, page: VitalsPage | None) -> Vitals | None:
+        facts = None if page is None else page.read(time.monotonic_ns())
+        known = self._processes.get(worker)
+        # Who runs Python may be a child of what was started. Anybody may have written that number.
+        pid = started
+        if facts is not None and facts.pid != started:
+            known_pid = known is not None and known.pid == facts.pid
+            pid = facts.pid if known_pid or proc.descends_from(facts.pid, started) else started
+        if known is None or known.pid != pid:
+            known = self._processes[worker] = _Process(pid)
+        seen = known.look(round(time.monotonic(), 3), facts)
+        if seen is None and pid != started:  # it has ended, and the command that has started it has not
+            known = self._processes[worker] = _Process(started)
+            seen = known.look(round(time.monotonic(), 3), None)
+        return seen
+
+
+def _own_threads(pid: int) -> list[int]:
+    """Those of this project in a process."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            if proc.read(f"/proc/{pid}/task/{thread}/comm").startswith(_OURS.encode()):
+                found.append(int(thread))
+    return found

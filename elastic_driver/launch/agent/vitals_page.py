@@ -1,0 +1,197 @@
+"""The page on which a worker says of itself how it is: a file in memory, which the agent makes and the worker writes.
+
+Owns the file, its layout (native/vitals/page.h writes it) and the reading of both the page and the stacks behind it.
+Knows nothing of processes. A worker may write into it what it likes: what is no page says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from dataclasses import dataclass
+
+from elastic_driver.vitals import Traffic, Waiting
+
+PAGE_BYTES = 8192
+_MAGIC, _VERSION = b"ELVITALS", 1
+_HEAD = struct.Struct("<8sII3Qq10Q")
+_TRAFFIC_AT, _SEQUENCE_AT, _TEXT_AT = 128, 256, 288
+_SEQUENCE = struct.Struct("<2Q")
+# By number, as elastic_driver.worker.engine.Kind has them.
+KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")
+_TRAFFIC = struct.Struct(f"<{2 * len(KINDS)}Q")
+# Beyond that not every integer is a float, and none is one that was counted.
+_WHOLE = 1 << 53
+_MOST_RANKS = 64
+_MOST_WAITING = 8
+_MOST_NAME = 240
+# Clocks of two processes of one machine are the same one; what is later than now was written since it was asked.
+_AHEAD_NS = 1_000_000_000
+# A hundred threads of a hundred frames each are more; what a person reads is at its beginning.
+MOST_STACK_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """What a worker has written. Fields as in :class:`~elastic_driver.vitals.Vitals`.
+
+    Attributes:
+        dump_signal: the signal at which it writes its stacks; 0 for none.
+    """
+
+    pid: int
+    pulse_s: float | None
+    round_id: int
+    rank: int
+    steps: int
+    submitted: int
+    finished: int
+    waits_s: float
+    waited_s: float
+    commits: int
+    committed_s: float | None
+    dump_signal: int
+    traffic: tuple[Traffic, ...]
+    waiting: tuple[Waiting, ...]
+
+
+class VitalsPage:
+    """The page of one worker.
+
+    Attributes:
+        path: under which the worker finds it, as long as this process lives.
+
+    Raises:
+        OSError: no file is to be had.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("elastic-driver-vitals", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._descriptor, PAGE_BYTES)
+            os.pwrite(self._descriptor, _MAGIC + struct.pack("<II", _VERSION, PAGE_BYTES), 0)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        """Frees it, once the worker has, too. Harmless when repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def read(self, now_ns: int) -> PageFacts | None:
+        """What stands there; None before the worker has written, and for rubbish.
+
+        Args:
+            now_ns: the present, by CLOCK_MONOTONIC.
+        """
+        if self._descriptor < 0:
+            return None
+        try:
+            sequence = os.pread(self._descriptor, _SEQUENCE.size, _SEQUENCE_AT)
+            page = os.pread(self._descriptor, PAGE_BYTES, 0)
+            after = os.pread(self._descriptor, _SEQUENCE.size, _SEQUENCE_AT)
+        except OSError:
+            return None
+        # Where the text is being written it is read the next time.
+        return parse_page(page, now_ns, text=sequence == after)
+
+    # --- stacks ----------------------------------------------------------------------------------------------------
+
+    def stack_bytes(self) -> int:
+        """How much stands behind the page."""
+        with contextlib.suppress(OSError):
+            return max(0, os.fstat(self._descriptor).st_size - PAGE_BYTES)
+        return 0
+
+    def stacks(self) -> str:
+        """What stands behind the page."""
+        with contextlib.suppress(OSError):
+            return os.pread(self._descriptor, MOST_STACK_BYTES, PAGE_BYTES).decode("utf-8", "replace")
+        return ""
+
+    def forget_stacks(self) -> None:
+        """Makes room for those that come next: each is written behind what is there."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, PAGE_BYTES)
+
+
+def parse_page(page: bytes, now_ns: int, *, text: bool = True) -> PageFacts | None:
+    """What a page says; None for nothing, and for rubbish.
+
+    Args:
+        page: its bytes.
+        now_ns: the present, by CLOCK_MONOTONIC.
+        text: whether its text is to be read.
+    """
+    if len(page) != PAGE_BYTES:
+        return None
+    magic, version, size, pid, pulse, round_id, rank, steps, submitted, finished, *more = _HEAD.unpack_from(page)
+    waits_since, waited, commits, committed_at, dump_signal = more[:5]
+    counts = (round_id, steps, submitted, finished, commits)
+    if (magic, version, size) != (_MAGIC, _VERSION, PAGE_BYTES) or not 0 < pid < 1 << 31:
+        return None
+    if max(counts) >= _WHOLE or not -1 <= rank < 1 << 31 or waited >= _WHOLE << 10:
+        return None
+    if max(pulse, waits_since, committed_at) > now_ns + _AHEAD_NS:
+        return None
+    numbers = _TRAFFIC.unpack_from(page, _TRAFFIC_AT)
+    if max(numbers) >= _WHOLE:
+        return None
+    return PageFacts(
+        pid=pid,
+        pulse_s=_age_s(pulse, now_ns),
+        round_id=round_id,
+        rank=rank,
+        steps=steps,
+        submitted=submitted,
+        finished=finished,
+        waits_s=_age_s(waits_since, now_ns) or 0.0,
+        waited_s=waited / 1e9,
+        commits=commits,
+        committed_s=_age_s(committed_at, now_ns),
+        dump_signal=dump_signal if 0 < dump_signal < 65 else 0,
+        traffic=tuple(
+            Traffic(kind, operations, payload)
+            for kind, operations, payload in zip(KINDS, numbers[::2], numbers[1::2], strict=True)
+            if operations
+        ),
+        waiting=_waiting(page, now_ns) if text else (),
+    )
+
+
+def _age_s(at_ns: int, now_ns: int) -> float | None:
+    return max(0, now_ns - at_ns) / 1e9 if at_ns else None
+
+
+def _waiting(page: bytes, now_ns: int) -> tuple[Waiting, ...]:
+    sequence, size = _SEQUENCE.unpack_from(page, _SEQUENCE_AT)
+    if sequence % 2 or size > PAGE_BYTES - _TEXT_AT:
+        return ()
+    found = []
+    for line in page[_TEXT_AT : _TEXT_AT + size].decode("utf-8", "replace").split("\n")[:_MOST_WAITING]:
+        since, _, rest = line.partition("\t")
+        ranks, _, name = rest.partition("\t")
+        if not (since.isascii() and since.isdecimal() and len(since) < 20 and name):
+            continue
+        missing = _ranks(ranks)
+        if missing:
+            found.append(Waiting(name[:_MOST_NAME], max(0, now_ns - int(since)) / 1e9, missing))
+    return tuple(found)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Of "0-2,5"; the first of them, where they are many."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not all(each.isascii() and each.isdecimal() and len(each) < 10 for each in (first, last)):
+            return ()
+        ranks += range(int(first), min(int(last), int(first) + _MOST_RANKS) + 1)
+        if len(ranks) >= _MOST_RANKS:
+            break
+    return tuple(ranks[:_MOST_RANKS])

@@ -1,0 +1,103 @@
+"""A small writer of SVG and HTML: elements, texts that are always escaped, and what any picture of ours looks like.
+
+Owns no layout. Whatever a text holds, it can be neither markup nor a character that XML has not.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape
+
+from elastic_driver.report.printable import one_line
+
+_NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
+# Longer texts of others' (the command line of a failure, an error) are cut.
+_LONGEST = 400
+
+
+def text_of(text: str, longest: int = _LONGEST) -> str:
+    """A text for markup: on one line, cut, without what XML cannot hold, and escaped, for attributes too."""
+    plain = _NOT_IN_XML.sub("\ufffd", one_line(text))
+    plain = plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
+    return escape(plain, {'"': "&quot;", "'": "&#39;"})
+
+
+def number(value: float) -> str:
+    """A coordinate, in tenths."""
+    rounded = round(value, 1)
+    return f"{rounded:g}" if rounded < 1e5 else f"{rounded:.0f}"
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "", *, radius: float = 0) -> str:
+    """A rectangle of a class, with what is shown when one points at it."""
+    corners = f' rx="{number(radius)}"' if radius else ""
+    place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
+    if not title:
+        return f'<rect class="{kind}" {place}{corners}/>'
+    return f'<rect class="{kind}" {place}{corners}><title>{text_of(title)}</title></rect>'
+
+
+def path(rects: list[tuple[float, float, float, float]], kind: str, title: str = "") -> str:
+    """Many rectangles of a class as one element."""
+    drawn = "".join(f"M{number(x)} {number(y)}h{number(w)}v{number(h)}h-{number(w)}z" for x, y, w, h in rects)
+    return f'<path class="{kind}" d="{drawn}"><title>{text_of(title)}</title></path>'
+
+
+def label(x: float, y: float, text: str, kind: str = "t", *, anchor: str = "", longest: int = _LONGEST) -> str:
+    """A line of text at its baseline."""
+    where = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text class="{kind}" x="{number(x)}" y="{number(y)}"{where}>{text_of(text, longest)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """A straight line of a class."""
+    return f'<path class="{kind}" d="M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}"/>'
+
+
+# Colours that can be told apart in both schemes, and with red-green blindness (after Okabe and Ito).
+_LIGHT = {
+    "bg": "#ffffff",
+    "fg": "#1f2328",
+    "dim": "#59636e",
+    "grid": "#d1d9e0",
+    "training": "#0f8a66",
+    "reset": "#d55e00",
+    "waiting_for_slots": "#e0a100",
+    "recomputed": "#b0408a",
+    "start": "#6ba8d6",
+    "idle": "#b4bcc6",
+    "unexplained": "#20262c",
+    "drained": "#8f72c4",
+}
+_DARK = {
+    **_LIGHT,
+    "bg": "#0d1117",
+    "fg": "#e6edf3",
+    "dim": "#9198a1",
+    "grid": "#30363d",
+    "training": "#2ea083",
+    "reset": "#f0803c",
+    "waiting_for_slots": "#e8b93e",
+    "recomputed": "#d67fb8",
+    "start": "#5b9bd0",
+    "idle": "#59616b",
+    "unexplained": "#f0f6fc",
+    "drained": "#a48ad8",
+}
+
+
+def style() -> str:
+    """The style sheet of a picture, for light and dark."""
+
+    def colours(scheme: dict[str, str]) -> str:
+        return ";".join(f"--{name}:{colour}" for name, colour in scheme.items())
+
+    fills = "".join(f".{name}{{fill:var(--{name})}}" for name in _LIGHT if name not in ("bg", "fg", "grid"))
+    return (
+        f":root{{{colours(_LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{colours(_DARK)}}}}}"
+        f"{fills}.bg{{fill:var(--bg)}}.size{{fill:var(--training);opacity:.25}}"
+        "text{font:12px system-ui,sans-serif;fill:var(--fg)}.d{fill:var(--dim)}.h{font-size:18px;font-weight:600}"
+        ".s{font-size:13px;font-weight:600}.band{opacity:.16}.grid{stroke:var(--grid);fill:none}"
+        ".round{stroke:var(--dim);stroke-dasharray:2 3;fill:none}.x{stroke:var(--reset);stroke-width:2;fill:none}"
+        ".n{font-size:11px}"
+    )

@@ -1,0 +1,285 @@
+"""The event hook: a command of the user's, run once for each event of the job, with the event on its standard input.
+
+Owns the runs: their order, their time, their output and their processes. What an event looks like is
+:mod:`elastic_driver.report.event_records`'s.
+
+A hook must not end the job that it is told of, nor hold it up: one thread runs it, event after event, and what it
+cannot keep up with is dropped and counted. What it does wrong is said once for each kind, and not as an event: such an
+event would be the next one that it fails at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import queue
+import secrets
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from elastic_driver.rendezvous.environment import ENV_JOB
+from elastic_driver.report.event_records import line_of, records_of
+from elastic_driver.report.happenings import Happening
+from elastic_driver.report.instant import Instant
+
+RUN_S = 30.0
+"""How long a run may take."""
+GRACE_S = 3.0
+"""How long the end of the job waits for the runs that are left."""
+MOST_WAITING = 1000
+"""Events that wait for their run; each may be some 100 bytes a worker."""
+# A killed process ends at once, unless the kernel holds it (a dead network disc).
+_REAP_S = 2.0
+# What of its output is kept, and shown.
+_OUTPUT_BYTES = 65536
+_OUTPUT_LINES = 5
+_MOST_SAID = 1000
+# Tells the processes of one run from all others, also those that left its session.
+_ENV_RUN = "ELASTIC_DRIVER_HOOK_RUN"
+# The job's own mark would have its processes ended with the job's: before they are told of its end. Instead a process
+# of the session waits for the end of a pipe that only the driver holds. It is none of the command's own, which may wait
+# for all of those. %d is the event's descriptor; shells need know no number above 9.
+_SHELL = "/bin/sh"
+_TIED = f'exec 3<&0; {{ read _; kill -9 -$$; }} <&3 3<&- >/dev/null 2>&1 & exec {_SHELL} -c "$1" 3<&- </proc/self/fd/%d'
+_Tell = Callable[[str], None]
+
+
+class EventHook:
+    """Runs the command. See Listener.
+
+    Args:
+        command: for a shell; "" for none.
+        job_id: what the command finds in ELASTIC_DRIVER_JOB.
+        on_warning: told once for each kind of failure, at the next happening or at the end.
+        on_detail: told of each failure, with what the command has printed last.
+        run_s: how long a run may take; then its whole process tree is killed.
+        grace_s: how long the end waits for the runs that are left.
+        instant: when that happens which is told.
+    """
+
+    live = False
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        job_id: str,
+        on_warning: _Tell,
+        on_detail: _Tell,
+        run_s: float = RUN_S,
+        grace_s: float = GRACE_S,
+        instant: Instant | None = None,
+    ) -> None:
+        self._instant = instant or Instant()
+        self._command = command
+        self._job_id = job_id
+        self._on_warning, self._on_detail = on_warning, on_detail
+        self._run_s, self._grace_s = run_s, grace_s
+        self._events: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
+        self._said: queue.SimpleQueue[tuple[_Tell, str]] = queue.SimpleQueue()  # by the thread, told on the loop
+        self._told: set[str] = set()  # kinds of failures
+        self._dropped = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if command:
+            self._stop_reader, self._stop_writer = os.pipe()
+            self._tie_reader, self._tie_writer = os.pipe()
+            # Woken by the queue, ended by None in it; a run under way by the pipe. A daemon: a process that the kernel
+            # does not let end must not keep this one.
+            self._thread = threading.Thread(target=self._run_all, name="elasticrun-hook", daemon=True)
+            self._thread.start()
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        if self._thread is None:
+            return
+        for record in records_of(happening):
+            if self._events.qsize() >= MOST_WAITING:
+                self._drop()
+            else:
+                self._events.put((record["event"], line_of(record, self._instant)))
+        self._tell()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        if self._dropped == 1:
+            self._on_warning(f"{self._subject} does not keep up: events are dropped ({MOST_WAITING} wait for it)")
+
+    def _tell(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                tell, text = self._said.get_nowait()
+                tell(text)
+
+    def close(self) -> None:
+        """Ends it when all events are told, or the grace is over: then what runs is killed. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._events.put(None)
+        thread.join(self._grace_s)
+        if thread.is_alive():
+            self._closing = True
+            left = self._events.qsize() - 1
+            os.write(self._stop_writer, b"x")
+            thread.join(_REAP_S + 1.0)
+            more = f", and {left} event{'' if left == 1 else 's'} more {'is' if left == 1 else 'are'} not told"
+            self._on_warning(
+                f"{self._subject} had not ended {self._grace_s:g} s after the job and was killed{more if left else ''}"
+            )
+        self._tell()
+        if self._dropped:
+            number = f"{self._dropped} event{'' if self._dropped == 1 else 's'}"
+            self._on_warning(f"{self._subject} was not told of {number}: it did not keep up")
+        if not thread.is_alive():  # else it may still look at these
+            for descriptor in (self._stop_reader, self._stop_writer, self._tie_reader, self._tie_writer):
+                os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- in the thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def _subject(self) -> str:
+        return f"the event hook {self._command!r}"
+
+    def _run_all(self) -> None:
+        while not self._closing and (item := self._events.get()) is not None:
+            event, line = item
+            try:
+                failure, output = self._run(line)
+            except (OSError, MemoryError, RuntimeError, psutil.Error) as error:  # no descriptors, no processes
+                failure, output = f"cannot be run: {getattr(error, 'strerror', None) or error}", b""
+            if failure and not self._closing:
+                self._complain(event, failure, output)
+
+    def _complain(self, event: str, failure: str, output: bytes) -> None:
+        if failure not in self._told:
+            self._told.add(failure)
+            self._said.put((self._on_warning, f"{self._subject} {failure}, at the event {event}; this is told once"))
+        printed = " | ".join(output.decode(errors="replace").strip().splitlines()[-_OUTPUT_LINES:])[-_MOST_SAID:]
+        said = f": {printed}" if printed else " and printed nothing"
+        self._said.put((self._on_detail, f"{self._subject} {failure}, at the event {event}{said}"))
+
+    def _run(self, line: bytes) -> tuple[str, bytes]:
+        """Runs it once. Returns how it failed, "" when it has not, and the end of its output."""
+        mark = secrets.token_hex(8)
+        # A file and no pipe: a command that does not read holds up nobody, and one that ends early breaks nothing.
+        with _above_shells(os.memfd_create("event")) as event:
+            event.write(line)
+            popen = subprocess.Popen(
+                (_SHELL, "-c", _TIED % event.fileno(), "sh", self._command),
+                stdin=self._tie_reader,
+                pass_fds=(event.fileno(),),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: mark},
+            )
+        try:
+            ended, output = self._follow(popen)
+            if not ended:
+                _kill_tree(popen, mark)
+                return f"did not end within {self._run_s:g} s and was killed", output
+        except BaseException:
+            _kill_tree(popen, mark)
+            raise
+        finally:
+            _kill_group(popen.pid)  # before the shell is reaped: nobody else can have its number
+            if popen.stdout is not None:
+                popen.stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                popen.wait(_REAP_S)
+        return _failed(popen.returncode), output
+
+    def _follow(self, popen: subprocess.Popen[bytes]) -> tuple[bool, bytes]:
+        """Reads its output until the shell has ended. Returns whether it has, and the last of the output."""
+        assert popen.stdout is not None
+        output, deadline = b"", time.monotonic() + self._run_s
+        descriptor = popen.stdout.fileno()
+        os.set_blocking(descriptor, False)
+        shell = os.pidfd_open(popen.pid)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(descriptor, selectors.EVENT_READ)
+                selector.register(shell, selectors.EVENT_READ)
+                selector.register(self._stop_reader, selectors.EVENT_READ)
+                while (left_s := deadline - time.monotonic()) > 0:
+                    ready = {key.fd for key, _ in selector.select(left_s)}
+                    if self._stop_reader in ready:
+                        return False, output
+                    if descriptor in ready:
+                        piece = _read(descriptor)
+                        output = (output + piece)[-_OUTPUT_BYTES:]
+                        if not piece:
+                            selector.unregister(descriptor)
+                    if shell in ready:
+                        # What it has printed before is there already; what it has left running need not end.
+                        return True, (output + _read(descriptor))[-_OUTPUT_BYTES:]
+        finally:
+            os.close(shell)
+        return False, output
+
+
+def _above_shells(descriptor: int) -> io.FileIO:
+    """The same file, under a number that a shell's script does not use."""
+    try:
+        return io.FileIO(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10), "r+")
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int) -> bytes:
+    """What there is; b"" at the end, and for nothing."""
+    try:
+        return os.read(descriptor, _OUTPUT_BYTES)
+    except (BlockingIOError, InterruptedError):
+        return b""
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_tree(popen: subprocess.Popen[bytes], mark: str) -> None:
+    """Kills the shell and all that this run of it has started, also what has left its session."""
+    tree: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error, OSError):
+        tree = psutil.Process(popen.pid).children(recursive=True)
+    _kill_group(popen.pid)
+    for process in tree:
+        with contextlib.suppress(psutil.Error, OSError):
+            process.kill()
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(_ENV_RUN) == mark:
+                    process.kill()
+
+
+def _failed(returncode: int | None) -> str:
+    if returncode is None:
+        return "was killed, and has not ended"
+    if returncode > 0:
+        return f"failed with exit code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}" if returncode else ""
+    except ValueError:
+        return f"was killed by signal {-returncode}"

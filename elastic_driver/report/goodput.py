@@ -1,0 +1,357 @@
+"""Goodput: what the seconds of a job, and of each of its workers, went into.
+
+Owns the book, and what is known that it is kept from. Each stretch of time has a beginning and an end of which the
+chronicle tells, and one category; nothing is what is left over of something else. A stretch of which nobody has said
+anything is ``unexplained``, and is measured as such. Knows no file and no wording; how long ago the last commit was,
+when a round broke, its workers say.
+
+``scripts/goodput`` keeps the same book from the event log, and shares nothing with this module, so that each of them
+can be checked against the other. What the categories mean for whom is in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic_driver.core.standing import Doing
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.happenings import (
+    Happening,
+    JobStarted,
+    PhaseChanged,
+    ProcessDying,
+    ProcessEnded,
+    ProcessStarted,
+    RoundFormed,
+    StoodStill,
+    WorkerDismissed,
+    WorkersDrained,
+    WorkersReady,
+    WorkersStopped,
+)
+from elastic_driver.words import OnChange
+
+# Stretches of a book that can still turn out to be something else than they seemed: what is lost of the training is
+# known when the next round is formed, and that the driver stood still when it goes on.
+_RECENT = 8
+
+
+class Category(StrEnum):
+    """What time goes into. The words stand in the event log and in ``elasticrun status --json``."""
+
+    START = "start"
+    TRAINING = "training"
+    WAITING_FOR_SLOTS = "waiting_for_slots"
+    RESET = "reset"
+    RECOMPUTED = "recomputed"
+    JOINER_BOOT = "joiner_boot"
+    DRAINED = "drained"
+    IDLE = "idle"
+    UNEXPLAINED = "unexplained"
+
+
+_ZEROS: Mapping[str, float] = {each.value: 0.0 for each in Category}
+_ZEROS_OF_JOB: Mapping[str, float] = {
+    each.value: 0.0 for each in Category if each not in (Category.JOINER_BOOT, Category.DRAINED)
+}
+_RECOMPUTED = Category.RECOMPUTED.value
+
+
+class Book:
+    """Time of one thing by category, from ``began`` on. Times are seconds of one clock, and never go back.
+
+    Args:
+        category: what it goes into first.
+        began: when.
+    """
+
+    __slots__ = ("_recent", "_sums", "category", "since")
+
+    def __init__(self, category: Category, began: float) -> None:
+        self.category = category
+        self.since = began
+        self._sums: dict[str, float] = {}
+        self._recent: deque[tuple[Category, float, float]] = deque()
+
+    def turn(self, category: Category, now: float) -> None:
+        """From now on time goes into this."""
+        if category is not self.category:
+            self._close(now)
+            self.category = category
+
+    def _close(self, now: float) -> None:
+        if now > self.since:
+            self._recent.append((self.category, self.since, now))
+            while len(self._recent) > _RECENT:
+                self._fold()
+        self.since = now
+
+    def _fold(self) -> None:
+        """Makes the oldest stretch a part of the sums. The last training stays: a long wait may come before its loss is
+        known.
+        """
+        index = 0
+        if self._recent[0][0] is Category.TRAINING:
+            index = 1 if sum(stretch[0] is Category.TRAINING for stretch in self._recent) == 1 else 0
+        old, began, ended = self._recent[index]
+        del self._recent[index]
+        self._sums[old] = self._sums.get(old, 0.0) + ended - began
+
+    def rewrite(self, began: float, ended: float, into: Category, *, only: Category | None = None) -> None:
+        """What lies between these times was something else after all; ``only`` what was taken for that."""
+        self._close(ended if ended > self.since else self.since)
+        was, self._recent = self._recent, deque()
+        for old, since, until in was:
+            first, last = max(since, began), min(until, ended)
+            if first >= last or (only is not None and old is not only):
+                self._recent.append((old, since, until))
+                continue
+            for each, start, stop in ((old, since, first), (into, first, last), (old, last, until)):
+                if start < stop:
+                    self._recent.append((each, start, stop))
+
+    def rewrite_all(self, old: Category, into: Category, now: float) -> None:
+        """All time of one category was another after all."""
+        self._close(now)
+        self._recent = deque((into if each is old else each, began, ended) for each, began, ended in self._recent)
+        if old in self._sums:
+            self._sums[into] = self._sums.get(into, 0.0) + self._sums.pop(old)
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """What went into each category until now; none that nothing went into."""
+        sums = dict(self._sums)
+        for category, began, ended in self._recent:
+            sums[category] = sums.get(category, 0.0) + ended - began
+        if now > self.since:
+            sums[self.category] = sums.get(self.category, 0.0) + now - self.since
+        return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What a time went into.
+
+    Attributes:
+        seconds: by category, all that apply; one of which nobody can know how much it was is not among them.
+        wall_s: the whole.
+        resets: how often the training was broken off for another round.
+    """
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    resets: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of the training in the whole; 0 before there is any time."""
+        return self.seconds[Category.TRAINING] / self.wall_s if self.wall_s > 0 else 0.0
+
+    def told(self) -> str:
+        """In words: "goodput 97.3 %: training 1,234 s, reset 12.1 s (3), start 14.0 s, unexplained 0.2 s"."""
+        first = (Category.TRAINING, Category.RESET, Category.RECOMPUTED)
+        order = [*first, *(each for each in Category if each not in first)]
+        parts = []
+        for category in order:
+            spent_s = self.seconds.get(category, 0.0)
+            if category not in (Category.TRAINING, Category.UNEXPLAINED) and spent_s < 0.05:
+                continue
+            count = f" ({self.resets})" if category is Category.RESET else ""
+            number = f"{spent_s:,.0f}" if spent_s >= 100 else f"{spent_s:.1f}"
+            parts.append(f"{category.replace('_', ' ')} {number} s{count}")
+        return f"goodput {100 * self.share:.1f} %: {', '.join(parts)}"
+
+
+class _Place(StrEnum):
+    """Where a worker stands, for its own book."""
+
+    BOOTING = "booting"
+    READY = "ready"
+    MEMBER = "member"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
+class _Worker:
+    book: Book
+    began: float
+    place: _Place = _Place.BOOTING
+    drained: bool = False
+
+
+class Goodput:
+    """Keeps the books of a job and of its living workers. A Listener.
+
+    Args:
+        clock: the time at which each happening is heard, and the present between two of them.
+    """
+
+    live = False
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._job: Book | None = None
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._doing: Doing | None = None
+        self._on_change: OnChange | None = None
+        self._has_trained = False
+        self._trained_until: float | None = None
+        self._lost_unknown = False
+        self._resets = 0
+
+    # --- what is asked ---------------------------------------------------------------------------------------------
+
+    def job(self) -> Booked | None:
+        """What the job's time went into so far; None before it has begun."""
+        if self._job is None or self._began is None:
+            return None
+        now = self._clock()
+        return Booked(self._filled(self._job.seconds(now), _ZEROS_OF_JOB), now - self._began, self._resets)
+
+    def worker(self, worker: WorkerId) -> Booked | None:
+        """What a living worker's time went into so far; None when it is not known."""
+        one = self._workers.get(worker)
+        if one is None:
+            return None
+        now = self._clock()
+        return Booked(self._filled(one.book.seconds(now), _ZEROS), now - one.began)
+
+    def take_out(self, worker: WorkerId) -> Booked | None:
+        """The last of a worker that has ended, which is forgotten; None when it is not known."""
+        booked = self.worker(worker)
+        self._workers.pop(worker, None)
+        return booked
+
+    def _filled(self, sums: Mapping[str, float], zeros: Mapping[str, float]) -> dict[str, float]:
+        filled = dict(zeros)
+        filled.update(sums)
+        # Who tells of no commits loses some of its training at a failure, and nobody knows how much.
+        unknown = self._lost_unknown or self._on_change not in (None, OnChange.IN_PLACE)
+        if unknown and filled[_RECOMPUTED] < 1e-6:
+            del filled[_RECOMPUTED]
+        return filled
+
+    # --- what is heard ---------------------------------------------------------------------------------------------
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        match happening:
+            case JobStarted():
+                self._began = self._clock()
+                self._job = Book(Category.START, self._began)
+            case PhaseChanged():
+                self._take_phase(happening)
+            case ProcessStarted(worker):
+                now = self._clock()
+                self._workers[worker] = _Worker(Book(Category.UNEXPLAINED, now), now)
+                self._turn_worker(worker)
+            case WorkersReady(workers):
+                for worker in workers:
+                    self._place(worker, _Place.READY, of=(_Place.BOOTING,))
+            case RoundFormed():
+                self._take_round(happening)
+            case WorkersDrained(workers, undone):
+                for worker in workers:
+                    if worker in self._workers:
+                        self._workers[worker].drained = not undone
+                        self._turn_worker(worker)
+            case WorkerDismissed(worker) | ProcessDying(worker):
+                self._place(worker, _Place.LEAVING)
+            case WorkersStopped(stops):
+                for worker, _ in stops:
+                    self._place(worker, _Place.LEAVING)
+            case ProcessEnded(worker):
+                self._turn_worker(worker)
+            case StoodStill(stood_s):
+                now = self._clock()
+                for book in self._books():
+                    book.rewrite(now - stood_s, now, Category.UNEXPLAINED)
+            case _:
+                pass
+
+    def _books(self) -> list[Book]:
+        return [*filter(None, (self._job,)), *(one.book for one in self._workers.values())]
+
+    def _take_phase(self, changed: PhaseChanged) -> None:
+        now, before = self._clock(), self._doing
+        if self._on_change is OnChange.RESTART and changed.on_change is OnChange.IN_PLACE:
+            # Its workers have called init(): what they did until then was to start.
+            self._has_trained = False
+            for book in self._books():
+                for category in (Category.TRAINING, Category.RECOMPUTED, Category.RESET):
+                    book.rewrite_all(category, Category.START, now)
+            self._resets, self._lost_unknown, self._trained_until = 0, False, None
+        self._on_change, self._doing = changed.on_change, changed.doing
+        self._has_trained = self._has_trained or changed.doing is Doing.TRAINING
+        if before is Doing.TRAINING and changed.doing is not Doing.TRAINING:
+            self._trained_until = now
+            self._resets += changed.doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+        self._turn_all()
+
+    def _take_round(self, formed: RoundFormed) -> None:
+        members = {member.worker for member in formed.members}
+        self._lost_unknown = self._lost_unknown or formed.lost_s is None
+        for worker, one in self._workers.items():
+            if one.place is _Place.MEMBER:
+                self._take_back(one.book, formed.lost_s or 0.0)
+            if worker in members:
+                one.place = _Place.MEMBER
+            elif one.place is _Place.MEMBER:
+                one.place = _Place.READY  # it waits, for a member to be lost
+        if self._job is not None:
+            self._take_back(self._job, formed.lost_s or 0.0)
+        self._turn_all()
+
+    def _take_back(self, book: Book, lost_s: float) -> None:
+        """The last seconds of the training are to be done again."""
+        until = self._trained_until
+        if until is not None and lost_s > 0:
+            book.rewrite(until - lost_s, until, Category.RECOMPUTED, only=Category.TRAINING)
+
+    # --- which category --------------------------------------------------------------------------------------------
+
+    def _of_job(self) -> Category:
+        match self._doing:
+            case Doing.TRAINING:
+                return Category.TRAINING
+            case Doing.WAITING_FOR_SLOTS:
+                return Category.WAITING_FOR_SLOTS
+            case Doing.FINISHING | Doing.ENDED:
+                return Category.IDLE
+            case Doing.FORMING | None:
+                return Category.RESET if self._has_trained else Category.START
+
+    def _of_worker(self, one: _Worker) -> Category:
+        if one.drained:
+            return Category.DRAINED
+        if one.place is _Place.LEAVING or self._doing is Doing.ENDED:
+            return Category.IDLE
+        runs = self._doing in (Doing.TRAINING, Doing.FINISHING)
+        has_rounds = self._on_change is not OnChange.NO_ROUNDS
+        if runs and one.place is _Place.BOOTING:
+            return Category.JOINER_BOOT
+        if runs and one.place is _Place.READY and has_rounds:
+            return Category.IDLE
+        # Who is still at work when another has finished, works.
+        return Category.TRAINING if self._doing is Doing.FINISHING else self._of_job()
+
+    def _turn_all(self) -> None:
+        now = self._clock()
+        if self._job is not None:
+            self._job.turn(self._of_job(), now)
+        for one in self._workers.values():
+            one.book.turn(self._of_worker(one), now)
+
+    def _turn_worker(self, worker: WorkerId) -> None:
+        one = self._workers.get(worker)
+        if one is not None:
+            one.book.turn(self._of_worker(one), self._clock())
+
+    def _place(self, worker: WorkerId, place: _Place, *, of: tuple[_Place, ...] = tuple(_Place)) -> None:
+        one = self._workers.get(worker)
+        if one is not None and one.place in of:
+            one.place = place
+            self._turn_worker(worker)

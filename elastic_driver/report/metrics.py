@@ -1,0 +1,297 @@
+"""``/metrics``: a job's numbers, for Prometheus and whoever reads its formats.
+
+Owns the names of the metrics, and who may read them. What has happened is counted in
+:mod:`elastic_driver.report.tally`; how the job stands now comes with each look, as ``GET /v1/status`` has it. The
+library that writes the formats is an optional one, loaded at the first look.
+
+What is not known is left out: a zero would be a statement. No label holds the name of a host or a worker. Each process
+has a name of its own, and a job of weeks has as many series then as it ever had processes; who wants to know of one
+asks ``elasticrun status``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
+from elastic_driver.report.tally import FAILURE_CAUSES, ROUND_CAUSES, Histogram, Tally
+from elastic_driver.words import NoticeKind
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+PATH = "/metrics"
+_OPEN = "application/openmetrics-text"
+_NO_LIBRARY = (
+    "metrics need the package prometheus_client where the driver runs: pip install 'elastic-driver[metrics]'\n"
+)
+_JOB_PHASES = ("waiting", "starting", "running", "resetting", "ended")
+_WORKER_PHASES = ("booting", "ready", "member", "leaving")
+# A host is counted once: under the first that holds of it.
+_HOST_STATES = ("blacklisted", "left_out", "silent", "drained", "in_use", "unused")
+_KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
+_OTHER = "other"
+_Status: TypeAlias = Mapping[str, Any]
+_Write: TypeAlias = Callable[[object], bytes]
+
+
+class MetricsPage:
+    """Answers scrapers.
+
+    Args:
+        tally: what has happened.
+        status: the job as ``GET /v1/status`` has it.
+        bearer: what a reader's ``Authorization`` has to be.
+        version: of this package.
+    """
+
+    def __init__(self, tally: Tally, status: Callable[[], _Status], bearer: bytes, version: str) -> None:
+        self._bearer = bearer
+        self._source = _Source(tally, status, version)
+
+    def answer(self, request: WebRequest) -> WebAnswer:
+        """See Web. What is at other paths is not found."""
+        if request.path != PATH:
+            return WebAnswer(404, b"not found\n")
+        if request.method not in ("GET", "HEAD"):
+            return WebAnswer(405, b"read it with GET\n", headers=(("Allow", "GET, HEAD"),))
+        said = request.headers.get("authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(said, self._bearer):
+            text = b"metrics are read with the reader's token: elasticrun jobs --write-reader-token FILE\n"
+            return WebAnswer(401, text, headers=(("WWW-Authenticate", "Bearer"),))
+        try:
+            from prometheus_client import exposition
+            from prometheus_client.openmetrics import exposition as open_metrics
+        except ImportError:
+            return WebAnswer(501, _NO_LIBRARY.encode())
+        # The library would choose by all that the header says, and raise at what it cannot read there.
+        content_type, write = "text/plain; version=0.0.4; charset=utf-8", cast(_Write, exposition.generate_latest)
+        if _OPEN in request.headers.get("accept", ""):
+            content_type = f"{_OPEN}; version=1.0.0; charset=utf-8"
+            write = cast(_Write, open_metrics.generate_latest)
+        return WebAnswer(200, write(self._source), content_type)
+
+
+class _Levels:
+    """Makes counters of numbers that others count, and that fall when a worker goes with what it had counted."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], float] = {}
+        self._totals: dict[tuple[str, str], float] = {}
+
+    def total(self, name: str, label: str, value: float) -> float:
+        """What has come together so far, with what there is now."""
+        key = name, label
+        grown = max(0.0, value - self._last.get(key, 0.0))
+        self._last[key] = value
+        self._totals[key] = self._totals.get(key, 0.0) + grown
+        return self._totals[key]
+
+
+class _Source:
+    """Gathers the families, as a registry of the library does."""
+
+    def __init__(self, tally: Tally, status: Callable[[], _Status], version: str) -> None:
+        self._tally = tally
+        self._status = status
+        self._version = version
+        self._levels = _Levels()
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        from prometheus_client.process_collector import ProcessCollector
+
+        status = self._status()
+        yield from self._of_job(status)
+        yield from self._of_changes(status)
+        yield from self._of_members(status)
+        yield from self._of_training(status)
+        yield from self._of_commits(status)
+        yield from self._of_discovery()
+        yield from ProcessCollector(registry=None).collect()
+
+    def _of_job(self, status: _Status) -> Iterator[Metric]:
+        from prometheus_client.core import InfoMetricFamily
+
+        labels = {
+            "job_id": self._tally.job_id,
+            "version": self._version,
+            "on_change": str(status["on_change"]),
+        }
+        yield InfoMetricFamily("elastic_driver_job", "The job, and the version of its driver.", labels)
+        yield _one("age_seconds", "Since the driver began.", status["age_s"])
+        phase = status["phase"]
+        yield _by_label(
+            "job_phase",
+            "1 for where the job stands: it waits for its first workers, starts them, trains, or resets.",
+            "phase",
+            {each: float(each == phase) for each in _JOB_PHASES},
+        )
+        yield _one("round", "Number of the present round; 0 before the first.", status["round_id"])
+        yield _counter("warnings", "Warnings that the driver has told its user.", self._tally.warnings)
+
+    def _of_changes(self, status: _Status) -> Iterator[Metric]:
+        tally = self._tally
+        yield _counters(
+            "rounds",
+            "Rounds that were formed, by what made them; of several causes the worst.",
+            "cause",
+            {each: tally.rounds[each] for each in ROUND_CAUSES},
+        )
+        yield _counters(
+            "notices",
+            "What members of rounds were told: that the round is over, or that hosts have changed.",
+            "kind",
+            {each.value: tally.notices[each.value] for each in NoticeKind if each is not NoticeKind.NONE},
+        )
+        yield _histogram(
+            "reset_duration_seconds", "From a change until all members of the next round train.", tally.stalls
+        )
+        yield _counter("stall_seconds", "What changes have cost, until all members trained again.", tally.stall_s)
+        if tally.lost_s is not None:
+            yield _counter("lost_training_seconds", "Training that losses have taken back.", tally.lost_s)
+        if (lost := _number(status.get("lost_steps"))) is not None:
+            total = self._levels.total("lost_steps", "", lost)
+            yield _counter("lost_steps", "Steps that were done again after a loss.", total)
+        yield _counter("worker_starts", "Processes of workers that were started.", tally.starts)
+        yield _counter("worker_restarts", "Of these, those in a place that another had before.", tally.restarts)
+        yield _counters(
+            "worker_failures",
+            "Workers that have failed, by how: an exit code, a signal, taken for hung, or lost with their host.",
+            "cause",
+            {each: tally.failures[each] for each in FAILURE_CAUSES},
+        )
+        yield _counter("hosts_lost", "Hosts that were lost with all their workers.", tally.hosts_lost)
+        yield _counter("hosts_unready", "Times that a host that is wanted could not be had.", tally.hosts_unready)
+
+    def _of_members(self, status: _Status) -> Iterator[Metric]:
+        workers, hosts = status["workers"], status["hosts"]
+        phases = dict.fromkeys(_WORKER_PHASES, 0)
+        used: set[str] = set()
+        for worker in workers:
+            phases[worker["phase"]] += 1
+            used.add(worker["host"])
+        yield _by_label("workers", "Living workers, by phase.", "phase", phases)
+        yield _one("training_workers", "Members of the round that train.", sum(worker["running"] for worker in workers))
+        states = dict.fromkeys(_HOST_STATES, 0)
+        named = {state: set(status[state]) for state in ("blacklisted", "left_out", "silent", "drained")}
+        for host in hosts:
+            name = host["name"]
+            fallback = "in_use" if name in used else "unused"
+            states[next((state for state, names in named.items() if name in names), fallback)] += 1
+        yield _by_label("hosts", "Hosts that discovery lists and that have an agent, by state.", "state", states)
+        yield _one("slots", "Slots of these hosts.", sum(host["slots"] for host in hosts))
+        for key, name, text in (
+            ("suspected", "suspected_workers", "Workers that are suspected to hang."),
+            ("stragglers", "straggling_workers", "Workers that are slower than the others."),
+        ):
+            if key in status:
+                yield _one(name, text, len(status[key]))
+
+    def _of_training(self, status: _Status) -> Iterator[Metric]:
+        levels = self._levels
+        rate = _number(status.get("steps_per_s"))
+        if rate is not None:
+            yield _one("steps_per_second", "Steps of the training, now.", rate)
+        steps = _number(status.get("steps"))
+        if steps is not None:
+            yield _counter("steps", "Steps of the training.", levels.total("steps", "", steps))
+        traffic = status.get("collectives")
+        if traffic is not None:
+            operations, sizes = dict.fromkeys((*_KINDS, _OTHER), 0.0), dict.fromkeys((*_KINDS, _OTHER), 0.0)
+            for one in traffic:
+                kind = one["kind"] if one["kind"] in _KINDS else _OTHER  # workers tell it
+                operations[kind] += one["operations"]
+                sizes[kind] += one["payload_bytes"]
+            yield _counters(
+                "collectives",
+                "Collectives that have finished, each counted by all its ranks.",
+                "kind",
+                {kind: levels.total("collectives", kind, value) for kind, value in operations.items()},
+            )
+            yield _counters(
+                "collective_payload_bytes",
+                "Of ranks' own tensors in these.",
+                "kind",
+                {kind: levels.total("bytes", kind, value) for kind, value in sizes.items()},
+            )
+        waited_s = _number(status.get("waited_s"))
+        if waited_s is not None:
+            total_s = levels.total("waited", "", waited_s)
+            yield _counter("collective_wait_seconds", "That workers have waited in collectives.", total_s)
+        goodput = status.get("goodput")
+        if goodput is not None:
+            # No counter: what was training becomes another category when a loss takes it back.
+            yield _by_label(
+                "goodput_seconds",
+                "The job's time so far, by what became of it.",
+                "category",
+                dict(goodput["seconds"]),
+            )
+
+    def _of_commits(self, status: _Status) -> Iterator[Metric]:
+        tally = self._tally
+        if status["tells_commits"]:
+            newest = max((worker["commits"] for worker in status["workers"]), default=0)
+            newest = max(newest, status["commits"], *(commits for _, commits in tally.durable.values()), 0)
+            yield _one("commits", "The newest commit that the driver has heard of, by its number.", newest)
+        if tally.durable:
+            written = max(written for written, _ in tally.durable.values())
+            yield _one("durable_commits", "The newest commit on disc, by its number; -1 for none.", written)
+            yield _one("durable_folders_in_trouble", "Folders that commits do not get to.", len(tally.troubled))
+
+    def _of_discovery(self) -> Iterator[Metric]:
+        if self._tally.discovery.count:
+            yield _histogram("discovery_duration_seconds", "Runs of host discovery.", self._tally.discovery)
+            yield _counter("discovery_failures", "Of these, those without an answer.", self._tally.discovery_failures)
+
+
+def _number(value: object) -> float | None:
+    """A number that can be told; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _one(name: str, text: str, value: float) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"elastic_driver_{name}", text, value=value)
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"elastic_driver_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(f"elastic_driver_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"elastic_driver_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(name: str, text: str, durations: Histogram) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"elastic_driver_{name}", text)
+    buckets: Iterable[tuple[str, float]] = (
+        ("+Inf" if math.isinf(bound) else f"{bound:g}", float(count)) for bound, count in durations.cumulative()
+    )
+    family.add_metric([], list(buckets), sum_value=durations.sum_s)
+    return family

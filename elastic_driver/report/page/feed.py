@@ -1,0 +1,292 @@
+"""The page's feed: the job's state and story, sent to each browser whole at first, then only what has changed.
+
+Owns what was sent, to whom, and how often. A frame is encoded once for all browsers. Nothing is computed while nobody
+looks, and where a frame costs much there are fewer: together they take no more than a fortieth of a processor.
+
+A frame is an object: "job" (fields of the job, those that have changed), "hosts" and "workers" (rows by name, the
+fields that have changed), "gone" (names of rows that are no more), "story" (entries that are new or have changed, by
+"n") and "story_from" (the oldest entry there is). With "whole" it begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from elastic_driver.rendezvous.server.web import WebStream
+from elastic_driver.report.happenings import Happening, JobEnded, MomentPassed, NoticeGiven, Status
+from elastic_driver.report.page.story import Story
+from elastic_driver.words import NoticeKind
+
+FRAME_S = 0.5
+"""From one frame to the next, at least."""
+_LONGEST_FRAME_S = 5.0
+_SHARE = 1 / 40
+# A browser that hears nothing for some seconds says so.
+_BEAT_S = 2.0
+# Ages become points in time, which stay as they are; what the clocks' steps and rounding do to them is no change.
+_SAME_S = 0.3
+# Less than that is no loss to tell of.
+_LOST_S = 0.05
+_AGES = {"since_s": "since", "committed_s": "committed", "waits_s": "waits", "ready_in_s": "ready_at"}
+_ROUNDED = {"cpu": 2, "steps_per_s": 3, "waited_s": 0}
+_MB = 1 << 20
+
+Row = dict[str, Any]
+
+
+class Timer(Protocol):
+    """What call_later gives."""
+
+    def cancel(self) -> None:
+        """It does not fire."""
+
+
+class Feed:
+    """See above; a Listener of the chronicle. Used on the event loop only.
+
+    Args:
+        status: the job now, as ``GET /v1/status`` has it, and what else is shown of it.
+        call_later: of the event loop.
+        clock: seconds since the epoch.
+        work_clock: the processor time of this thread, seconds.
+    """
+
+    live = False
+
+    def __init__(
+        self,
+        status: Callable[[], Mapping[str, object]],
+        *,
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        clock: Callable[[], float] = time.time,
+        work_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._status = status
+        self._call_later = call_later
+        self._clock = clock
+        self._work_clock = work_clock
+        self.story = Story(clock)
+        self._streams: dict[WebStream, None] = {}
+        self._job: Row = {}
+        self._rows: dict[str, dict[str, Row]] = {"hosts": {}, "workers": {}}
+        self._number = 0
+        self._whole = b""  # of the present number; empty until somebody needs it
+        self._looked_at = self._sent_at = self._due = 0.0
+        self._timer: Timer | None = None
+        self._is_closed = False
+
+    # --- Listener --------------------------------------------------------------------------------------------------
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        if isinstance(happening, Status | MomentPassed):
+            return
+        self.story.hear(happening)
+        if isinstance(happening, NoticeGiven) and happening.kind is NoticeKind.ABORT:
+            self._call_later(0.0, self._note_loss)
+        if isinstance(happening, JobEnded) and self._streams:
+            self._send_frame()
+
+    def _note_loss(self) -> None:
+        """A member was lost: the others go back to the last commit, if they have told when that was."""
+        if self._is_closed:
+            return
+        ages: list[float] = []
+        for worker in _rows_of(self._status(), "workers"):
+            vitals = worker.get("vitals")
+            age = vitals.get("committed_s") if isinstance(vitals, Mapping) else None
+            if isinstance(age, int | float):
+                ages.append(float(age))
+        if ages and min(ages) >= _LOST_S:
+            self.story.lost(self._clock() - min(ages))
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> tuple[WebStream, ...]:
+        """To browsers that read now."""
+        return tuple(self._streams)
+
+    def add(self, stream: WebStream, you: Mapping[str, object]) -> None:
+        """A browser reads from now on.
+
+        Args:
+            stream: to it.
+            you: what is for this one only.
+        """
+        if not self._streams:
+            self._look()
+        self._streams[stream] = None
+        stream.write(_event("you", json.dumps(you)) + self._whole_event())
+        if self._is_closed:
+            self._say_bye(stream)
+        elif self._timer is None:
+            self._timer = self._call_later(FRAME_S, self._tick)
+
+    def remove(self, stream: WebStream) -> None:
+        """It reads no more."""
+        self._streams.pop(stream, None)
+        if not self._streams and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def state(self) -> bytes:
+        """All there is to know, as JSON."""
+        if not self._streams:
+            self._look()
+        return self._whole_frame()
+
+    def close(self) -> None:
+        """The driver ends: browsers are told so, and keep what they have."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for stream in tuple(self._streams):
+            self._say_bye(stream)
+
+    def _say_bye(self, stream: WebStream) -> None:
+        stream.write(_event("bye", "{}"))
+        stream.close()
+
+    # --- frames ----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._call_later(FRAME_S, self._tick)
+        now = self._clock()
+        if now >= self._due or now < self._sent_at:
+            self._send_frame()
+        elif now - self._sent_at >= _BEAT_S:
+            self._send(_event("beat", "{}"))
+
+    def _send_frame(self) -> None:
+        began = self._work_clock()
+        change = self._look()
+        if change:
+            self._send(_event("change", _encode({"id": self._number, "at": round(self._clock(), 2), **change})))
+        elif self._clock() - self._sent_at >= _BEAT_S:
+            self._send(_event("beat", "{}"))
+        cost_s = self._work_clock() - began
+        self._due = self._clock() + min(_LONGEST_FRAME_S, max(0.0, cost_s / _SHARE - FRAME_S / 2))
+
+    def _send(self, data: bytes) -> None:
+        self._sent_at = self._clock()
+        for stream in tuple(self._streams):
+            stream.write(data)
+
+    def _whole_frame(self) -> bytes:
+        if not self._whole:
+            frame = {
+                "whole": True,
+                "id": self._number,
+                "at": round(self._clock(), 2),
+                "job": self._job,
+                **self._rows,
+                "story": self.story.all(),
+            }
+            self._whole = _encode(frame).encode()
+        return self._whole
+
+    def _whole_event(self) -> bytes:
+        return b"event: whole\nid: %d\ndata: " % self._number + self._whole_frame() + b"\n\n"
+
+    def _look(self) -> Row:
+        """Takes the present. Returns what has changed since the last look."""
+        status, now, change = dict(self._status()), self._clock(), dict[str, Any]()
+        hosts = {str(row.get("name")): _row(row, now) for row in _rows_of(status, "hosts")}
+        workers = {str(row.get("worker")): _row(row, now) for row in _rows_of(status, "workers")}
+        for name in ("hosts", "workers"):
+            status.pop(name, None)
+        began = now - float(str(status.pop("age_s", 0.0)))
+        if abs(began - self._job.get("began", 0.0)) < _SAME_S:
+            began = self._job["began"]
+        job = {**status, "began": round(began, 1), "ended": self.story.ended}
+        fails, told = job.get("discovery_fails"), self._job.get("discovery_fails")
+        if isinstance(fails, Mapping):
+            since = round(now - fails["age_s"], 1)
+            if told is not None and abs(told["since"] - since) < _SAME_S:
+                since = told["since"]
+            job["discovery_fails"] = {"reason": fails["reason"], "since": since}
+        listed = self.story.hosts
+        if listed is not None:
+            job["listed"] = {"t": listed[0], "hosts": [[host.name, host.slots] for host in listed[1]]}
+        changed = {name: value for name, value in job.items() if name not in self._job or self._job[name] != value}
+        changed |= dict.fromkeys(self._job.keys() - job.keys())
+        if changed:
+            change["job"] = changed
+        self._job = job
+        for kind, rows in (("hosts", hosts), ("workers", workers)):
+            rows_changed, gone = _differences(self._rows[kind], rows)
+            self._rows[kind] = rows
+            if rows_changed:
+                change[kind] = rows_changed
+            if gone:
+                change.setdefault("gone", {})[kind] = gone
+        story, story_from = self.story.news()
+        if story:
+            change |= {"story": story, "story_from": story_from}
+        if change:
+            self._number += 1
+            self._whole = b""
+        return change
+
+
+def _rows_of(status: Mapping[str, object], name: str) -> list[Row]:
+    rows = status.get(name)
+    return rows if isinstance(rows, list) else []
+
+
+def _row(row: Mapping[str, Any], now: float) -> Row:
+    """A row as it is sent: flat, ages as points in time, figures no finer than they are shown."""
+    flat: Row = {name: value for name, value in row.items() if name != "vitals"}
+    flat |= row.get("vitals") or {}
+    flat.pop("traced", None)
+    for age, point in _AGES.items():
+        value = flat.pop(age, None)
+        if value:
+            flat[point] = round(now + value if age == "ready_in_s" else now - value, 1)
+    pulse_s = flat.pop("pulse_s", None)
+    if pulse_s is not None and pulse_s > 3:
+        flat["pulse_s"] = round(pulse_s)
+    for name, digits in _ROUNDED.items():
+        if flat.get(name) is not None:
+            flat[name] = round(flat[name], digits)
+    memory = flat.pop("rss_bytes", None)
+    if memory is not None:
+        flat["rss_mb"] = round(memory / _MB)
+    return flat
+
+
+def _differences(before: dict[str, Row], after: dict[str, Row]) -> tuple[dict[str, Row], list[str]]:
+    """The fields that have changed, by row, and the rows that are no more. Points in time stay where they hardly move.
+
+    A field that a row has no more is None in its change.
+    """
+    changed: dict[str, Row] = {}
+    for name, row in after.items():
+        old = before.get(name)
+        if old is None:
+            changed[name] = row
+            continue
+        for point in _AGES.values():
+            if point in row and point in old and abs(row[point] - old[point]) <= _SAME_S:
+                row[point] = old[point]
+        if row == old:
+            continue
+        fields = {field: value for field, value in row.items() if field not in old or old[field] != value}
+        fields |= dict.fromkeys(old.keys() - row.keys())
+        changed[name] = fields
+    return changed, [name for name in before if name not in after]
+
+
+def _encode(frame: Mapping[str, object]) -> str:
+    return json.dumps(frame, separators=(",", ":"), default=str)
+
+
+def _event(name: str, data: str) -> bytes:
+    return f"event: {name}\ndata: {data}\n\n".encode()

@@ -1,0 +1,310 @@
+"""The page's server: which paths there are, who is let in, and what is refused.
+
+Owns what browsers may ask, and the headers that keep others out. What is shown comes from the feed
+(:mod:`~elastic_driver.report.page.feed`), who somebody is from the sessions; actions are callables that are passed in.
+Codes and cookies are written to no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import re
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStream, WebStreaming
+from elastic_driver.report.page.feed import Feed
+from elastic_driver.report.page.sessions import Session, Sessions
+
+WebHandler = Callable[[WebRequest], WebAnswer | WebStreaming]
+
+_HTML, _JSON = "text/html; charset=utf-8", "application/json"
+_MOST_STREAMS, _MOST_STREAMS_EACH = 32, 6
+_STACKS_S = 60.0
+_HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>elasticrun: not logged in</title><style>:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem}</style>
+<h1>Not logged in</h1><p>WHY</p>
+<p>A link that is good once, and for ten minutes, is printed on the driver's machine by</p>
+<pre>elasticrun page JOB</pre>
+<p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p></html>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What an operator may have done. Each answers in words.
+
+    Attributes:
+        drain: a host's workers leave at their next commit.
+        undo: a host may have workers again.
+        end: ends the job.
+        stacks: the workers' stacks as text, a while later; None where there are none.
+    """
+
+    drain: Callable[[str], tuple[bool, str]]
+    undo: Callable[[str], tuple[bool, str]]
+    end: Callable[[], str]
+    stacks: Callable[[], Awaitable[str]] | None = None
+
+
+class Site:
+    """Answers browsers. Implements :class:`~elastic_driver.rendezvous.server.web.Web`.
+
+    Args:
+        job_id: of the job; in the cookie's name, since cookies know no ports.
+        feed: of what is shown.
+        sessions: who has logged in.
+        actions: what an operator may have done.
+        output: the last lines of a worker's output, by its key; None for a worker that is not known.
+        names: under which this machine may be asked, beside its addresses and "localhost".
+        more: other paths and who answers there, with a credential of their own ("/metrics").
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        feed: Feed,
+        sessions: Sessions,
+        actions: Actions,
+        *,
+        output: Callable[[str], Sequence[str] | None],
+        names: Collection[str] = (),
+        more: Mapping[str, WebHandler] | None = None,
+    ) -> None:
+        self._cookie = f"elastic-{job_id}"
+        self._feed = feed
+        self._sessions = sessions
+        self._actions = actions
+        self._output = output
+        self.names = {name.lower().rstrip(".") for name in names}
+        self.more: dict[str, WebHandler] = dict(more or {})
+        self._streams: dict[WebStream, Session] = {}
+        self._asking: dict[WebStream, asyncio.Task[None]] = {}
+        page = Path(__file__).with_name("page.html").read_text("utf-8")
+        self._page = page.encode(), _policy(page)
+
+    def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
+        """See Web."""
+        handler = self.more.get(request.path)
+        if handler is not None:
+            return handler(request)
+        if not self._is_ours(request.headers.get("host", "")):
+            # A name of somebody else's that leads here: its pages would be of one origin with ours.
+            return _error(421, "this job's page is not known under that name: see --page-address")
+        wanted = "POST" if request.path in ("/action", "/logout") else "GET"
+        if request.method != wanted and not (wanted == "GET" and request.method == "HEAD"):
+            return _error(405, f"{request.path} is asked for with {wanted}", (("Allow", wanted),))
+        if request.path == "/login":
+            return self._log_in(request)
+        session = self._session_of(request)
+        if session is None:
+            why = "This browser has no session with this job."
+            return _refusal(401, why) if request.path == "/" else _error(401, "not logged in")
+        match request.path:
+            case "/":
+                return self._show()
+            case "/feed":
+                return _error(405, "a feed has no head") if request.method == "HEAD" else self._stream(session)
+            case "/state":
+                return _answer(200, self._feed.state(), _JSON)
+            case "/output":
+                return self._show_output(request)
+            case "/action":
+                return self._act(request, session)
+            case "/logout":
+                return self._log_out(request, session)
+            case _:
+                return _error(404, "there is no such page")
+
+    # --- who is let in ---------------------------------------------------------------------------------------------
+
+    def _is_ours(self, host: str) -> bool:
+        name = _name_of(host)
+        if name in self.names or name == "localhost":
+            return True
+        try:
+            # Whoever says an address has no name that could lead elsewhere tomorrow.
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _log_in(self, request: WebRequest) -> WebAnswer:
+        ahead = request.headers.get("sec-purpose", "") + request.headers.get("purpose", "")
+        if request.method == "HEAD" or "prefetch" in ahead:
+            return _answer(503 if ahead else 200)  # the code is for whoever looks
+        entered = self._sessions.log_in(request.query.get("code", ""))
+        if entered is None:
+            if self._sessions.failed():
+                return _refusal(429, "There were too many wrong links. Wait a minute.")
+            return _refusal(403, "This link has been used, or is older than ten minutes, or is another job's.")
+        _, secret = entered
+        flags = "; Secure" if request.encrypted else ""
+        cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
+        return _answer(303, headers=(("Location", "/"), ("Set-Cookie", cookie)))
+
+    def _session_of(self, request: WebRequest) -> Session | None:
+        for each in request.headers.get("cookie", "").split(";"):
+            name, _, secret = each.strip().partition("=")
+            if name == self._cookie:
+                return self._sessions.of(secret)
+        return None
+
+    def _why_foreign(self, request: WebRequest, session: Session) -> str:
+        """Why a request that changes something is not our page's; "" where it is."""
+        scheme = "https" if request.encrypted else "http"
+        if request.headers.get("origin", "") != f"{scheme}://{request.headers.get('host', '')}":
+            return "this was not asked by the job's page"
+        token = request.headers.get("x-elastic-token", "")
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), session.token.encode()):
+            return "this was asked without the page's token"
+        return ""
+
+    # --- what is shown ---------------------------------------------------------------------------------------------
+
+    def _show(self) -> WebAnswer:
+        page, policy = self._page
+        return WebAnswer(200, page, _HTML, (*_HEADERS, ("Content-Security-Policy", policy)))
+
+    def _stream(self, session: Session) -> WebAnswer | WebStreaming:
+        each = sum(other is session for other in self._streams.values())
+        if len(self._streams) >= _MOST_STREAMS or each >= _MOST_STREAMS_EACH:
+            return _error(503, "too many pages are open")
+        may_act = self._sessions.acts(session)
+        you = {"may_act": may_act, "token": session.token, "stacks": may_act and self._actions.stacks is not None}
+
+        def began(stream: WebStream) -> None:
+            self._streams[stream] = session
+            session.streams += 1
+            self._feed.add(stream, you)
+
+        def ended(stream: WebStream) -> None:
+            if self._streams.pop(stream, None) is not None:
+                session.streams -= 1
+            self._feed.remove(stream)
+
+        return WebStreaming(began, ended, headers=_HEADERS)
+
+    def _show_output(self, request: WebRequest) -> WebAnswer:
+        lines = self._output(request.query.get("worker", ""))
+        if lines is None:
+            return _error(404, "nothing is kept of this worker's output")
+        return _answer(200, json.dumps({"lines": list(lines)}).encode(), _JSON)
+
+    # --- what is done ----------------------------------------------------------------------------------------------
+
+    def _log_out(self, request: WebRequest, session: Session) -> WebAnswer:
+        why = self._why_foreign(request, session)
+        if why:
+            return _error(403, why)
+        self._sessions.end(session)
+        for stream in [stream for stream, other in self._streams.items() if other is session]:
+            stream.close()
+        return _answer(200, b"{}", _JSON)
+
+    def _act(self, request: WebRequest, session: Session) -> WebAnswer | WebStreaming:
+        why = self._why_foreign(request, session)
+        if not why and not self._sessions.acts(session):
+            why = "this session may look only: elasticrun page --operator gives a link to one that may act"
+        if why:
+            return _error(403, why)
+        try:
+            asked = json.loads(request.body)
+            kind, host = asked["do"], asked.get("host", "")
+            if not isinstance(kind, str) or not isinstance(host, str):
+                raise TypeError
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _error(400, "cannot read what is to be done")
+        match kind:
+            case "drain" | "undo":
+                done, text = (self._actions.drain if kind == "drain" else self._actions.undo)(host)
+                return _answer(200 if done else 409, json.dumps({"done": done, "text": text}).encode(), _JSON)
+            case "end":
+                return _answer(200, json.dumps({"done": True, "text": self._actions.end()}).encode(), _JSON)
+            case "stacks" if self._actions.stacks is not None:
+                ask = self._actions.stacks
+                return WebStreaming(
+                    lambda stream: self._ask(stream, ask), self._drop, "text/plain; charset=utf-8", _HEADERS
+                )
+        return _error(400, "there is no such action")
+
+    def _ask(self, stream: WebStream, ask: Callable[[], Awaitable[str]]) -> None:
+        async def told() -> None:
+            try:
+                async with asyncio.timeout(_STACKS_S):
+                    text = await ask()
+            except TimeoutError:
+                text = f"no answer in {_STACKS_S:.0f} s"
+            except Exception as error:
+                text = f"cannot ask for stacks: {error}"
+            self._asking.pop(stream, None)
+            stream.write(text.encode("utf-8", "replace"))
+            stream.close()
+
+        self._asking[stream] = asyncio.get_running_loop().create_task(told())
+
+    def _drop(self, stream: WebStream) -> None:
+        task = self._asking.pop(stream, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """The driver ends."""
+        for task in self._asking.values():
+            task.cancel()
+        self._asking.clear()
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without the port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _policy(page: str) -> str:
+    """What the browser may load and run: what stands in the document, told by its digest, and nothing else."""
+
+    def digests(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in found) or "'none'"
+
+    return (
+        f"default-src 'none'; script-src {digests('script')}; style-src {digests('style')}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _answer(
+    status: int,
+    body: bytes = b"",
+    content_type: str = "text/plain; charset=utf-8",
+    headers: tuple[tuple[str, str], ...] = (),
+) -> WebAnswer:
+    policy = ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+    return WebAnswer(status, body, content_type, (*_HEADERS, policy, *headers))
+
+
+def _error(status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) -> WebAnswer:
+    return _answer(status, json.dumps({"error": text}).encode(), _JSON, headers)
+
+
+def _refusal(status: int, why: str) -> WebAnswer:
+    page = _REFUSED.replace("WHY", why)
+    return WebAnswer(status, page.encode(), _HTML, (*_HEADERS, ("Content-Security-Policy", _policy(page))))

@@ -1,0 +1,202 @@
+"""The job's story as the page draws it: what happened, and when, in entries that can be sent and drawn.
+
+Owns how happenings become entries, and how many there are: thousands of events of a kind in a moment are one entry, and
+the oldest of a long job are counted only. Times are seconds since the epoch, since people read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elastic_driver.hosts import Host
+from elastic_driver.report.happenings import (
+    ChiefEnded,
+    ChiefStarted,
+    FirstFailure,
+    Happening,
+    HostLost,
+    HostReady,
+    HostsChanged,
+    HostUnready,
+    InternalError,
+    JobEnded,
+    JobStarted,
+    NoticeGiven,
+    ProcessEnded,
+    ProcessStarted,
+    Remark,
+    RoundFormed,
+    RoundResumed,
+    WorkerHung,
+    WorkersStopped,
+)
+
+Entry = dict[str, Any]
+
+MOST = 1500
+"""Entries that are kept. Of those beyond, the oldest become one that says how many they were."""
+_DROPPED_AT_ONCE = 300
+# What is told of together: of one kind, within so many seconds. The text names some of them. Those that are drawn are
+# all there.
+_TOGETHER_S, _NAMED, _DRAWN = 1.0, 4, 2000
+_LONGEST_TEXT = 400
+
+
+class Story:
+    """See above.
+
+    Args:
+        clock: seconds since the epoch.
+
+    Attributes:
+        began: when the driver began.
+        hosts: that discovery listed last, with when; None before its first answer.
+        ended: how, once the job is over.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.began = clock()
+        self.hosts: tuple[float, tuple[Host, ...]] | None = None
+        self.ended: dict[str, Any] | None = None
+        self._entries: dict[int, Entry] = {}
+        self._last = 0
+        self._told = 0
+        self._changed: set[int] = set()
+
+    def hear(self, happening: Happening) -> None:
+        """Takes what has happened."""
+        match happening:
+            case JobStarted(_, job_id):
+                self._add("start", f"job {job_id} began")
+            case HostsChanged(hosts):
+                self._hosts_changed(tuple(hosts))
+            case HostReady(host, _, joined):
+                self._add("host_ready", f"host {host} is ready" + (" (joined by itself)" if joined else ""), host=host)
+            case HostUnready(host, reason, _):
+                self._add("host_unready", f"host {host} is not ready: {reason}", host=host, warning=True)
+            case HostLost(host, reason):
+                self._add("host_lost", f"host {host} is lost: {reason}", host=host, warning=True)
+            case ProcessStarted(worker):
+                self._together("worker_started", worker.key, "started")
+            case ProcessEnded(worker, how=how, expected=expected, returncode=code):
+                if expected or not code:
+                    self._together("worker_ended", worker.key, "ended")
+                else:
+                    self._add("worker_died", f"worker {worker.key} {how}", host=worker.hostname, warning=True)
+            case WorkersStopped(stops):
+                for worker, reason in stops:
+                    self._together("worker_stopped", worker.key, f"stopped: {reason}")
+            case WorkerHung(worker, reason):
+                self._add("worker_hung", f"worker {worker.key} is ended: {reason}", host=worker.hostname, warning=True)
+            case NoticeGiven(round_id, kind, reason):
+                self._add("notice", f"round {round_id}: {kind}" + (f": {reason}" if reason else ""))
+            case RoundFormed():
+                self._round_formed(happening)
+            case RoundResumed(round_id, commits, took_s):
+                self._resumed(round_id, commits, took_s)
+            case ChiefStarted(number):
+                self._add("chief", f"the chief started (start {number})")
+            case ChiefEnded(how=how, expected=expected):
+                self._add("chief", f"the chief {how}", warning=not expected)
+            case Remark(text, warning):
+                self._add("remark", text, warning=warning)
+            case FirstFailure(worker, how=how):
+                self._add("failure", f"worker {worker.key} failed first: {how}", warning=True)
+            case InternalError(error):
+                self._add("internal_error", error.rpartition("\n")[2], warning=True)
+            case JobEnded(exit_code, message):
+                self.ended = {"t": self._now(), "exit_code": exit_code, "message": message}
+                self._add("end", f"the job ended with exit code {exit_code}: {message}", warning=bool(exit_code))
+            case _:
+                pass
+
+    def lost(self, since: float) -> None:
+        """What was trained since then is lost."""
+        self._add("lost", f"up to {self._clock() - since:.1f} s of training are done again", t0=round(since, 2))
+
+    def all(self) -> list[Entry]:
+        """All entries, the oldest first."""
+        return list(self._entries.values())
+
+    def news(self) -> tuple[list[Entry], int]:
+        """The entries that are new, or have changed, since the last call; and the number of the oldest there is."""
+        changed = [self._entries[number] for number in sorted(self._changed) if number in self._entries]
+        self._changed.clear()
+        return changed, next(iter(self._entries), 0)
+
+    # --- entries ---------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return round(self._clock(), 2)
+
+    def _add(self, kind: str, text: str, **more: Any) -> Entry:
+        if not more.get("warning", True):
+            del more["warning"]
+        self._last += 1
+        entry = {"n": self._last, "t": self._now(), "kind": kind, "text": text[:_LONGEST_TEXT], **more}
+        self._entries[self._last] = entry
+        self._changed.add(self._last)
+        if len(self._entries) > MOST:
+            self._drop()
+        return entry
+
+    def _together(self, kind: str, name: str, what: str) -> None:
+        """Many of one kind at once: one entry."""
+        last, noun = self._entries.get(self._last), kind.partition("_")[0]
+        if last is None or last["kind"] != kind or last["what"] != what or self._now() - last["t"] > _TOGETHER_S:
+            self._add(kind, f"{noun} {name} {what}", what=what, count=1, names=[name])
+            return
+        last["count"] += 1
+        if len(last["names"]) < (_NAMED if noun == "worker" else _DRAWN):
+            last["names"].append(name)
+        named = last["names"][:_NAMED]
+        more = last["count"] - len(named)
+        last["text"] = f"{noun}s {', '.join(named)}{f' and {more} more' if more else ''}: {what}"[:_LONGEST_TEXT]
+        self._changed.add(self._last)
+
+    def _drop(self) -> None:
+        """The oldest become a number. A driver of weeks has thousands."""
+        numbers = list(self._entries)[:_DROPPED_AT_ONCE]
+        dropped = [self._entries.pop(number) for number in numbers]
+        count = sum(entry.get("dropped", 1) for entry in dropped)
+        rounds = sum(entry.get("rounds", entry["kind"] == "round") for entry in dropped)
+        text = f"{count} earlier events, {rounds} rounds among them"
+        first = dropped[0]
+        number = numbers[-1]
+        entry = {"n": number, "t": dropped[-1]["t"], "t0": first.get("t0", first["t"]), "kind": "dropped"}
+        self._entries = {number: {**entry, "text": text, "dropped": count, "rounds": rounds}, **self._entries}
+        self._changed.add(number)
+
+    def _hosts_changed(self, hosts: tuple[Host, ...]) -> None:
+        before = {} if self.hosts is None else {host.name: host.slots for host in self.hosts[1]}
+        after = {host.name: host.slots for host in hosts}
+        self.hosts = self._now(), hosts
+        for name in _first(after.keys() - before.keys(), after):
+            self._together("host_came", name, "listed")
+        for name in _first(before.keys() - after.keys(), before):
+            self._together("host_left", name, "not listed any more")
+        for name in [name for name in after if name in before and after[name] != before[name]]:
+            self._add("host_changed", f"host {name} has {after[name]} slots now", host=name)
+
+    def _round_formed(self, formed: RoundFormed) -> None:
+        size = len(formed.members)
+        was = f"{formed.old_size} -> {size}" if formed.old_size else f"{size}"
+        text = f"round {formed.round_id}: {was} workers" + (f", {formed.cause}" if formed.cause else "")
+        hosts: dict[str, int] = {}
+        for member in formed.members:
+            hosts[member.worker.hostname] = hosts.get(member.worker.hostname, 0) + 1
+        entry = self._add("round", text, round=formed.round_id, size=size, old=formed.old_size, hosts=hosts)
+        if formed.backend is None:
+            entry["t0"] = round(entry["t"] - formed.formed_in_s, 2)
+
+    def _resumed(self, round_id: int, commits: int | None, took_s: float) -> None:
+        where = "" if commits is None else f" from commit {commits}"
+        now = self._now()
+        text = f"round {round_id} trains{where}, after {took_s:.2f} s"
+        self._add("resumed", text, round=round_id, t0=round(now - took_s, 2), took_s=round(took_s, 3))
+
+
+def _first(names: set[str], order: dict[str, int]) -> Iterator[str]:
+    return (name for name in order if name in names)

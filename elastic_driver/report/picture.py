@@ -1,0 +1,478 @@
+"""A job as a picture: its hosts and workers over time, its rounds, what its seconds went into, and its changes.
+
+Owns the layout. One SVG, or one page of HTML with the SVG and its tables in it; nothing is loaded from anywhere. It
+stays readable, and below a megabyte, whatever the job was: what is narrower than half a pixel is drawn as part of what
+is beside it, and what was left out is said below.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_driver.report.drawing import label, line, number, path, rect, style, text_of
+from elastic_driver.report.goodput import Category
+from elastic_driver.report.story import BOOTS, DRAINED, ENDS, WAITS, WORKS, Life, Mark, Round, Story
+
+_WIDTH = 1200.0
+_LEFT, _RIGHT = 150.0, 24.0
+_PLOT = _WIDTH - _LEFT - _RIGHT
+_HALF_PIXEL = 0.5
+# Places with a row of their own; the heights of all rows together, of one at most, and at least.
+_MOST_ROWS, _ROWS_HEIGHT, _HIGHEST, _LOWEST = 1200, 1400.0, 15.0, 1.2
+# Pieces that can be pointed at one by one; of more a row is one element.
+_MOST_PIECES = 2000
+_MOST_MARKS = 400
+# Of a picture; one that would be larger is drawn coarser.
+_MOST_BYTES, _COARSEST = 800_000, 16.0
+# Arms of a cross, in pixels; deaths that are nearer to each other share one. Rounds with lines through all hosts.
+_CROSS, _FEW_ROUNDS = 8.0, 60
+_TABLE_FIRST, _TABLE_LAST = 6, 14
+_PAGE_FIRST, _PAGE_LAST = 100, 400
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_DAY = 86400
+
+_NAMES = {
+    Category.TRAINING: "training",
+    Category.RECOMPUTED: "recomputed",
+    Category.RESET: "reset",
+    Category.WAITING_FOR_SLOTS: "waiting for slots",
+    Category.START: "start",
+    Category.IDLE: "idle",
+    Category.UNEXPLAINED: "unexplained",
+}
+_OF_WORKER = {WORKS: "training", BOOTS: "start", WAITS: "idle", DRAINED: "drained", ENDS: "idle"}
+_SAID_OF_WORKER = {
+    WORKS: "in a round",
+    BOOTS: "starts",
+    WAITS: "ready, and in no round",
+    DRAINED: "drained",
+    ENDS: "told to end, or dying",
+}
+
+
+def duration(seconds: float) -> str:
+    """A length of time: "0.42 s", "95 s", "35 min", "7.5 h", "3.2 d"."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    for size, unit in ((_DAY, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def cells_of(each: Round, *, is_first: bool) -> tuple[str, ...]:
+    """A row of the table of changes: round, when, workers, time lost, done again, from commit, cause."""
+    change = str(each.size) if not each.old_size else f"{each.old_size} → {each.size}"
+    lost = "-" if is_first else "unknown" if each.took_s is None else duration(each.took_s)
+    again = "-" if is_first else "unknown" if each.lost_s is None else duration(each.lost_s) if each.lost_s else "0"
+    commit = "-" if each.commit is None or is_first else str(each.commit)
+    return str(each.round_id), clock(each.at), change, lost, again, commit, each.cause
+
+
+HEADS = ("round", "at", "workers", "time lost", "done again", "from commit", "cause")
+
+
+def clock(seconds: float) -> str:
+    """A time of the job: "1:05", "2:00:10", "3 d 04:10"."""
+    whole = int(seconds)
+    days, rest = divmod(whole, _DAY)
+    hours, minutes, left = rest // 3600, rest % 3600 // 60, rest % 60
+    if days:
+        return f"{days} d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+def ending_of(story: Story) -> str:
+    """How the job has ended, in words."""
+    if story.exit_code is None:
+        return f"no end is in the log: it runs, or its driver was killed (last event at {clock(story.last)})"
+    return f"exit code {story.exit_code}: {story.message}"
+
+
+def kept(rounds: Sequence[Round], first: int, last: int) -> tuple[Sequence[Round], int, Sequence[Round]]:
+    """The first and the last of them, and how many are between."""
+    if len(rounds) <= first + last:
+        return rounds, 0, ()
+    return rounds[:first], len(rounds) - first - last, rounds[-last:]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of the timeline: a place, or all places of a host."""
+
+    title: str
+    lives: list[Life]
+
+
+class _Picture:
+    def __init__(self, story: Story, least: float = _HALF_PIXEL) -> None:
+        self.story = story
+        self.least = least  # pixels: narrower pieces are none
+        self.span = max(story.last, 1e-3)
+        self.parts: list[str] = []
+        self.y = 0.0
+        self.merged = 0
+        self.unmarked = 0
+        self.notes: list[str] = []
+        self._first_of_timeline = 0
+        self._lanes_from = 0.0
+
+    def x(self, at: float) -> float:
+        return _LEFT + _PLOT * min(max(at, 0.0), self.span) / self.span
+
+    # --- from above to below ---------------------------------------------------------------------------------------
+
+    def draw(self, *, with_table: bool) -> str:
+        self._head()
+        self._goodput()
+        top, self._first_of_timeline = self.y, len(self.parts)
+        self._sizes()
+        self._strip()
+        self._lanes()
+        self._columns(top)
+        self._axis()
+        if with_table:
+            self._table()
+        self._footnotes()
+        height = self.y + 12
+        size = f'viewBox="0 0 {number(_WIDTH)} {number(height)}" width="{number(_WIDTH)}" height="{number(height)}"'
+        title = f"<title>{text_of(f'elasticrun job {self.story.job_id}')}</title>"
+        ground = rect(0, 0, _WIDTH, height, "bg")
+        sheet = f"<style>{style()}</style>"
+        drawn = f"{title}{sheet}{ground}{''.join(self.parts)}"
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{drawn}</svg>'
+
+    def _head(self) -> None:
+        story = self.story
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(story.began, 0.0), 4e9)))
+        changes = max(0, len(story.rounds) - 1)
+        facts = f"{changes} change{'' if changes == 1 else 's'}, {len(story.lives)} processes on {len(story.hosts)} "
+        facts += f"host{'' if len(story.hosts) == 1 else 's'}"
+        self.parts.append(label(16, 30, f"job {story.job_id}", "h", longest=80))
+        self.parts.append(label(16, 50, f"{began}, {duration(story.last)}; {facts}", "d", longest=180))
+        self.parts.append(label(16, 68, ending_of(story), longest=180))
+        self.y = 84.0
+
+    def _goodput(self) -> None:
+        booked = self.story.booked
+        self.parts.append(label(16, self.y + 16, f"goodput {100 * booked.share:.1f} %", "s"))
+        x, width = _LEFT, _WIDTH - _LEFT - _RIGHT
+        legend_x, legend_y = _LEFT, self.y + 42
+        for category, name in _NAMES.items():
+            spent_s = booked.seconds.get(category)
+            share = spent_s / self.span if spent_s else 0.0
+            if share > 0:
+                self.parts.append(
+                    rect(x, self.y, width * share, 22, category, f"{name}: {duration(spent_s or 0)}, {share:.2%}")
+                )
+                x += width * share
+            figure = "not known" if spent_s is None else f"{duration(spent_s)} ({share:.1%})"
+            count = f", {self.story.resets} times" if category is Category.RESET and self.story.resets else ""
+            text = f"{name} {figure}{count}"
+            if not spent_s and category is not Category.UNEXPLAINED:
+                continue
+            room = 16 + 6.6 * len(text) + 22
+            if legend_x + room > _WIDTH - _RIGHT:
+                legend_x, legend_y = _LEFT, legend_y + 18
+            self.parts.append(rect(legend_x, legend_y - 9, 10, 10, category, radius=2))
+            self.parts.append(label(legend_x + 15, legend_y, text, "d"))
+            legend_x += room
+        if any(piece.kind == DRAINED for life in self.story.lives for piece in life.pieces):
+            self.parts.append(rect(legend_x, legend_y - 9, 10, 10, "drained", radius=2))
+            self.parts.append(label(legend_x + 15, legend_y, "drained workers", "d"))
+        self.y = legend_y + 22
+
+    def _sizes(self) -> None:
+        """How many workers the rounds had, as steps."""
+        sizes = self.story.sizes
+        if not sizes:
+            return
+        top, height = self.y, 56.0
+        most = max(size for _, size in sizes)
+        self.parts.append(label(16, top + 14, "workers", "s"))
+        self.parts.append(label(_LEFT - 6, top + 10, str(most), "d", anchor="end"))
+        self.parts.append(label(_LEFT - 6, top + height, "0", "d", anchor="end"))
+        points, before_x = [f"M{number(self.x(sizes[0][0]))} {number(top + height)}"], -1.0
+        for index, (at, size) in enumerate(sizes):
+            x = self.x(at)
+            until = sizes[index + 1][0] if index + 1 < len(sizes) else self.span
+            if index and x - before_x < _HALF_PIXEL and self.x(until) - x < _HALF_PIXEL:
+                continue
+            before_x = x
+            points.append(f"H{number(x)}V{number(top + height - (height - 2) * size / most)}")
+        points.append(f"H{number(self.x(self.span))}V{number(top + height)}z")
+        self.parts.append(f'<path class="size" d="{"".join(points)}"><title>members of the round</title></path>')
+        self.y = top + height + 8
+
+    def _strip(self) -> None:
+        """What the job did, in one row, and the same as bands behind all others."""
+        self.parts.append(label(16, self.y + 13, "the job", "s"))
+        for since, until, kind, many in self._fused([(p.since, p.until, p.kind) for p in self.story.pieces]):
+            what = _NAMES.get(Category(kind), kind)
+            title = f"{what}: {clock(since)} to {clock(until)}, {duration(until - since)}"
+            title += f" ({many} pieces)" if many > 1 else ""
+            width = max(_HALF_PIXEL, self.x(until) - self.x(since))
+            self.parts.append(rect(self.x(since), self.y, width, 17, kind, title))
+        last = -_CROSS
+        for mark in self.story.marks:
+            x = self.x(mark.at)
+            if mark.kind in ("notice", "stood_still") and x - last >= _CROSS / 2:
+                last = x
+                drawn = f"M{number(x)} {number(self.y + 18)}l3 5h-6z"
+                title = text_of(f"{clock(mark.at)}: {mark.text}")
+                self.parts.append(f'<path class="dim" d="{drawn}"><title>{title}</title></path>')
+        self.y += 27
+
+    def _fused(self, pieces: Sequence[tuple[float, float | None, str]]) -> list[tuple[float, float, str, int]]:
+        """Pieces that can be seen: since, until, kind, and of how many each is made.
+
+        One that is narrower than half a pixel becomes part of the one before it, unless that one ends well before it;
+        a short one that is alone is drawn half a pixel wide.
+        """
+        fused: list[tuple[float, float, str, int]] = []
+        least = self.span * self.least / _PLOT
+        for since, end, kind in pieces:
+            until = self.story.last if end is None else end
+            if fused and since - fused[-1][1] < least:
+                first, _, before, many = fused[-1]
+                if kind == before or until - since < least:
+                    fused[-1] = (first, until, before, many + 1)
+                    self.merged += 1
+                    continue
+                if fused[-1][1] - first < least and many > 1:
+                    fused[-1] = (first, until, kind, many + 1)
+                    self.merged += 1
+                    continue
+            fused.append((since, until, kind, 1))
+        return fused
+
+    # --- hosts and workers -----------------------------------------------------------------------------------------
+
+    def _rows(self) -> dict[str, list[_Row]]:
+        """The rows of each host."""
+        places: dict[str, dict[int, list[Life]]] = {name: {} for name in self.story.hosts}
+        for life in self.story.lives:
+            places.setdefault(life.worker.hostname, {}).setdefault(life.worker.slot, []).append(life)
+        if sum(map(len, places.values())) <= _MOST_ROWS:
+            return {
+                host: [_Row(f"{host}[{slot}]", lives) for slot, lives in sorted(slots.items())]
+                for host, slots in places.items()
+                if slots
+            }
+        used = {host: slots for host, slots in places.items() if slots}
+        shown = dict(list(used.items())[:_MOST_ROWS])
+        self.notes.append(f"the workers of a host share a row: {sum(map(len, places.values()))} places are too many")
+        if len(shown) < len(used):
+            self.notes.append(f"{len(used) - len(shown)} hosts more are not drawn")
+        return {
+            host: [_Row(host, [life for lives in slots.values() for life in lives])] for host, slots in shown.items()
+        }
+
+    def _lanes(self) -> None:
+        rows, self._lanes_from = self._rows(), self.y
+        number_of_rows = sum(map(len, rows.values()))
+        if not number_of_rows:
+            return
+        height = max(_LOWEST, min(_HIGHEST, _ROWS_HEIGHT / number_of_rows))
+        gap = 10.0 if height > 4 and len(rows) < 60 else 1.0 if height > 4 else 0.0
+        self.parts.append(label(16, self.y + 13, "hosts", "s"))
+        self.y += 22
+        pieces = sum(len(life.pieces) for life in self.story.lives)
+        marks: dict[str, list[Mark]] = {}
+        for mark in self.story.marks:
+            if mark.host:
+                marks.setdefault(mark.host, []).append(mark)
+        labelled_at, unlabelled, crosses = self.y - 20, 0, 0
+        for host, own in rows.items():
+            if self.y + height / 2 + 4 - labelled_at >= 12:
+                labelled_at = self.y + min(height * len(own) / 2, 9) + 4
+                room = 14 if height >= 10 and len(own) > 1 else 18
+                name = host if len(host) <= room else f"{host[: room - 1]}…"
+                self.parts.append(f"<g><title>{text_of(host)}</title>{label(16, labelled_at, name)}</g>")
+            else:
+                unlabelled += 1
+            top = self.y
+            for row in own:
+                self._row(row, height, each=pieces <= _MOST_PIECES)
+                if height >= 10 and len(own) > 1:
+                    slot = row.title[len(host) :]
+                    self.parts.append(label(_LEFT - 6, self.y + height - 3, slot, "d", anchor="end", longest=8))
+                self.y += height
+            crosses += self._crosses(marks.get(host, []), top, self.y, _MOST_MARKS - crosses)
+            self.y += gap
+        if unlabelled:
+            self.notes.append(f"{unlabelled} hosts have no room for their names; point at a row")
+        self.y += 2
+
+    def _row(self, row: _Row, height: float, *, each: bool) -> None:
+        drawn = max(height - (2 if height > 6 else 0.3), 1.0)
+        pieces = [
+            (piece.since, piece.until if piece.until is not None else life.ended_at, piece.kind, life)
+            for life in row.lives
+            for piece in life.pieces
+        ]
+        if each:
+            for since, end, kind, life in pieces:
+                until = self.story.last if end is None else end
+                rank = "" if life.rank is None or kind != WORKS else f", rank {life.rank}"
+                how = f"; {life.how}" if life.how and life.ended_at is not None else ""
+                title = f"{life.worker}{rank}: {_SAID_OF_WORKER[kind]}, {clock(since)} to {clock(until)}{how}"
+                width = max(_HALF_PIXEL, self.x(until) - self.x(since))
+                self.parts.append(rect(self.x(since), self.y, width, drawn, _OF_WORKER[kind], title))
+            return
+        by_kind: dict[str, list[tuple[float, float, float, float]]] = {}
+        last = self.story.last
+        ordered = sorted((since, last if end is None else end, kind) for since, end, kind, _ in pieces)
+        for since, until, kind, _ in self._fused(ordered):
+            width = max(_HALF_PIXEL, self.x(until) - self.x(since))
+            by_kind.setdefault(kind, []).append((self.x(since), self.y, width, drawn))
+        for kind, rects in by_kind.items():
+            self.parts.append(path(rects, _OF_WORKER[kind], f"{row.title}: {_SAID_OF_WORKER[kind]}"))
+
+    def _crosses(self, marks: list[Mark], top: float, bottom: float, room: int) -> int:
+        """Deaths and losses of a host, and its workers that held up the others, where they were."""
+        seen: list[list[Mark]] = []
+        for mark in marks:
+            if mark.kind not in ("worker_dying", "worker_hung", "host_lost", "stall"):
+                continue
+            if (
+                seen
+                and (mark.kind == "stall") == (seen[-1][0].kind == "stall")
+                and self.x(mark.at) - self.x(seen[-1][0].at) < _CROSS
+            ):
+                seen[-1].append(mark)
+            else:
+                seen.append([mark])
+        shown = seen[: max(0, room)]
+        self.unmarked += sum(map(len, seen[len(shown) :]))
+        for together in shown:
+            x, y, arm = self.x(together[0].at), (top + bottom) / 2, _CROSS / 2
+            drawn = f"M{number(x - arm)} {number(y - arm)}l8 8m0-8l-8 8"
+            if together[0].kind == "stall":
+                drawn = f"M{number(x - arm)} {number(y)}a4 4 0 1 0 8 0a4 4 0 1 0-8 0"
+            more = f" (and {len(together) - 1} more)" if len(together) > 1 else ""
+            title = text_of(f"{clock(together[0].at)}: {together[0].text}{more}")
+            self.parts.append(f'<path class="x" d="{drawn}"><title>{title}</title></path>')
+        return len(shown)
+
+    # --- over all of them ------------------------------------------------------------------------------------------
+
+    def _columns(self, top: float) -> None:
+        """Where rounds begin, with their numbers, and bands where the job did not train."""
+        bands = [
+            (since, until, kind)
+            for since, until, kind, _ in self._fused([(p.since, p.until, p.kind) for p in self.story.pieces])
+            if kind not in (Category.TRAINING, Category.IDLE) and self.x(until) - self.x(since) >= 1
+        ]
+        drawn = [
+            rect(self.x(since), top, self.x(until) - self.x(since), self.y - top, f"{kind} band")
+            for since, until, kind in bands
+        ]
+        rounds, last_line, last_number, left_out = self.story.rounds, -100.0, -100.0, 0
+        until = self.y if len(rounds) <= _FEW_ROUNDS else self._lanes_from
+        for each in rounds:
+            x = self.x(each.at)
+            if x - last_line < (3 if len(rounds) <= _FEW_ROUNDS else 6):
+                left_out += 1
+                continue
+            last_line = x
+            title = text_of(f"round {each.round_id}, {each.size} workers: {each.cause}")
+            drawn.append(f"<g>{line(x, top, x, until, 'round')}<title>{title}</title></g>")
+            if x - last_number >= 12 + 8 * len(str(each.round_id)) and x < _WIDTH - _RIGHT - 8:
+                drawn.append(label(x + 3, top + 10, str(each.round_id), "d n"))
+                last_number = x
+        if left_out:
+            self.notes.append(f"{left_out} rounds have no line of their own: they follow others within a few pixels")
+        # Behind what can be pointed at.
+        self.parts[self._first_of_timeline : self._first_of_timeline] = drawn
+
+    def _axis(self) -> None:
+        steps = [*_STEPS, *(_DAY * days for days in (1, 2, 5, 7, 14, 30, 60, 120, 365, 3650))]
+        step = next((step for step in steps if self.span / step <= 14), self.span)
+        at = 0.0
+        self.parts.append(line(_LEFT, self.y, _WIDTH - _RIGHT, self.y, "grid"))
+        while at <= self.span:
+            self.parts.append(line(self.x(at), self.y, self.x(at), self.y + 4, "grid"))
+            text = f"{at / _DAY:g} d" if step >= _DAY else clock(at)
+            self.parts.append(label(self.x(at), self.y + 16, text, "d", anchor="middle"))
+            at += step
+        self.y += 26
+
+    def _table(self) -> None:
+        rounds = self.story.rounds
+        if not rounds:
+            return
+        columns = (16.0, 74.0, 152.0, 232.0, 316.0, 410.0, 510.0)
+        self.y += 20
+        for x, head in zip(columns, HEADS, strict=True):
+            self.parts.append(label(x, self.y, head, "s"))
+        first, left_out, last = kept(rounds, _TABLE_FIRST, _TABLE_LAST)
+        for index, each in enumerate((*first, *last)):
+            if left_out and index == len(first):
+                self.y += 18
+                self.parts.append(label(16, self.y, f"… {left_out} rounds more: elasticrun report EVENTS.jsonl", "d"))
+            self.y += 18
+            for x, cell in zip(columns, cells_of(each, is_first=each is rounds[0]), strict=True):
+                self.parts.append(label(x, self.y, cell, longest=108))
+        self.y += 10
+
+    def _footnotes(self) -> None:
+        story, notes = self.story, list(self.notes)
+        if self.unmarked:
+            notes.append(f"{self.unmarked} deaths and stalls of workers have no mark")
+        if self.merged:
+            least = "half a pixel" if self.least == _HALF_PIXEL else f"{self.least:g} pixels"
+            notes.append(f"{self.merged} pieces narrower than {least} are drawn as part of those beside them")
+        if story.skipped:
+            notes.append(f"{story.skipped} lines of the event log could not be read")
+        for note in notes:
+            self.y += 16
+            self.parts.append(label(16, self.y, note, "d n"))
+        self.y += 4
+
+
+def svg(story: Story, *, with_table: bool = True) -> str:
+    """The picture as one SVG document, UTF-8 without a declaration."""
+    least = _HALF_PIXEL
+    while True:
+        drawn = _Picture(story, least).draw(with_table=with_table)
+        if len(drawn) <= _MOST_BYTES or least >= _COARSEST:
+            return drawn
+        least *= 2
+
+
+def page(story: Story) -> str:
+    """The picture and its tables as one page of HTML, which loads nothing."""
+    first, left_out, last = kept(story.rounds, _PAGE_FIRST, _PAGE_LAST)
+    rows = []
+    for index, each in enumerate((*first, *last)):
+        if left_out and index == len(first):
+            rows.append(f'<tr><td colspan="{len(HEADS)}">… {left_out} rounds more</td></tr>')
+        cells = cells_of(each, is_first=each is story.rounds[0])
+        rows.append(f"<tr>{''.join(f'<td>{text_of(cell)}</td>' for cell in cells)}</tr>")
+    heads = "".join(f"<th>{head}</th>" for head in HEADS)
+    booked = story.booked
+    seconds = "".join(
+        f"<tr><td>{name}</td><td>{duration(booked.seconds[each])}</td>"
+        f"<td>{100 * booked.seconds[each] / max(booked.wall_s, 1e-9):.2f} %</td></tr>"
+        for each, name in _NAMES.items()
+        if each in booked.seconds
+    )
+    sheet = (
+        "body{margin:0 auto;max-width:1200px;font:14px system-ui,sans-serif;background:var(--bg);color:var(--fg)}"
+        "svg{max-width:100%;height:auto}table{border-collapse:collapse;margin:8px 16px 24px}"
+        "td,th{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--grid);vertical-align:top}"
+        "h2{font-size:16px;margin:16px}td:nth-child(-n+6){white-space:nowrap}"
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{text_of(f'job {story.job_id}')}</title><style>{style()}{sheet}</style></head><body>"
+        f"{svg(story, with_table=False)}<h2>Changes</h2><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table><h2>Goodput</h2><table>{seconds}</table></body></html>\n"
+    )

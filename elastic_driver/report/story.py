@@ -1,0 +1,318 @@
+"""The story of a job as its event log tells it, in values that a picture or a table can be made of.
+
+Owns how the log is read: of a job that runs, has ended or was killed, of the last one in a file or of another, whatever
+else stands there. Knows no file and no form of output. Times are seconds since the job's start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_driver.core.standing import Doing
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.goodput import Booked, Category
+
+# What a worker did in a piece of its life.
+BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
+
+
+@dataclass(slots=True)
+class Piece:
+    """A stretch of time in which something was the same; ``until`` None while it goes on."""
+
+    kind: str
+    since: float
+    until: float | None = None
+
+
+@dataclass(slots=True)
+class Life:
+    """A worker's process.
+
+    Attributes:
+        worker: its name.
+        pieces: what it did.
+        ended_at: None while it lives.
+        how: its end in words; "" where it is no news.
+        rank: its last one; None for none.
+    """
+
+    worker: WorkerId
+    pieces: list[Piece]
+    ended_at: float | None = None
+    how: str = ""
+    rank: int | None = None
+
+    def turn(self, kind: str, at: float) -> None:
+        """From now on it does this."""
+        if self.pieces[-1].kind != kind:
+            self.pieces[-1].until = at
+            self.pieces.append(Piece(kind, at))
+
+
+@dataclass(slots=True)
+class Round:
+    """A round, and what it cost to get there; ``took_s`` and ``lost_s`` are None where nobody knows."""
+
+    round_id: int
+    at: float
+    size: int
+    old_size: int
+    cause: str
+    commit: int | None
+    took_s: float | None = None
+    lost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at one moment; ``host`` "" where it is the whole job's."""
+
+    at: float
+    kind: str
+    text: str
+    host: str = ""
+
+
+@dataclass(slots=True)
+class Story:
+    """See above.
+
+    Attributes:
+        job_id, began: which job, and when it began, unix seconds.
+        last: the time of the last event.
+        pieces: what the job did, by category of its goodput.
+        rounds, lives, marks: in the order of their times.
+        hosts: names, in the order in which they were seen.
+        sizes: members of the rounds, from when on.
+        resets: how often training was broken off for another round.
+        tells_commits: whether its workers tell of commits.
+        exit_code, message: how it ended; None while it runs, or where it was killed.
+        skipped: lines that are none of an event log's.
+    """
+
+    job_id: str
+    began: float
+    last: float = 0.0
+    pieces: list[Piece] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    hosts: dict[str, None] = field(default_factory=dict)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    resets: int = 0
+    tells_commits: bool = True
+    exit_code: int | None = None
+    message: str = ""
+    skipped: int = 0
+
+    @property
+    def booked(self) -> Booked:
+        """What its time went into."""
+        of_workers = (Category.JOINER_BOOT, Category.DRAINED)
+        sums: dict[str, float] = {each.value: 0.0 for each in Category if each not in of_workers}
+        for piece in self.pieces:
+            sums[piece.kind] += (self.last if piece.until is None else piece.until) - piece.since
+        if not self.tells_commits and not sums[Category.RECOMPUTED]:
+            del sums[Category.RECOMPUTED]
+        return Booked(sums, self.last, self.resets)
+
+
+class Reader:
+    """Takes an event log line by line. What is left is the story of the last job, or of the one that was asked for.
+
+    Args:
+        job: the beginning of a job's id; "" for the last one.
+    """
+
+    def __init__(self, job: str = "") -> None:
+        self._wanted = job
+        self.story: Story | None = None
+        self._open = False  # whether what comes is of that story
+        self._skipped = 0
+        self._zero = 0.0
+        self._living: dict[str, Life] = {}
+        self._members: frozenset[str] = frozenset()
+        self._doing: Doing | None = None
+        self._on_change: str | None = None
+        self._trained_until: float | None = None
+        self._has_trained = False
+
+    def read(self, lines: Iterable[bytes]) -> Story | None:
+        """Takes all lines. Gives the story; None when there is no such job."""
+        for line in lines:
+            self.take(line)
+        if self.story is not None:
+            self.story.skipped = self._skipped
+        return self.story
+
+    def take(self, line: bytes) -> None:
+        """Takes one line. One that cannot be read is counted."""
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "job_started":
+                self._begin(event)
+            elif self._open and self.story is not None:
+                at = max(float(event["at_s"]) - self._zero, self.story.last)
+                self._take(self.story, kind, event, at)
+                self.story.last = at
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            self._skipped += 1
+
+    def _begin(self, event: Mapping[str, Any]) -> None:
+        job_id, began, zero = str(event["job_id"]), float(event["time"]), float(event["at_s"])
+        self._open = job_id.startswith(self._wanted)
+        if not self._open:
+            return
+        self._zero, self._living, self._members = zero, {}, frozenset()
+        self._doing, self._on_change, self._trained_until, self._has_trained = None, None, None, False
+        self.story = Story(job_id, began, pieces=[Piece(Category.START, 0.0)])
+
+    def _take(self, story: Story, kind: str, event: Mapping[str, Any], at: float) -> None:
+        match kind:
+            case "phase":
+                self._phase(story, event, at)
+            case "stood_still":
+                _rewrite(story.pieces, at - float(event["stood_s"]), at, Category.UNEXPLAINED)
+                story.marks.append(Mark(at, kind, f"the driver stood still for {float(event['stood_s']):.0f} s"))
+            case "hosts_discovered":
+                story.hosts.update(dict.fromkeys(map(str, event["hosts"])))
+            case "host_ready":
+                story.marks.append(Mark(at, kind, f"host {event['host']} is ready", str(event["host"])))
+            case "host_lost":
+                story.marks.append(Mark(at, kind, f"host {event['host']} is lost: {event['reason']}", event["host"]))
+            case "notice":
+                story.marks.append(Mark(at, kind, f"round {event['round_id']}: {event['kind']} ({event['reason']})"))
+            case "round_formed":
+                self._round(story, event, at)
+            case "round_resumed":
+                if story.rounds and story.rounds[-1].round_id == event["round_id"]:
+                    commits = event["commits"]
+                    story.rounds[-1].took_s = float(event["took_s"])
+                    story.rounds[-1].commit = None if commits is None else int(commits)
+            case "job_ended":
+                story.exit_code, story.message = int(event["exit_code"]), str(event["message"])
+                self._open = False
+                for life in self._living.values():
+                    life.ended_at = at
+            case _ if "worker" in event:
+                self._worker(story, kind, event, at)
+            case _:
+                pass
+
+    def _phase(self, story: Story, event: Mapping[str, Any], at: float) -> None:
+        doing, before = Doing(event["doing"]), self._doing
+        if self._on_change == "restart" and event["on_change"] == "in-place":
+            for piece in story.pieces:  # its workers have called init() only now
+                if piece.kind in (Category.TRAINING, Category.RESET, Category.RECOMPUTED):
+                    piece.kind = Category.START
+            self._has_trained, self._trained_until, before, story.resets = False, None, None, 0
+        self._doing, self._on_change = doing, event["on_change"]
+        story.tells_commits = self._on_change == "in-place"
+        if before is Doing.TRAINING and doing is not Doing.TRAINING:
+            self._trained_until = at
+            story.resets += doing in (Doing.FORMING, Doing.WAITING_FOR_SLOTS)
+        self._has_trained = self._has_trained or doing is Doing.TRAINING
+        category = Category.RESET if self._has_trained else Category.START
+        if doing is Doing.TRAINING:
+            category = Category.TRAINING
+        elif doing is Doing.WAITING_FOR_SLOTS:
+            category = Category.WAITING_FOR_SLOTS
+        elif doing in (Doing.FINISHING, Doing.ENDED):
+            category = Category.IDLE
+        if story.pieces[-1].kind != category:
+            story.pieces[-1].until = at
+            story.pieces.append(Piece(category, at))
+
+    def _round(self, story: Story, event: Mapping[str, Any], at: float) -> None:
+        ranks = {str(member["worker"]): int(member["rank"]) for member in event["members"]}
+        lost_s = event["lost_s"]
+        commit = int(event["commits"]) if event["old_size"] and event["backend"] not in (None, "horovod") else None
+        cause, old = str(event["cause"]), int(event["old_size"])
+        formed = Round(int(event["round_id"]), at, len(ranks), old, cause, commit)
+        if event["backend"] is None:
+            formed.took_s = float(event["formed_in_s"])
+        if lost_s is not None:
+            formed.lost_s = float(lost_s)
+            if formed.lost_s > 0 and self._trained_until is not None:
+                until = self._trained_until
+                _rewrite(story.pieces, until - formed.lost_s, until, Category.RECOMPUTED, only=Category.TRAINING)
+        story.rounds.append(formed)
+        story.sizes.append((at, len(ranks)))
+        for key in sorted(self._members - ranks.keys()):
+            if key in self._living and self._living[key].pieces[-1].kind == WORKS:
+                self._living[key].turn(WAITS, at)
+        for key, rank in ranks.items():
+            life = self._living.get(key)
+            if life is not None:
+                life.rank = rank
+                if life.pieces[-1].kind != DRAINED:
+                    life.turn(WORKS, at)
+        self._members = frozenset(ranks)
+
+    def _worker(self, story: Story, kind: str, event: Mapping[str, Any], at: float) -> None:
+        key = str(event["worker"])
+        worker = WorkerId.parse(key)
+        if kind == "worker_started":
+            story.hosts.setdefault(worker.hostname)
+            life = self._living[key] = Life(worker, [Piece(BOOTS, at)])
+            story.lives.append(life)
+            return
+        known = self._living.get(key)
+        if known is None:
+            return
+        match kind:
+            case "worker_ready" if self._on_change == "no-rounds":
+                known.turn(WORKS, at)
+            case "worker_ready" if self._doing is Doing.TRAINING:
+                known.turn(WAITS, at)
+            case "worker_drained":
+                known.turn(WORKS if event["undone"] else DRAINED, at)
+            case "worker_dismissed" | "worker_stopped":
+                known.turn(ENDS, at)
+                known.how = known.how or f"told to end: {event['reason']}"
+            case "worker_dying":
+                known.how = str(event["how"])
+                known.turn(ENDS, at)
+                story.marks.append(Mark(at, kind, f"worker {worker} {event['how']}", worker.hostname))
+            case "worker_hung":
+                story.marks.append(Mark(at, kind, f"worker {worker} hangs: {event['reason']}", worker.hostname))
+                known.how = f"hung: {event['reason']}"
+            # What a driver that watches its workers' steps tells of who holds up the others.
+            case "worker_suspected":
+                story.marks.append(Mark(at, "stall", f"worker {worker}: {event['why']}", worker.hostname))
+            case "straggler":
+                text = f"worker {worker} is {float(event['against_others']):.1f} times slower than the others"
+                story.marks.append(Mark(at, "stall", text, worker.hostname))
+            case "worker_exited":
+                known.ended_at = known.pieces[-1].until = at
+                code = int(event["returncode"])
+                if code and not known.how:
+                    known.how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+                    story.marks.append(Mark(at, "worker_dying", f"worker {worker}: {known.how}", worker.hostname))
+                del self._living[key]
+            case _:
+                pass
+
+
+def _rewrite(pieces: list[Piece], since: float, until: float, kind: str, *, only: str | None = None) -> None:
+    """What lies between these times was something else after all; ``only`` what was taken for that."""
+    start = len(pieces)
+    while start > 0 and (pieces[start - 1].until is None or (pieces[start - 1].until or 0.0) > since):
+        start -= 1
+    fresh: list[Piece] = []
+    for piece in pieces[start:]:
+        end = piece.until
+        first, last = max(piece.since, since), until if end is None else min(end, until)
+        if first >= last or (only is not None and piece.kind != only):
+            fresh.append(piece)
+            continue
+        fresh += [Piece(piece.kind, piece.since, first)] if piece.since < first else []
+        fresh.append(Piece(kind, first, last))
+        if end is None or last < end:
+            fresh.append(Piece(piece.kind, last, end))
+    pieces[start:] = fresh

@@ -1,0 +1,229 @@
+"""What has happened to a job so far, counted: the part of its metrics that no look at its present state could give.
+
+Owns the counts and the few words that they are told apart by: what a user's script, a host or a program has written
+never becomes one, so that their number is known beforehand. Knows nothing of the form that scrapers want
+(:mod:`elastic_driver.report.metrics`). Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.happenings import (
+    DiscoveryRan,
+    DiscReported,
+    Happening,
+    HostLost,
+    HostUnready,
+    JobStarted,
+    NoticeGiven,
+    ProcessEnded,
+    ProcessStarted,
+    Remark,
+    RoundFormed,
+    RoundResumed,
+    WorkerHung,
+)
+
+RESET_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+DISCOVERY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ROUND_CAUSES = (
+    "start",
+    "worker_hung",
+    "host_lost",
+    "worker_failed",
+    "host_left_out",
+    "drained",
+    "hosts_removed",
+    "slots_removed",
+    "hosts_added",
+    "slots_added",
+    "reinit",
+    "unchanged",
+    "other",
+)
+FAILURE_CAUSES = ("exit_code", "signal", "hung", "host_lost")
+# Folders that are kept track of, as in the chronicle: new hosts may bring new ones for ever.
+_MOST_FOLDERS = 64
+
+# The first that fits is the cause of a round that has several: what is worse stands before what was planned.
+_IN_WORDS = (
+    ("start", re.compile(r"start(;|$)")),
+    ("worker_hung", re.compile(r".*\bworker \S+ hung\b", re.DOTALL)),
+    ("host_lost", re.compile(r".*\blost with its host\b", re.DOTALL)),
+    (
+        "worker_failed",
+        re.compile(
+            r".*\b(host \S+ lost|worker \S+ (raised|lost its round|exited|killed|could not|did not|had not)|"
+            r"parameter server \d+ .*(exited|killed|could not|did not)|more failures?\b)",
+            re.DOTALL,
+        ),
+    ),
+    ("host_left_out", re.compile(r".*\bleft out\b")),
+    ("drained", re.compile(r".*\bdrained\b")),
+    ("hosts_removed", re.compile(r".*\bhost \S+ (removed|left over)\b")),
+    ("hosts_added", re.compile(r".*\bhost \S+ added\b")),
+    ("reinit", re.compile(r".*\bcalled shutdown\(\) and init\(\) again\b")),
+    ("unchanged", re.compile(r"hosts changed and changed back$")),
+)
+_SLOTS = re.compile(r"host \S+: (\d+) -> (\d+) slots?\b")
+
+
+def cause_label(cause: str) -> str:
+    """The one of :data:`ROUND_CAUSES` that comes closest to a round's cause in words."""
+    found = next((label for label, pattern in _IN_WORDS if pattern.match(cause)), "")
+    changes = [(int(old), int(new)) for old, new in _SLOTS.findall(cause)]
+    if changes and found in ("", "hosts_added", "unchanged"):
+        if any(new < old for old, new in changes):
+            return "slots_removed"
+        return found or "slots_added"
+    return found or "other"
+
+
+class Histogram:
+    """Durations, counted by length.
+
+    Args:
+        bounds: the longest of each bucket, ascending; what is longer still is counted, too.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one."""
+        self._counts[bisect.bisect_left(self.bounds, seconds)] += 1
+        self.sum_s += seconds
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """How many were that long or shorter, for each bound; and for infinity, all."""
+        total, found = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found
+
+
+class Tally:
+    """Counts what happens. See Listener.
+
+    Attributes:
+        job_id: the job; "" before it has begun.
+        rounds: formed so far, by cause.
+        stalls: changes that are over, from the change until all members trained again.
+        stall_s: what these took in all.
+        lost_s: training that losses have taken back, as far as that is told; None while nobody has told.
+        starts: of workers' processes.
+        restarts: of these, in a place that was some other process's before.
+        failures: of workers, by cause.
+        hosts_lost: with all that ran there.
+        hosts_unready: times that a host could not be had.
+        notices: to the members of a round, by kind.
+        warnings: told to the user.
+        discovery: runs of it that answered or failed.
+        discovery_failures: of these, those that failed.
+        durable: newest commits on disc, by folder: those that are there, and those of the state.
+        troubled: folders where the newest commits do not get.
+    """
+
+    live = False
+
+    def __init__(self) -> None:
+        self.job_id = ""
+        self.rounds: Counter[str] = Counter()
+        self.stalls = Histogram(RESET_BUCKETS_S)
+        self.lost_s: float | None = None
+        self.starts = self.restarts = 0
+        self.failures: Counter[str] = Counter()
+        self.hosts_lost = self.hosts_unready = 0
+        self.notices: Counter[str] = Counter()
+        self.warnings = 0
+        self.discovery = Histogram(DISCOVERY_BUCKETS_S)
+        self.discovery_failures = 0
+        self.durable: dict[str, tuple[int, int]] = {}
+        self.troubled: set[str] = set()
+        self._hung: set[WorkerId] = set()
+        self._present: tuple[int, bool] = (0, False)  # the round, and whether it has followed another
+
+    @property
+    def stall_s(self) -> float:
+        """See above."""
+        return self.stalls.sum_s
+
+    def hear(self, happening: Happening) -> None:
+        """See Listener."""
+        match happening:
+            case JobStarted(_, job_id):
+                self.job_id = job_id
+            case RoundFormed():
+                self._count_round(happening)
+            case RoundResumed(round_id, _, took_s):
+                if self._present == (round_id, True):
+                    self.stalls.add(took_s)
+                    self._present = round_id, False
+            case ProcessStarted(worker):
+                self.starts += 1
+                self.restarts += worker.attempt > 0
+            case WorkerHung(worker):
+                self._hung.add(worker)
+            case ProcessEnded():
+                self._count_end(happening)
+            case HostLost():
+                self.hosts_lost += 1
+            case HostUnready():
+                self.hosts_unready += 1
+            case NoticeGiven(_, kind):
+                self.notices[kind.value] += 1
+            case Remark(_, True):
+                self.warnings += 1
+            case DiscoveryRan(took_s, failed):
+                self.discovery.add(took_s)
+                self.discovery_failures += failed
+            case DiscReported():
+                self._note_disc(happening)
+            case _:
+                pass
+
+    def _count_round(self, formed: RoundFormed) -> None:
+        self.rounds[cause_label(formed.cause)] += 1
+        follows = formed.old_size > 0
+        self._present = formed.round_id, follows
+        if formed.backend is None and follows:  # nobody will tell that its members train
+            self.stalls.add(formed.formed_in_s)
+            self._present = formed.round_id, False
+        lost_s = getattr(formed, "lost_s", None)
+        if lost_s is not None:
+            self.lost_s = (self.lost_s or 0.0) + lost_s
+
+    def _count_end(self, ended: ProcessEnded) -> None:
+        hung = ended.worker in self._hung
+        self._hung.discard(ended.worker)
+        if hung:
+            self.failures["hung"] += 1
+        elif ended.expected or not ended.returncode:
+            pass
+        elif ended.how.startswith("lost with"):
+            self.failures["host_lost"] += 1
+        else:
+            self.failures["signal" if ended.returncode < 0 else "exit_code"] += 1
+
+    def _note_disc(self, said: DiscReported) -> None:
+        folder, written, commits = said.folder, said.written, said.commits
+        known = self.durable.pop(folder, (-1, 0))
+        self.durable[folder] = max(known[0], written), commits
+        (self.troubled.add if said.trouble else self.troubled.discard)(folder)
+        if len(self.durable) > _MOST_FOLDERS:
+            oldest = next(iter(self.durable))
+            del self.durable[oldest]
+            self.troubled.discard(oldest)

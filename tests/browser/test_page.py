@@ -1,0 +1,229 @@
+"""The page in Chromium: what is seen and done there, as people see and do it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import FORKING, Job
+from rendezvous_service import Service, serving
+from shown_job import ShownJob
+
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: scripts/install-browser")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium is missing: scripts/install-browser"),
+]
+PATIENCE_S = 40
+
+
+class Late:
+    """The site of a job that is made once the server's loop runs."""
+
+    def __init__(self) -> None:
+        self.job: ShownJob | None = None
+
+    def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
+        assert self.job is not None
+        return self.job.site.answer(request)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    chromium.delete_all_cookies()
+    size(chromium, 1280)
+    yield chromium
+    chromium.get("about:blank")
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[Service, ShownJob]]:
+    late = Late()
+    with serving(web=late) as running:
+        late.job = job = running.call(lambda: ShownJob(4, call_later=asyncio.get_running_loop().call_later))
+        running.call(job.tell_start)
+        yield running, job
+
+
+def size(browser: Any, width: int) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def until(browser: Any, what: str, found: Callable[[], Any]) -> Any:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, PATIENCE_S, 0.05).until(lambda _: found(), what)
+
+
+def text(browser: Any, css: str = "body") -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
+
+
+def enter(browser: Any, running: Service, job: ShownJob, *, may_act: bool = False) -> str:
+    link = f"{running.url}/login?code={running.call(lambda: job.sessions.new_code(may_act=may_act))}"
+    browser.get(link)
+    until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+    return link
+
+
+def complaints(browser: Any) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+
+
+def test_it_is_shown_changes_by_itself_and_the_link_is_good_once(
+    browser: Any, service: tuple[Service, ShownJob]
+) -> None:
+    running, job = service
+    complaints(browser)
+    link = enter(browser, running, job)
+    assert "code" not in browser.current_url
+    assert text(browser, "#explain") == "round 1 runs with 4 workers"
+    assert text(browser, "#fleet").count("rank ") == 4
+    assert browser.execute_script("return document.querySelectorAll('#chart rect.round').length") == 1
+    assert complaints(browser) == []  # nothing that the policy forbids
+    running.call(lambda: job.lose_host("node001"))
+    until(browser, "the loss", lambda: "round 2 runs with 2 workers" in text(browser, "#explain"))
+    until(browser, "its cool-down", lambda: "blacklisted" in text(browser, "#fleet"))
+    assert browser.execute_script("return document.querySelectorAll('#chart path.dead').length") >= 1
+    assert "killed by SIGKILL" in text(browser, "#warns")
+    browser.delete_all_cookies()
+    browser.get(link)
+    assert "has been used" in text(browser)
+    browser.get(running.url)
+    assert "Not logged in" in text(browser)
+    assert "node000" not in browser.page_source
+
+
+def test_what_others_write_is_text(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    bad = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+    job.output["node000[0]#0"] = ["\x1b[31mred\x1b[0m", bad]
+    job.hosts.append(bad)
+    running.call(job.tell_hosts)
+    job.explain = bad
+    enter(browser, running, job)
+    assert text(browser, "#explain") == bad
+    until(browser, "the host", lambda: bad in text(browser, "#fleet"))
+    browser.find_element("css selector", '[aria-label="Output of worker node000[0]#0"]').click()
+    until(browser, "the output", lambda: bad in text(browser, "#shown-text"))
+    assert text(browser, "#shown-text").startswith("red\n")
+    assert browser.execute_script("return document.querySelectorAll('img, script').length") == 1
+    assert "taken" not in browser.title
+
+
+def test_who_may_only_look_is_offered_nothing_else(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    enter(browser, running, job)
+    assert "--operator" in text(browser, "#may")
+    assert not browser.find_element("id", "end").is_displayed()
+    script = (
+        "return fetch('action', {method: 'POST', headers: {'X-Elastic-Token': you.token}, body: '{\"do\":\"end\"}'})"
+    )
+    assert browser.execute_script(f"{script}.then(answer => answer.status)") == 403
+    assert job.done == []
+
+
+def test_a_host_is_drained_with_the_keyboard_alone(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    running, job = service
+    enter(browser, running, job, may_act=True)
+
+    def press(key: str) -> None:
+        ActionChains(browser).send_keys(key).perform()
+
+    def focused() -> str:
+        return str(browser.execute_script("const e = document.activeElement; return e.ariaLabel || e.innerText"))
+
+    def go_to(label: str) -> None:
+        for _ in range(80):
+            if focused() == label:
+                return
+            press(Keys.TAB)
+        raise AssertionError(f"the keyboard does not reach {label!r}")
+
+    go_to("Drain host node000")
+    press(Keys.ENTER)
+    until(browser, "a question", lambda: "Its 2 workers leave at their next commit" in text(browser, "#ask"))
+    assert focused() == "Cancel"
+    press(Keys.ESCAPE)
+    until(browser, "no question", lambda: not browser.find_element("id", "ask").is_displayed())
+    assert job.done == []
+    go_to("Drain host node000")
+    press(Keys.ENTER)
+    until(browser, "a question", lambda: browser.find_element("id", "ask").is_displayed())
+    go_to("Drain")
+    press(Keys.ENTER)
+    until(browser, "it is done", lambda: job.done == [("drain", "node000")])
+    until(browser, "it is said", lambda: "host node000 is drained" in text(browser, "#shown-text"))
+    until(browser, "it is shown", lambda: "drained" in text(browser, "#fleet"))
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_and_is_dark_where_that_is_wanted(browser: Any, service: tuple[Service, ShownJob], width: int) -> None:
+    running, job = service
+    size(browser, width)
+    enter(browser, running, job, may_act=True)
+    backs = []
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        backs.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert backs == ["rgb(246, 247, 249)", "rgb(14, 17, 22)"]
+
+
+def test_a_job_that_is_stopped_goes_on_and_ends(browser: Any, tmp_path: Path) -> None:
+    env = {"ELASTIC_DRIVER_RUNTIME_DIR": str(tmp_path)}
+    with Job(tmp_path, "localhost:1\n127.0.0.1:1\n", "-np", "2", "--min-np", "1", elasticrun=FORKING, env=env) as job:
+        job.wait_for_steps(2)
+        started = job.events("job_started")[0]
+        command = [sys.executable, "-m", "elastic_driver", "page", started["job_id"]]
+        link = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=60, env={**os.environ, **env}
+        )
+        browser.get(link.stdout.split()[0])
+        until(browser, "two workers", lambda: text(browser, "#fleet").count("rank ") == 2)
+        os.kill(job.process.pid, signal.SIGSTOP)
+        try:
+            until(browser, "the silence", lambda: "Nothing is heard" in text(browser, "#banner"))
+            assert text(browser, "#fleet").count("rank ") == 2
+        finally:
+            os.kill(job.process.pid, signal.SIGCONT)
+        until(browser, "it is live again", lambda: text(browser, "#live") == "live")
+        pid = next(event["pid"] for event in job.events("worker_started") if "127.0.0.1" in event["worker"])
+        os.kill(pid, signal.SIGKILL)
+        until(browser, "the loss", lambda: text(browser, "#fleet").count("rank ") == 1)
+        job.process.send_signal(signal.SIGTERM)
+        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+        until(browser, "how it ended", lambda: "failed (143)" in text(browser, "#phase"))
+        assert link.stdout.split("code=")[1][:20] not in job.event_log.read_text() + job.said()

@@ -1,0 +1,108 @@
+"""elasticrun completion, in the shells themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.cli.completion import SUBCOMMANDS
+from elastic_driver.cli.flags import build_parser
+from elastic_driver.cli.main import _subcommand, main
+from elastic_driver.rendezvous.credentials import JobKey
+from elastic_driver.rendezvous.job_files import Posting
+
+pytestmark = [pytest.mark.integration]
+
+
+def script(tmp_path: Path, shell: str, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The script in a file, and beside it the command that it asks."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    assert main(["completion", shell]) == 0
+    path = tmp_path / f"_elasticrun.{shell}"
+    path.write_text(capsys.readouterr().out)
+    command = tmp_path / "elasticrun"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m elastic_driver "$@"\n')
+    command.chmod(0o755)
+    return path
+
+
+def run(shell: str, text: str, tmp_path: Path, *words: str) -> str:
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [shell, "-c", text, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+IN_BASH = """source "$0"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_shtab_elasticrun
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_bash(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "bash", capsys)
+
+    def complete(*words: str) -> list[str]:
+        return run("bash", IN_BASH, tmp_path, str(path), "elasticrun", *words).split()
+
+    (tmp_path / "hosts").touch()
+    assert complete("st") == ["stacks", "status"]
+    assert set(complete("stacks", "--")) >= {"--rank", "--all", "--json", "--driver", "--token-file"}
+    assert complete("--hostf") == ["--hostfile"]
+    assert complete("--log-level", "DE") == ["DEBUG"]
+    assert complete("--hostfile", f"{tmp_path}/ho") == [f"{tmp_path}/hosts"]
+    assert complete("completion", "b") == ["bash"]
+    assert complete("status", "") == [], "no job runs, and nothing is said of it"
+    posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+    assert posting is not None
+    assert complete("status", "") == ["3f2a"]
+    assert complete("drain", "--job", "3") == ["3f2a"]
+    posting.remove()
+    # The command's own words are files, which bash completes by itself.
+    assert "-o default" in run("bash", 'source "$0"; complete -p elasticrun', tmp_path, str(path))
+
+
+def test_fish(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "fish", capsys)
+
+    def complete(line: str) -> list[str]:
+        text = f"source {shlex.quote(str(path))}; complete -C {shlex.quote(f'elasticrun {line}')}"
+        return [line.split("\t")[0] for line in run("fish", text, tmp_path).splitlines()]
+
+    assert complete("stat") == ["status"]
+    assert complete("stacks --ra") == ["--rank"]
+
+
+def test_zsh_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "zsh", capsys)
+    assert run("zsh", 'zsh -n "$0"', tmp_path, str(path)) == ""
+    assert path.read_text().startswith("#compdef elasticrun\n")
+    assert "stacks:" in path.read_text()
+
+
+def test_every_subcommand_is_completed() -> None:
+    listed = re.findall(r"^  ([a-z]+) ", build_parser().description or "", re.MULTILINE)
+    assert sorted(listed) == sorted(SUBCOMMANDS)
+    assert all(_subcommand(name) is not None for name in SUBCOMMANDS)
+
+
+def test_without_shtab_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err == (
+        "elasticrun: error: cannot make a script for completion without shtab: "
+        "pip install 'elastic_driver[completion]'\n"
+    )

@@ -1,0 +1,213 @@
+"""--event-hook: real commands, which do what commands do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import Job
+
+from elastic_driver.cli.main import main
+from elastic_driver.report import event_hook
+from elastic_driver.report.event_hook import EventHook
+from elastic_driver.report.happenings import HostLost, MomentPassed, Remark, WorkersStopped
+
+pytestmark = [pytest.mark.integration]
+
+PATIENCE_S = 60.0
+
+
+class Hook:
+    """A hook, and what it says."""
+
+    def __init__(self, command: str, **limits: Any) -> None:
+        self.warnings: list[str] = []
+        self.details: list[str] = []
+        self.hook = EventHook(
+            command, job_id="77", on_warning=self.warnings.append, on_detail=self.details.append, **limits
+        )
+
+    def lose(self, *hosts: str) -> None:
+        for host in hosts:
+            self.hook.hear(HostLost(host, "gone"))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, (self.warnings, self.details)
+            self.hook.hear(MomentPassed())
+            time.sleep(0.005)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_each_event_once_and_in_order(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    one = Hook(f"cat >> {log}; echo $ELASTIC_DRIVER_JOB >> {log}.job; echo not told", grace_s=PATIENCE_S)
+    for number in range(20):
+        one.hook.hear(Remark(str(number), warning=False))
+    one.hook.hear(WorkersStopped([]))
+    one.hook.hear(MomentPassed())
+    one.hook.close()
+    assert [event["text"] for event in lines(log)] == [str(number) for number in range(20)]
+    assert {event["event"] for event in lines(log)} == {"report"}
+    assert set((tmp_path / "log.job").read_text().split()) == {"77"}
+    assert (one.warnings, one.details) == ([], [])
+    one.lose("late")
+    one.hook.close()
+
+
+def test_a_failure_is_told_once_a_kind_and_its_output_each_time() -> None:
+    one = Hook("case $(cat) in *a*) echo oh; echo no >&2; exit 3;; *) kill -9 $$;; esac", grace_s=PATIENCE_S)
+    for host in ("a", "a", "b"):
+        one.hook.hear(Remark(host, warning=False))
+    one.hook.close()
+    assert len(one.warnings) in (1, 2)
+    assert "failed with exit code 3, at the event report; this is told once" in one.warnings[0]
+    assert len(one.details) == 3
+    assert one.details[0].endswith("failed with exit code 3, at the event report: oh | no")
+
+
+def test_one_that_sleeps_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = f"setsid sleep 1000 & echo $! >> {pids}; sleep 1000 & echo $! >> {pids}; echo $$ >> {pids}; wait"
+    one = Hook(command, run_s=0.5)
+    one.lose("b", "c")
+    one.until(lambda: len(one.details) == 2)
+    assert [text.partition("' ")[2] for text in one.warnings] == [
+        "did not end within 0.5 s and was killed, at the event host_lost; this is told once"
+    ]
+    found = [int(pid) for pid in pids.read_text().split()]
+    assert len(found) == 6
+    one.until(lambda: all(map(is_gone, found)))
+    one.hook.close()
+
+
+def test_what_it_leaves_running_ends_with_it_and_holds_up_nobody(tmp_path: Path) -> None:
+    pid, log = tmp_path / "pid", tmp_path / "log"
+    one = Hook(f"sleep 1000 & echo $! >> {pid}; cat >> {log}", grace_s=PATIENCE_S)
+    one.lose("b", "c")
+    one.hook.close()
+    assert [event["host"] for event in lines(log)] == ["b", "c"]
+    one.until(lambda: all(is_gone(int(each)) for each in pid.read_text().split()))
+    assert (one.warnings, one.details) == ([], [])
+
+
+def test_one_that_waits_for_its_children_waits_for_its_own_only(tmp_path: Path) -> None:
+    one = Hook(f"cat >> {tmp_path}/log & wait", grace_s=PATIENCE_S)
+    one.lose("b")
+    one.hook.close()
+    assert one.warnings == []
+
+
+def test_a_gigabyte_of_output_takes_no_memory() -> None:
+    one = Hook("head -c 1000000000 /dev/zero; echo; echo that was all; exit 1", grace_s=PATIENCE_S)
+    before = psutil.Process().memory_info().rss
+    one.lose("b")
+    one.until(lambda: one.details)
+    assert one.details[0].endswith("that was all")
+    assert len(one.details[0]) < 2000
+    assert psutil.Process().memory_info().rss < before + (64 << 20)
+    one.hook.close()
+
+
+def test_what_it_does_not_keep_up_with_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_hook, "MOST_WAITING", 5)
+    began, go = tmp_path / "began", tmp_path / "go"
+    command = f"touch {began}; until test -e {go}; do sleep 0.01; done; cat >> {tmp_path}/log"
+    one = Hook(command, grace_s=PATIENCE_S)
+    one.lose("a")
+    one.until(began.exists)
+    one.lose(*"bcdefghij")
+    assert len(one.warnings) == 1
+    assert "does not keep up: events are dropped (5 wait for it)" in one.warnings[0]
+    go.touch()
+    one.hook.close()
+    assert [event["host"] for event in lines(tmp_path / "log")] == list("abcdef")
+    assert one.warnings[1].endswith("was not told of 4 events: it did not keep up")
+
+
+def test_the_end_waits_for_a_moment_only(tmp_path: Path) -> None:
+    one = Hook(f"echo $$ > {tmp_path}/pid; sleep 1000", grace_s=0.2)
+    one.lose("a", "b", "c")
+    one.until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    began = time.monotonic()
+    one.hook.close()
+    assert time.monotonic() - began < 20
+    assert [text.partition("' ")[2] for text in one.warnings] == [
+        "had not ended 0.2 s after the job and was killed, and 2 events more are not told"
+    ]
+    one.until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+
+def test_a_machine_without_processes_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: object, **values: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    one = Hook("true")
+    monkeypatch.setattr(event_hook.subprocess, "Popen", refuse)
+    one.lose("a")
+    one.until(lambda: one.details)
+    assert "cannot be run: Resource temporarily unavailable, at the event host_lost" in one.warnings[0]
+    one.hook.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("./no-such-hook --all", "cannot find the event hook './no-such-hook': there is no such file"),
+        ("'", "cannot read --event-hook"),
+        ("", "--event-hook is empty"),
+        ("/", "cannot run the event hook '/': it is not a file"),
+    ],
+)
+def test_one_that_is_not_there_is_refused_at_the_start(
+    command: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-np", "1", "--event-hook", command, "true"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_job_tells_its_hook_what_its_log_has(tmp_path: Path, runtime: Path) -> None:
+    log = tmp_path / "hooked"
+    # The last event is told, too, though the job is over then: what ends its processes leaves this one.
+    command = f'e=$(cat); case $e in *job_ended*) sleep 0.5;; esac; echo "$e" >> {log}'
+    with Job(tmp_path, "localhost:2\n", "-np", "2", "--event-hook", command, command=["true"]) as job:
+        assert job.wait() == 0
+        told, logged = lines(log), job.events()
+    assert [event["event"] for event in told][-1] == "job_ended"
+    for event in (*told, *logged):
+        event.pop("time")
+    assert told == logged
+
+
+def test_a_driver_that_is_killed_leaves_no_hook_behind(tmp_path: Path, runtime: Path) -> None:
+    pid = tmp_path / "pid"
+    with Job(
+        tmp_path, "localhost:1\n", "-np", "1", "--event-hook", f"echo $$ > {pid}; sleep 1000",
+        command=[sys.executable, "-c", "import time; time.sleep(1000)"],
+    ) as job:  # fmt: skip
+        job.wait_for("the hook", lambda: pid.exists() and pid.read_text())
+        job.wait_for("the worker", lambda: job.events("worker_started"))
+        job.process.send_signal(signal.SIGKILL)
+        job.process.wait()
+        end = time.monotonic() + PATIENCE_S
+        while not is_gone(int(pid.read_text())) or job.leftovers():
+            assert time.monotonic() < end
+            time.sleep(0.02)

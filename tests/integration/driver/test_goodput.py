@@ -1,0 +1,189 @@
+"""Goodput of real jobs: all seconds are booked, and a second program finds the same in the event log alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ROOT, SUPPORT, Job
+
+pytestmark = [pytest.mark.integration]
+
+TWO = "localhost:2\n"
+FOUR = "localhost:2\n127.0.0.1:2\n"
+
+
+def elasticrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elastic_driver", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def check(job: Job, *, unexplained: float = 0.01) -> dict[str, float]:
+    """The second program's word on the log, and the picture's. Gives the job's seconds by category."""
+    script = [sys.executable, str(ROOT / "scripts" / "goodput"), "--check", str(job.event_log)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", "each line of the log is understood"
+    started = len({event["worker"] for event in job.events("worker_started")})
+    booked = job.events("worker_goodput")
+    assert len({event["worker"] for event in booked}) == len(booked) == started
+    for event in (*booked, *job.events("goodput")):
+        assert sum(event["seconds"].values()) == pytest.approx(event["wall_s"], abs=0.01)
+        assert min(event["seconds"].values()) >= 0
+    last = job.events("goodput")[-1]
+    begun = job.events("job_started")[0]["at_s"]
+    assert last["wall_s"] == pytest.approx(job.events("job_ended")[0]["at_s"] - begun, abs=0.2)
+    assert job.events()[-2]["event"] == "goodput", "just before the end"
+    seconds: dict[str, float] = last["seconds"]
+    assert seconds["unexplained"] <= unexplained * last["wall_s"]
+    picture = job.folder / "job.svg"
+    done = elasticrun("report", str(job.event_log), "-o", str(picture))
+    assert (done.returncode, done.stderr) == (0, "")
+    ET.parse(picture)
+    told = elasticrun("report", str(job.event_log)).stdout
+    if seconds["training"]:
+        said = next(line for line in job.said().splitlines() if "goodput" in line)
+        assert f"training {seconds['training']:.1f} s" in said or seconds["training"] >= 100
+        drawn = re.search(r"^goodput ([\d.]+) %", told, re.M)
+        assert drawn is not None
+        # In a job of a second the log's digits are a tenth of a percent.
+        assert float(drawn[1]) == pytest.approx(100 * last["share"], abs=0.2), "the picture's own sums are the same"
+    return seconds
+
+
+def status_of(job: Job) -> dict[str, Any]:
+    job_id = job.events("job_started")[0]["job_id"]
+    answer: dict[str, Any] = json.loads(elasticrun("status", "--json", job_id).stdout)
+    return answer
+
+
+def rank_of(lines: list[dict[str, Any]], rank: int) -> int:
+    pid: int = next(line["pid"] for line in reversed(lines) if line["rank"] == rank)
+    return pid
+
+
+def test_a_kill_and_a_growth(tmp_path: Path) -> None:
+    """What was trained since the last commit is recomputed, and the joiners' boot is theirs."""
+    env = {"COMMIT_EVERY": "40", "STEP_S": "0.03"}
+    flags = ("-np", "4", "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
+    with Job(tmp_path, FOUR, *flags, env=env) as job:
+        # Not far after a commit, so that there is something to lose.
+        job.wait_for("steps beyond a commit", lambda: [1 for line in job.steps() if line["step"] >= 60])
+        os.kill(rank_of(job.steps(), 3), signal.SIGKILL)
+        job.wait_for_steps(2, after=time.time())
+        job.wait_for_steps(4, 50, after=time.time())
+        status = status_of(job)
+        job.process.terminate()
+        assert job.wait() == 143
+        seconds = check(job)
+    assert set(status["goodput"]) == {"seconds", "share"}
+    assert 0 < status["goodput"]["share"] < 1
+    member = next(worker for worker in status["workers"] if worker["worker"] == "localhost[0]#0")
+    assert member["booked"]["training"] > 0
+    lost = next(event for event in job.events("round_formed") if event["round_id"] == 2)["lost_s"]
+    # Twenty steps of 30 ms and more: to the second half of the forty that no commit is for.
+    assert 0.3 < lost < 20
+    assert seconds["recomputed"] == pytest.approx(lost, abs=0.01)
+    assert seconds["training"] > seconds["recomputed"]
+    assert seconds["start"] > 0
+    assert seconds["reset"] > 0
+    joiners = [event for event in job.events("worker_goodput") if event["worker"].endswith("#1")]
+    assert joiners
+    assert all(event["seconds"]["joiner_boot"] > 0 for event in joiners)
+    assert all(event["seconds"]["start"] == 0 for event in joiners)
+
+
+def test_a_drain_and_a_wait_for_slots(tmp_path: Path) -> None:
+    with Job(tmp_path, FOUR, "-np", "4", "--min-np", "4", env={"COMMIT_EVERY": "10"}) as job:
+        job.wait_for_steps(4)
+        job_id = job.events("job_started")[0]["job_id"]
+        assert elasticrun("drain", "--job", job_id, "127.0.0.1").returncode == 0
+        job.wait_for("a wait for slots", lambda: [e for e in job.events("phase") if e["doing"] == "waiting_for_slots"])
+        waits_from = time.monotonic()
+        assert elasticrun("drain", "--undo", "--job", job_id, "127.0.0.1").returncode == 0
+        waited_s = time.monotonic() - waits_from
+        job.wait_for_steps(4, after=time.time())
+        job.process.terminate()
+        assert job.wait() == 143
+        seconds = check(job)
+    drained = [event["worker"] for event in job.events("worker_drained")]
+    assert set(drained) >= {"127.0.0.1[0]#0", "127.0.0.1[1]#0"}
+    assert seconds["waiting_for_slots"] > 0.01
+    assert seconds["waiting_for_slots"] < waited_s + 30
+    assert seconds["recomputed"] == 0, "a drain loses nothing"
+
+
+def test_the_driver_stands_still(tmp_path: Path) -> None:
+    """What happens while it is stopped nobody knows: that is unexplained, and said."""
+    with Job(tmp_path, TWO, "-np", "2") as job:
+        job.wait_for_steps(2)
+        job.process.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        # Nothing to watch: the driver says nothing while it is stopped; it reports from 5 s on.
+        job.wait_for("steps meanwhile", lambda: time.monotonic() - stopped > 7 and job.steps())
+        job.process.send_signal(signal.SIGCONT)
+        stood_s = time.monotonic() - stopped
+        (still,) = job.wait_for("its standstill", lambda: job.events("stood_still"))
+        job.process.terminate()
+        assert job.wait() == 143
+        seconds = check(job, unexplained=1.0)
+    assert seconds["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
+    assert stood_s - 0.5 < still["stood_s"] < stood_s + 3
+    for event in job.events("worker_goodput"):
+        assert event["seconds"]["unexplained"] == pytest.approx(still["stood_s"], abs=0.1)
+
+
+def test_workers_that_are_restarted(tmp_path: Path) -> None:
+    """Of these nobody knows what they do again: there is no such category."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, pathlib, time\n"
+        f"mark = pathlib.Path({str(tmp_path / 'failed')!r})\n"
+        "time.sleep(1)\n"
+        "if os.environ['RANK'] == '1' and not mark.exists():\n    mark.touch(); raise SystemExit(3)\n"
+        "time.sleep(1)\n"
+    )
+    with Job(tmp_path, None, "--standalone", "--nproc-per-node=2", "--max-restarts=2", command=[str(program)]) as job:
+        assert job.wait() == 0, job.said()
+        seconds = check(job)
+    assert "recomputed" not in seconds
+    assert {event["lost_s"] for event in job.events("round_formed")} == {None}
+    assert seconds["training"] > 1.5
+    assert seconds["reset"] > 0
+
+
+def test_a_job_with_a_chief(tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    command = [sys.executable, str(SUPPORT / "chief_program.py"), str(orders)]
+    env = {"PYTHONPATH": f"{SUPPORT / 'fake_tensorflow'}:{ROOT}"}
+    flags = ("--parameter-servers", "1", "-np", "1")
+    with Job(tmp_path, TWO, *flags, command=command, env=env) as job:
+        # It takes the orders that come once it has begun.
+        job.wait_for("the chief", lambda: "[chief]<stdout>:cluster " in job.stdout.read_text())
+        orders.write_text("exit 0\n")
+        assert job.wait() == 0, job.said()
+        seconds = check(job)
+    assert "recomputed" not in seconds
+    assert seconds["start"] > 0
+    assert seconds["training"] > 0
+    assert seconds["reset"] == 0
+
+
+def test_a_job_that_never_trains(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import elastic_driver as hvd\nraise SystemExit(4)\nhvd.init()\n")
+    with Job(tmp_path, None, "-np", "2", command=[sys.executable, str(program)]) as job:
+        assert job.wait() == 1
+        seconds = check(job)
+    assert seconds["training"] == 0
+    assert seconds["start"] > 0
+    assert "goodput" not in job.said(), "there is nothing to tell of"

@@ -1,0 +1,239 @@
+"""What an agent sees of workers' processes, and the stacks that it takes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.launch.agent import proc
+from elastic_driver.launch.agent.stacks import StackTaker
+from elastic_driver.launch.agent.vitals import VitalsWatch
+from elastic_driver.launch.agent.vitals_page import VitalsPage
+from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, VitalsSeen
+from elastic_driver.rendezvous.vitals_words import vitals_from_json
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
+from elastic_driver.worker.engine import native_loader
+
+pytestmark = pytest.mark.integration
+
+ONE = WorkerId("a", 0, 0)
+LIMIT_S = 30.0
+BEGIN = "import os, sys, time; from elastic_driver.worker.rounds import vitals; vitals.begin(sys.argv[1])\n"
+SAY = "print('there', flush=True)\n"
+
+try:
+    native_loader.load()
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+class Worker:
+    """One worker: a process with a page, in a session of its own. It says a line when it is in its program."""
+
+    def __init__(self, program: str, *prefix: str) -> None:
+        self.page = VitalsPage()
+        command = [*prefix, sys.executable, "-c", program, self.page.path]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().strip()
+
+    def watched(self) -> list[tuple[WorkerId, int, VitalsPage | None]]:
+        return [(ONE, self.process.pid, self.page)]
+
+    def say(self) -> str:
+        """Has it go on, and returns its next line."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def stacks(self) -> Stacked:
+        """As the driver is told."""
+        sent: list[Said] = []
+
+        async def ask() -> None:
+            tasks = Tasks()
+            taker = StackTaker(self, sent.append, tasks)
+            assert taker.take(TakeStacks(5, []))
+            while not isinstance(sent[-1:] and sent[-1], StacksTold):
+                await asyncio.sleep(0.01)
+            await tasks.end()
+
+        asyncio.run(asyncio.wait_for(ask(), LIMIT_S))
+        told, end = sent
+        assert isinstance(told, Stacked)
+        assert (told.number, told.worker, end) == (5, ONE.key, StacksTold(5))
+        return told
+
+
+@contextlib.contextmanager
+def worker(program: str, *prefix: str) -> Iterator[Worker]:
+    made = Worker(program, *prefix)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(made.process.pid, signal.SIGKILL)
+        made.process.communicate()
+        made.page.close()
+
+
+def looks(of: Worker, is_so: Callable[[Vitals], bool]) -> Vitals:
+    """Looks at it until it is so. What is seen arrives as it was."""
+
+    async def look() -> Vitals:
+        watch = VitalsWatch(of, lambda message: None, is_heard=lambda: True)
+        end = time.monotonic() + LIMIT_S
+        while True:
+            seen = watch.look(everybody=True).get(ONE)
+            if seen is not None and is_so(seen):
+                return seen
+            assert time.monotonic() < end, seen
+            await asyncio.sleep(0.02)
+
+    return asyncio.run(look())
+
+
+def test_a_process_at_work_stopped_and_gone() -> None:
+    busy = BEGIN + SAY + "f = open('/dev/zero', 'rb', buffering=0)\nwhile True: f.read(1000)"
+    with worker(busy) as one:
+        first = looks(one, lambda seen: seen.cpu_s > 0.1)
+        assert (first.pid, first.traced, first.can_dump) == (one.process.pid, False, True)
+        assert first.rss_bytes > 1 << 20
+        later = looks(one, lambda seen: seen.cpu_s > first.cpu_s and seen.io_bytes > first.io_bytes)
+        assert later.pulse_s is not None
+        one.process.send_signal(signal.SIGSTOP)
+        stopped = looks(one, lambda seen: seen.state == "T" and (seen.pulse_s or 0) > 0.6)
+        assert looks(one, lambda seen: True).cpu_s == stopped.cpu_s
+        told = one.stacks()
+        assert (told.reason, told.state, told.blob) == ("stopped (state T): it cannot tell", "T", b"")
+        one.process.send_signal(signal.SIGCONT)
+        looks(one, lambda seen: seen.state != "T" and (seen.pulse_s or 9) < 0.5)
+        one.process.kill()
+        one.process.wait()
+        assert one.stacks().reason == "it has ended"
+
+        async def look() -> object:
+            return VitalsWatch(one, lambda message: None, is_heard=lambda: True).look(everybody=True)
+
+        assert asyncio.run(look()) == {}
+
+
+def test_the_time_of_our_own_threads_is_not_the_scripts() -> None:
+    spin = (
+        BEGIN
+        + "import threading, ctypes\nfrom elastic_driver.system.threads import name_this_thread\n"
+        + "def spin():\n    name_this_thread()\n    while True: pass\n"
+        + "threading.Thread(target=spin, name='elastic-spinning', daemon=True).start()\n"
+        + SAY
+        + "time.sleep(600)"
+    )
+    with worker(spin) as one:
+        first = looks(one, lambda seen: True)
+        end = time.monotonic() + LIMIT_S
+        while sum(map(int, proc.stat(one.process.pid)[11:13])) < 150:  # ticks
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 0.3
+
+
+def test_stacks_of_one_that_spins_with_the_lock_and_of_one_that_sleeps() -> None:
+    held = "import ctypes\ndef holds():\n    usleep = ctypes.PyDLL(None).usleep\n    " + SAY
+    with worker(BEGIN + held + "    while True: usleep(600_000_000)\nholds()") as one:
+        for _ in range(3):
+            told = one.stacks()
+            assert told.reason == ""
+            assert told.blob.decode().count("in holds") == 1, "nothing of the last time"
+        assert one.process.poll() is None
+    with worker(BEGIN + "def sleeps():\n    " + SAY + "    while True: time.sleep(600)\nsleeps()") as one:
+        told = one.stacks()
+        assert b"in sleeps" in told.blob
+        assert (told.state, told.pid) == ("S", one.process.pid)
+
+
+def test_who_cannot_tell_is_left_alone() -> None:
+    with worker(SAY + "import time; time.sleep(600)") as one:
+        assert one.stacks().reason == "its script does not use elastic_driver"
+        assert one.process.poll() is None
+    # A program that it becomes has no handler: the signal would end it.
+    with worker(BEGIN + SAY + "sys.stdin.readline(); os.execvp('sh', ['sh', '-c', 'echo sh; sleep 600'])") as one:
+        assert one.stacks().blob
+        assert one.say() == "sh"
+        told = one.stacks()
+        assert (told.reason, told.blob) == ("it runs another program by now", b"")
+        assert one.process.poll() is None
+        assert looks(one, lambda seen: (seen.pulse_s or 0) > 0.6).pid == one.process.pid
+    blocks = "import signal, threading\nsignal.signal(vitals.DUMP_SIGNAL, lambda *_: None)\n"
+    with worker(
+        "import sys; from elastic_driver.worker.rounds import vitals\n" + blocks + BEGIN + SAY + "input()"
+    ) as one:
+        assert "its script has taken the signal" in one.stacks().reason
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
+    with worker(BEGIN + blocked + SAY + "input()") as one:
+        told = one.stacks()
+        assert told.reason == "it did not answer within 2 s (state S)"
+        assert told.wchan or told.syscall or os.geteuid() != 0
+
+
+def test_a_child_speaks_for_the_command_and_a_stranger_does_not() -> None:
+    with worker(BEGIN + SAY + "time.sleep(600)", "sh", "-c", '"$@" & wait', "sh") as one:
+        seen = looks(one, lambda seen: seen.pulse_s is not None)
+        assert seen.pid != one.process.pid
+        assert proc.descends_from(seen.pid, one.process.pid)
+        assert b"Current thread" in one.stacks().blob
+    # Some number of a process that is none of this worker's: it is neither looked at nor sent anything.
+    with worker(BEGIN + SAY + "time.sleep(600)") as other, worker(SAY + "import time; time.sleep(600)") as one:
+        page = Path(other.page.path).read_bytes()
+        Path(one.page.path).write_bytes(page)
+        assert looks(one, lambda seen: True).pid == one.process.pid
+        assert one.stacks().reason == "its script does not use elastic_driver"
+        assert (other.page.stack_bytes(), one.page.stack_bytes()) == (0, 0)
+
+
+def test_the_driver_hears_once_a_second_and_at_once_of_a_stop() -> None:
+    sent: list[Said] = []
+
+    async def run(one: Worker) -> None:
+        heard = True
+        watch = VitalsWatch(one, sent.append, is_heard=lambda: heard)
+        watch.start()
+
+        async def until(count: int) -> list[Vitals]:
+            async with asyncio.timeout(LIMIT_S):
+                while len(sent) < count:
+                    await asyncio.sleep(0.01)
+            assert all(isinstance(each, VitalsSeen) for each in sent)
+            return [vitals_from_json(each.blob)[ONE.key] for each in sent if isinstance(each, VitalsSeen)]
+
+        rest = (await until(4))[1:]
+        gaps = [round(later.at_s - earlier.at_s, 1) for earlier, later in itertools.pairwise(rest)]
+        assert min(gaps) >= 0.9, "only counters have moved"
+        one.process.send_signal(signal.SIGSTOP)
+        while (await until(len(sent) + 1))[-1].state != "T":
+            pass
+        heard = False
+        count = len(sent)
+        one.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(1.2)  # longer than any pause: nothing may come
+        assert len(sent) == count
+        heard = True
+        assert (await until(count + 1))[-1].state != "T"
+        watch.close()
+
+    with worker(BEGIN + SAY + "time.sleep(600)") as one:
+        asyncio.run(run(one))

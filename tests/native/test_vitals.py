@@ -1,0 +1,234 @@
+"""The page of vitals: who writes it, what stands there, and that its pulse needs no lock of the interpreter's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic_driver.launch.agent.vitals_page import PAGE_BYTES, PageFacts, VitalsPage
+from elastic_driver.vitals import Traffic
+from elastic_driver.worker.rounds import vitals
+
+from .conftest import native
+from .engines import Kind, Operation, allreduce, each_rank, engines, spec
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def page() -> Iterator[VitalsPage]:
+    made = VitalsPage()
+    yield made
+    native.vitals_close()
+    made.close()
+
+
+def facts(page: VitalsPage) -> PageFacts:
+    found = page.read(time.monotonic_ns())
+    assert found is not None
+    return found
+
+
+def until(page: VitalsPage, is_so: Callable[[PageFacts], bool]) -> PageFacts:
+    end = time.monotonic() + LIMIT_S
+    while not is_so(found := facts(page)):
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+    return found
+
+
+@contextlib.contextmanager
+def running(program: str, page: VitalsPage) -> Iterator[subprocess.Popen[str]]:
+    """Python with the page, whose path is its only argument. It is in its program once it has printed a line."""
+    command = [sys.executable, "-c", program, page.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+BEGIN = "import sys; from elastic_driver.worker.rounds import vitals; vitals.begin(sys.argv[1])\n"
+
+
+def test_what_is_told_stands_there(page: VitalsPage) -> None:
+    assert page.read(time.monotonic_ns()) is None, "nobody has written"
+    native.vitals_step()
+    assert native.vitals_open(page.path)
+    assert native.vitals_open(page.path)
+    found = facts(page)
+    assert (found.pid, found.round_id, found.rank, found.steps, found.committed_s) == (os.getpid(), 0, -1, 0, None)
+    native.vitals_round(7, 3)
+    native.vitals_step()
+    native.vitals_commit(42)
+    native.vitals_dumps_at(60)
+    found = facts(page)
+    assert (found.round_id, found.rank, found.steps, found.commits, found.dump_signal) == (7, 3, 1, 42, 60)
+    assert found.committed_s is not None
+    assert found.committed_s < LIMIT_S
+    first = found.pulse_s
+    assert first is not None
+    beaten = until(page, lambda now: now.pulse_s is not None and now.pulse_s < 0.01)
+    assert beaten.steps == 1
+    native.vitals_close()
+    native.vitals_step()
+    assert facts(page).steps == 1, "it is nobody's any more"
+
+
+def test_collectives_are_counted_and_who_lacks_is_named(page: VitalsPage) -> None:
+    assert native.vitals_open(page.path)
+    with engines(3) as made:
+        each_rank(made, lambda engine, rank: allreduce(engine, np.ones(100, np.float32), "one"))
+        rows = [np.ones((rank + 1, 2), np.int64) for rank in range(3)]
+
+        def gather(engine: object, rank: int) -> None:
+            made[rank].submit(Operation(Kind.ALLGATHER, (spec(rows[rank]),), name="rows")).result()
+
+        assert each_rank(made, gather) == {}
+        found = until(page, lambda now: now.finished == 6)
+        assert found.submitted == 6
+        assert found.traffic == (Traffic("allreduce", 3, 3 * 400), Traffic("allgather", 3, 16 * (1 + 2 + 3)))
+        assert (found.waits_s, found.waiting) == (0.0, ())
+        before = found.waited_s
+        waits = [threading.Thread(target=allreduce, args=(made[rank], np.ones(2), "a\tname\n")) for rank in (1, 0, 2)]
+        waits[0].start()
+        found = until(page, lambda now: bool(now.waiting))
+        (lacks,) = found.waiting
+        assert (lacks.name, lacks.missing) == ("allreduce 'a name '", (0, 2))
+        assert lacks.since_s >= 1.0
+        assert 1.0 <= found.waits_s < LIMIT_S
+        for each in waits[1:]:
+            each.start()
+        for each in waits:
+            each.join(LIMIT_S)
+        found = until(page, lambda now: not now.waits_s and not now.waiting)
+        assert found.waited_s - before >= 1.0
+        assert found.finished == 9
+
+
+def test_a_mismatch_is_over_but_carries_nothing(page: VitalsPage) -> None:
+    assert native.vitals_open(page.path)
+    with engines(2) as made:
+        errors = each_rank(made, lambda engine, rank: allreduce(engine, np.ones(2 + rank), "one"))
+        assert sorted(errors) == [0, 1]
+        found = facts(page)
+        assert (found.submitted, found.finished, found.traffic) == (2, 2, ())
+
+
+def test_a_forked_child_has_neither_page_nor_pulse(page: VitalsPage) -> None:
+    assert native.vitals_open(page.path)
+    came, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            native.vitals_step()
+            native.vitals_round(9, 9)
+            names = {Path(f"/proc/self/task/{each}/comm").read_text() for each in os.listdir("/proc/self/task")}
+            # The page is its living parent's.
+            os.write(came[1], b"no" if native.vitals_open(page.path) or "elastic-pulse\n" in names else b"ok")
+            os.read(go[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(came[0], 2) == b"ok"
+        found = facts(page)
+        assert (found.pid, found.steps, found.round_id) == (os.getpid(), 0, 0)
+        native.vitals_step()
+        assert facts(page).steps == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for each in (*came, *go):
+            os.close(each)
+
+
+def test_the_pulse_beats_while_a_c_call_holds_the_lock(page: VitalsPage) -> None:
+    held = BEGIN + "import ctypes; print('held', flush=True); ctypes.PyDLL(None).usleep(600_000_000)"
+    with running(held, page) as process:
+        end = time.monotonic() + 1.5
+        beats = set()
+        while time.monotonic() < end or len(beats) < 4:
+            found = facts(page)
+            assert found.pid == process.pid
+            assert found.pulse_s is not None
+            beats.add(round(time.monotonic() - found.pulse_s, 1))
+            assert time.monotonic() < end + LIMIT_S
+            time.sleep(0.02)
+        process.send_signal(signal.SIGSTOP)
+        until(page, lambda now: now.pulse_s is not None and now.pulse_s > 0.6)
+        process.send_signal(signal.SIGCONT)
+        until(page, lambda now: now.pulse_s is not None and now.pulse_s < 0.3)
+
+
+# A signal ends a sleep of the C library's.
+@pytest.mark.parametrize(
+    "how", ["usleep = ctypes.PyDLL(None).usleep\n    while True: usleep(600_000_000)", "time.sleep(600)"]
+)
+def test_stacks_come_whoever_holds_the_lock(page: VitalsPage, how: str) -> None:
+    program = BEGIN + (
+        f"import ctypes, time\ndef hangs_here():\n    print('there', flush=True)\n    {how}\nhangs_here()"
+    )
+    with running(program, page) as process:
+        assert facts(page).dump_signal == vitals.DUMP_SIGNAL
+        for _ in range(2):
+            process.send_signal(vitals.DUMP_SIGNAL)
+            end = time.monotonic() + LIMIT_S
+            while "in <module>" not in page.stacks():
+                assert time.monotonic() < end, page.stacks()
+                time.sleep(0.01)
+            assert page.stacks().count("in hangs_here") == 1, "nothing is left of the last time"
+            page.forget_stacks()
+            assert page.stack_bytes() == 0
+        assert process.poll() is None
+
+
+def test_who_has_come_first_has_it_until_its_end_and_exec_begins_anew(page: VitalsPage) -> None:
+    again = BEGIN + (
+        "from elastic_driver.worker.rounds import vitals as v; import os\n"
+        "v.note_commit(3); v.note_step(); v.note_step(); v.note_commit(4)\n"
+        "print('first', flush=True); sys.stdin.readline()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[2] if len(sys.argv) > 2 else "
+        '"import sys; from elastic_driver.worker.rounds import vitals; vitals.begin(sys.argv[1]); '
+        "print('second', flush=True); sys.stdin.readline()\", sys.argv[1]])"
+    )
+    with running(again, page) as process:
+        found = facts(page)
+        assert (found.pid, found.steps, found.commits) == (process.pid, 3, 4), "a commit is a step until one is told"
+        assert not native.vitals_open(page.path)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "second\n"
+        found = facts(page)
+        assert (found.pid, found.steps, found.commits) == (process.pid, 0, 0)
+    assert native.vitals_open(page.path), "it is dead"
+    assert facts(page).pid == os.getpid()
+
+
+def test_what_is_no_page_is_left_alone(tmp_path: Path) -> None:
+    other, short, folder = tmp_path / "other", tmp_path / "short", tmp_path / "folder"
+    other.write_bytes(b"x" * (2 * PAGE_BYTES))
+    short.write_bytes(b"ELVITALS")
+    folder.mkdir()
+    version = tmp_path / "version"
+    version.write_bytes((b"ELVITALS" + b"\x63\0\0\0" + b"\0\x20\0\0").ljust(PAGE_BYTES, b"\0"))
+    os.mkfifo(tmp_path / "fifo")
+    for path in (other, short, folder, version, tmp_path / "fifo", tmp_path / "none", Path("/dev/null")):
+        before = path.read_bytes() if path.is_file() else b""
+        assert not native.vitals_open(str(path)), path
+        assert (path.read_bytes() if path.is_file() else b"") == before
+    vitals.begin(str(other))
+    vitals.note_step()
+    vitals.note_commit(1)

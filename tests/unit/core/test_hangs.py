@@ -1,0 +1,340 @@
+"""Stories of workers that stand still: who is suspected, who is cleared, who is proven to hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from elastic_driver.core.dumps import alike, innermost
+from elastic_driver.core.hangs import (
+    Cleared,
+    Finding,
+    HangWatch,
+    Kind,
+    ProvenHung,
+    StackWanted,
+    Suspected,
+    limit_of,
+    proof_of,
+)
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import Vitals, Waiting
+
+pytestmark = pytest.mark.unit
+
+STACK = """Current thread 0x01 (most recent call first):
+  File "/x/train.py", line 12 in wait
+  File "/x/train.py", line 3 in <module>
+"""
+
+
+class World:
+    """A round whose workers all do the same, until a test says otherwise; looks come once a second."""
+
+    def __init__(self, size: int = 4, *, proves: bool = True, step_s: float = 0.25) -> None:
+        self.now = 100.0
+        self.workers = [WorkerId(f"h{rank}", 0, 0) for rank in range(size)]
+        self.watch = HangWatch(proves=proves)
+        self.watch.begin(1, {worker: rank for rank, worker in enumerate(self.workers)})
+        self.looks = {
+            worker: Vitals(1000.0 * rank, pid=rank + 1, state="S", pulse_s=0.1, round_id=1, rank=rank, can_dump=True)
+            for rank, worker in enumerate(self.workers)
+        }
+        self.step_s = step_s
+        self.told: list[tuple[float, Finding]] = []
+        self.stack: Callable[[int], str | None] = lambda rank: STACK
+        self.trains = True
+        self.reversed = False
+
+    def pass_s(
+        self,
+        seconds: float,
+        *,
+        culprits: tuple[int, ...] = (),
+        others_wait: bool = True,
+        all_stand: bool = False,
+        cpu: float = 0.0,
+        io: int = 0,
+        known: bool = True,
+        by_s: float = 1.0,
+        silent: tuple[int, ...] = (),
+        **of_culprits: object,
+    ) -> list[Finding]:
+        """Lets time pass. Culprits stand still, others wait for them (or go on)."""
+        end, told = self.now + seconds, len(self.told)
+        while self.now < end - 1e-9:
+            self.now += by_s
+            order = list(enumerate(self.workers))
+            for rank, worker in reversed(order) if self.reversed else order:
+                look = self.looks[worker]
+                look = replace(look, at_s=look.at_s + by_s)
+                if rank in culprits:
+                    more = {"waits_s": 0.0, **of_culprits}
+                    look = replace(look, cpu_s=look.cpu_s + cpu * by_s, io_bytes=look.io_bytes + int(io * by_s), **more)  # type: ignore[arg-type]
+                elif (culprits and others_wait) or all_stand:
+                    look = replace(look, waits_s=look.waits_s + by_s)
+                    if rank == 0 and known:
+                        look = replace(look, waiting=(Waiting("allreduce 'grad.3'", look.waits_s, culprits),))
+                else:
+                    done = by_s / self.step_s
+                    look = replace(
+                        look,
+                        waits_s=0.0,
+                        waiting=(),
+                        state="R",
+                        traced=False,
+                        steps=look.steps + int(done),
+                        submitted=look.submitted + 3 * int(done),
+                        finished=look.finished + 3 * int(done),
+                        cpu_s=look.cpu_s + by_s,
+                    )
+                self.looks[worker] = look
+                if rank not in silent:
+                    self.watch.take(worker, look, self.now)
+                    self.watch.take(worker, look, self.now)  # twice is once
+            found = self.watch.look(self.now, trains=lambda worker: self.trains)
+            self.told += [(self.now, finding) for finding in found]
+            for finding in found:
+                if isinstance(finding, StackWanted):
+                    self.watch.answer(finding.worker, finding.number, self.stack(self.workers.index(finding.worker)))
+        return [finding for _, finding in self.told[told:]]
+
+    def train(self, seconds: float = 30.0) -> None:
+        assert self.pass_s(seconds) == []
+
+
+def kinds(found: list[Finding]) -> list[type[Finding]]:
+    return [type(finding) for finding in found if not isinstance(finding, StackWanted)]
+
+
+def only(found: list[Finding], kind: type) -> list[Finding]:
+    return [finding for finding in found if isinstance(finding, kind)]
+
+
+def test_the_limits_are_derived_in_words() -> None:
+    assert limit_of(100, 0.8, "steps").seconds == 8.0
+    assert limit_of(250, 0.8, "steps").told == "10 times the slowest of the last 100 steps, 0.8 s, is 8 s"
+    assert limit_of(40, 0.01, "steps").seconds == 5.0
+    assert limit_of(3, 0.01, "steps").seconds == 60.0
+    assert limit_of(3, 20.0, "steps").seconds == 200.0
+    assert proof_of(limit_of(100, 0.1, "steps")).seconds == 60.0
+    assert proof_of(limit_of(100, 2.0, "steps")).seconds == 120.0
+
+
+def test_a_rank_that_others_wait_for_is_suspected_by_name_and_cleared_when_it_goes_on() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(15, culprits=(2,), cpu=0.9)
+    assert kinds(found) == [Suspected]
+    suspected = only(found, Suspected)[0]
+    assert isinstance(suspected, Suspected)
+    assert (suspected.worker, suspected.rank, suspected.kind) == (world.workers[2], 2, Kind.LACKS)
+    assert "allreduce 'grad.3'" in suspected.why
+    assert suspected.collective == "allreduce 'grad.3'"
+    assert 5.0 <= suspected.still_s <= 7.0
+    found = world.pass_s(3)
+    assert kinds(found) == [Cleared]
+    cleared = only(found, Cleared)[0]
+    assert isinstance(cleared, Cleared)
+    assert 15.0 <= cleared.took_s <= 17.0
+    world.train(15)
+    # What it took is learned: the same once more is no news.
+    assert world.pass_s(15, culprits=(2,), cpu=0.9) == []
+
+
+def test_before_the_first_steps_a_minute_is_given() -> None:
+    world = World()
+    assert world.pass_s(55, culprits=(1,)) == []
+    assert kinds(world.pass_s(10, culprits=(1,))) == [Suspected]
+
+
+def test_gaps_between_collectives_stand_in_for_steps() -> None:
+    world = World()
+    for _ in range(30):
+        world.pass_s(1)
+        for worker in world.workers:
+            world.looks[worker] = replace(world.looks[worker], steps=0)
+    assert world.watch.limit.seconds == pytest.approx(10.0)
+    assert "gaps between collectives" in world.watch.limit.told
+
+
+def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(64, culprits=(2,))
+    assert kinds(found) == [Suspected]
+    found += world.pass_s(6, culprits=(2,))
+    assert kinds(found) == [Suspected, ProvenHung]
+    assert len(only(found, StackWanted)) == 3
+    proven = only(found, ProvenHung)[0]
+    assert isinstance(proven, ProvenHung)
+    assert (proven.worker, proven.silent) == (world.workers[2], False)
+    assert "its stacks are the same" in proven.why
+    at = next(at for at, finding in world.told if finding is proven)
+    since = next(at for at, finding in world.told if isinstance(finding, Suspected))
+    assert at - since >= 60.0
+
+
+@pytest.mark.parametrize("moves", ["cpu", "io", "stack", "no stack", "warn only", "no pulse", "traced"])
+def test_who_moves_is_named_and_never_ended(moves: str) -> None:
+    world = World(proves=moves != "warn only")
+    world.train()
+    more: dict[str, object] = {}
+    if moves == "stack":
+        lines = iter(range(10**6))
+        world.stack = lambda rank: STACK.replace("line 12", f"line {next(lines)}")
+    elif moves == "no stack":
+        world.stack = lambda rank: None
+    elif moves == "no pulse":
+        more = {"pulse_s": None}
+    elif moves == "traced":
+        more = {"traced": True}
+    found = world.pass_s(
+        600, culprits=(1,), cpu=0.02 if moves == "cpu" else 0.0, io=2048 if moves == "io" else 0, **more
+    )  # type: ignore[arg-type]
+    assert ProvenHung not in kinds(found)
+    assert kinds(found) == ([] if moves == "no pulse" else [Suspected])
+    # A question each few seconds at most.
+    assert len(only(found, StackWanted)) <= 150
+
+
+def test_a_stopped_process_is_suspected_at_the_second_look_and_ended_after_ten_seconds() -> None:
+    world = World()
+    world.train()
+    began = world.now
+    found = world.pass_s(14, culprits=(3,), state="T", pulse_s=5.0, by_s=0.5)
+    assert kinds(found) == [Suspected, ProvenHung]
+    times = [at - began for at, finding in world.told if not isinstance(finding, StackWanted)]
+    assert times[0] <= 2.0
+    assert 10.0 <= times[1] <= 11.0
+    proven = only(found, ProvenHung)[0]
+    assert isinstance(proven, ProvenHung)
+    assert proven.silent
+
+
+def test_a_stopped_process_that_is_continued_is_cleared() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
+    assert kinds(world.pass_s(5)) == [Cleared]
+
+
+def test_a_process_in_a_debugger_is_named_only() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(300, culprits=(3,), state="t", traced=True)
+    assert kinds(found) == [Suspected]
+    suspected = only(found, Suspected)[0]
+    assert isinstance(suspected, Suspected)
+    assert suspected.kind is Kind.TRACED
+    assert suspected.ends_s is None
+
+
+def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:
+    world = World()
+    world.train()
+    text = (Waiting("allreduce 'a'", 8.0, (1,)), Waiting("allreduce 'b'", 8.0, (0, 2, 3)))
+    found: list[Finding] = []
+    for second in range(1, 12):
+        world.now += 1
+        for worker in world.workers:
+            look = world.looks[worker]
+            waits = replace(look, at_s=look.at_s + 1, waits_s=look.waits_s + 1)
+            if waits.rank == 0:
+                waits = replace(waits, waiting=tuple(replace(one, since_s=float(second)) for one in text))
+            world.looks[worker] = waits
+            world.watch.take(worker, waits, world.now)
+        found += world.watch.look(world.now)
+    assert kinds(found) == [Suspected]
+    suspected = only(found, Suspected)[0]
+    assert isinstance(suspected, Suspected)
+    assert (suspected.rank, suspected.kind, suspected.ends_s) == (1, Kind.DEADLOCK, None)
+
+
+def test_without_rank_0s_word_it_is_who_does_not_wait() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(20, culprits=(2,), cpu=1.0, known=False)
+    assert [(finding.rank, finding.kind) for finding in found if isinstance(finding, Suspected)] == [(2, Kind.LACKS)]
+
+
+def test_those_who_wait_are_innocent_however_long() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(2000, culprits=(0,), cpu=1.0, known=False)
+    assert {finding.rank for finding in found if isinstance(finding, Suspected)} == {0}
+
+
+def test_a_job_that_does_nothing_is_named_and_one_that_computes_is_not() -> None:
+    world = World(1)
+    world.train()
+    found = world.pass_s(300, culprits=(0,), others_wait=False)
+    assert [(finding.kind, finding.ends_s) for finding in found if isinstance(finding, Suspected)] == [
+        (Kind.IDLE, None)
+    ]
+    world = World(1)
+    world.train()
+    assert world.pass_s(300, culprits=(0,), cpu=0.5) == []
+
+
+def test_nobody_is_suspected_while_no_round_trains() -> None:
+    world = World()
+    world.train()
+    world.trains = False
+    assert world.pass_s(300, culprits=(2,)) == []
+
+
+def test_a_suspicion_ends_with_the_round_and_with_the_worker() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(8, culprits=(2,))) == [Suspected]
+    world.watch.begin(2, {worker: rank for rank, worker in enumerate(world.workers)})
+    assert kinds(world.watch.look(world.now)) == [Cleared]
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(8, culprits=(2,))) == [Suspected]
+    world.watch.forget(world.workers[2])
+    assert kinds(world.watch.look(world.now)) == [Cleared]
+    assert world.watch.look(world.now) == []
+
+
+def test_who_is_not_heard_is_excused_and_begins_anew() -> None:
+    world = World()
+    world.train()
+    assert world.pass_s(30, culprits=(2,), silent=(2,)) == []
+    # Heard again: what it did meanwhile nobody knows.
+    assert world.pass_s(4, culprits=(2,)) == []
+    assert kinds(world.pass_s(4, culprits=(2,))) == [Suspected]
+
+
+def test_a_host_that_was_stopped_as_a_whole_has_its_ten_seconds_anew() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(5, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
+    world.pass_s(20, culprits=(3,), state="T", silent=(3,))
+    found = world.pass_s(9, culprits=(3,), state="T", by_s=0.5)
+    assert ProvenHung not in kinds(found)
+    assert ProvenHung in kinds(world.pass_s(3, culprits=(3,), state="T", by_s=0.5))
+
+
+def test_of_thousands_some_are_told() -> None:
+    world = World(40)
+    world.train(15)
+    found = world.pass_s(10, culprits=tuple(range(1, 40)))
+    suspected = [finding for finding in found if isinstance(finding, Suspected)]
+    assert [one.rank for one in suspected] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [one.more for one in suspected] == [0] * 7 + [31]
+
+
+def test_stacks_are_compared_by_what_the_user_runs() -> None:
+    own = (
+        'Thread 0x02 (most recent call first):\n  File "/p/elastic_driver/worker/rounds/watch.py", line {} in run\n'
+        '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
+    )
+    assert alike(own.format(5) + STACK, own.format(9) + STACK)
+    assert alike(own.format(5) + STACK, STACK.replace("Current thread", "Thread"))
+    assert not alike(STACK, STACK.replace("line 12", "line 13"))
+    assert innermost(own.format(5) + STACK) == ("/x/train.py:12 in wait", "/x/train.py:3 in <module>")
+    assert innermost("rubbish") == ()

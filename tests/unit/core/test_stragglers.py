@@ -1,0 +1,150 @@
+"""Simulated rounds: a rank that is 1.3 times slower is found at once, chance names nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
+from elastic_driver.hosts import WorkerId
+from elastic_driver.vitals import Vitals
+
+pytestmark = pytest.mark.unit
+
+Draw = Callable[[random.Random], float]
+
+
+def jitter(draws: random.Random) -> float:
+    return draws.uniform(0.8, 1.2)
+
+
+def heavy(draws: random.Random) -> float:
+    """One step of 1,000 takes 5 times as long."""
+    return draws.uniform(0.8, 1.2) * (5.0 if draws.random() < 0.001 else 1.0)
+
+
+@dataclass
+class Told:
+    at_s: float
+    step: int
+    news: StragglerFound | StragglerGone
+
+
+def simulate(
+    size: int,
+    steps: int,
+    step_s: float,
+    draw: Draw,
+    *,
+    slow: dict[int, tuple[int, int, float]] | None = None,
+    seed: int = 1,
+    look_s: float = 1.0,
+) -> tuple[list[Told], dict[int, float]]:
+    """Ranks that begin each step together; each looked at once a second, at its own moment of it.
+
+    Args:
+        slow: of a rank, from which step to which it is so many times slower.
+
+    Returns:
+        What is told, and when each step began.
+    """
+    draws = random.Random(seed)
+    workers = [WorkerId(f"h{rank}", 0, 0) for rank in range(size)]
+    watch = StragglerWatch()
+    watch.begin(1, {worker: rank for rank, worker in enumerate(workers)}, 0.0)
+    waited = [0.0] * size
+    due = [look_s * draws.random() for _ in range(size)]
+    now, judged, told, began = 0.0, 0.0, [], {}
+    for step in range(steps):
+        began[step] = now
+        own = [step_s * draw(draws) for _ in range(size)]
+        for rank, (first, last, factor) in (slow or {}).items():
+            if first <= step < last:
+                own[rank] *= factor
+        end = now + max(own)
+        for rank in range(size):
+            while due[rank] < end:
+                into = due[rank] - now
+                look = Vitals(
+                    due[rank] + 100 * rank,
+                    pid=1,
+                    pulse_s=0.1,
+                    round_id=1,
+                    rank=rank,
+                    steps=step,
+                    waited_s=waited[rank],
+                    waits_s=max(0.0, into - own[rank]),
+                )
+                watch.take(workers[rank], look)
+                watch.take(workers[rank], look)
+                due[rank] += look_s
+            waited[rank] += end - now - own[rank]
+        now = end
+        if now - judged >= look_s:
+            judged = now
+            told += [Told(now, step, news) for news in watch.look(now)]
+    return told, began
+
+
+@pytest.mark.parametrize("draw", [jitter, heavy])
+@pytest.mark.parametrize(
+    ("size", "step_s", "steps"), [(2, 0.3, 10_000), (3, 0.02, 10_000), (8, 0.7, 10_000), (64, 2.5, 1500)]
+)
+def test_chance_names_nobody(size: int, step_s: float, steps: int, draw: Draw) -> None:
+    told, _ = simulate(size, steps, step_s, draw)
+    assert told == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3, 8, 64])
+@pytest.mark.parametrize("step_s", [0.01, 0.3, 0.7, 2.5])
+def test_a_rank_that_gets_slow_is_named_within_20_steps_and_two_looks_and_again_when_it_is_not(
+    size: int, step_s: float, seed: int
+) -> None:
+    first = max(60, int(8 / step_s))
+    last, end = 3 * first, 4 * first + 60
+    told, began = simulate(size, end, step_s, jitter, slow={1: (first, last, 1.3)}, seed=seed)
+    assert [(type(one.news), one.news.rank) for one in told] == [(StragglerFound, 1), (StragglerGone, 1)]
+    # Two looks, after 20 steps of which the looks cut off the ends; the round is judged once a second. A step of nearly
+    # the time between two looks is cut worst: a look has one of them or two.
+    steps = 80 if step_s == 0.7 else 24
+    assert told[0].at_s - began[first] <= max(steps * step_s * 1.56, 2.0) + 3.0
+    found = told[0].news
+    assert isinstance(found, StragglerFound)
+    assert 1.15 <= 1 / found.against_others <= 1.6
+
+
+def test_one_that_was_always_slow_is_so_against_the_others_only() -> None:
+    told, _ = simulate(8, 200, 0.3, jitter, slow={5: (0, 200, 1.5)})
+    assert [one.news.rank for one in told] == [5]
+    found = told[0].news
+    assert isinstance(found, StragglerFound)
+    assert found.against_past > 0.9
+    assert found.against_others < 0.75
+
+
+def test_steps_shorter_than_a_time_slice_are_noise() -> None:
+    told, _ = simulate(4, 5000, 0.001, jitter, slow={2: (0, 5000, 1.5)})
+    assert told == []
+
+
+def test_a_round_that_ends_ends_the_straggler() -> None:
+    watch = StragglerWatch()
+    workers = [WorkerId("a", slot, 0) for slot in range(3)]
+    ranks = {worker: rank for rank, worker in enumerate(workers)}
+    watch.begin(1, ranks, 0.0)
+    named = []
+    for second in range(20):
+        for rank, worker in enumerate(workers):
+            waits_s = 0.0 if rank == 2 else 0.5 * second
+            watch.take(worker, Vitals(float(second), 1, pulse_s=0.1, round_id=1, steps=10 * second, waited_s=waits_s))
+        named += [one.rank for one in watch.look(20.0)]
+    assert named == [2]
+    watch.begin(2, ranks, 30.0)
+    gone = watch.look(30.0)
+    assert gone == [StragglerGone(workers[2], 2, "a new round began", 10.0)]
+    watch.forget(workers[2], 31.0)
+    assert watch.look(31.0) == []

@@ -1,0 +1,334 @@
+"""The page's server, sessions and feed, with requests and streams that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from shown_job import JOB, ShownJob
+
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
+from elastic_driver.report.happenings import HostsChanged, JobEnded, ProcessStarted, Remark, Summary
+from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
+from elastic_driver.report.page.story import MOST, Story
+from elastic_driver.report.page.tails import Tails
+
+pytestmark = pytest.mark.unit
+
+HOST = "127.0.0.1:4000"
+WORKER = WorkerId("a", 0, 0)
+
+
+class Clock:
+    """Moves when told; its timers fire then."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+        self.timers: list[Any] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> Any:
+        clock = self
+
+        class Timer:
+            def cancel(self) -> None:
+                clock.timers = [each for each in clock.timers if each[2] is not self]
+
+        timer = Timer()
+        self.timers.append((self.now + delay_s, act, timer))
+        return timer
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := sorted((each for each in self.timers if each[0] <= end), key=lambda each: float(each[0])):
+            self.timers.remove(due[0])
+            self.now = max(self.now, due[0][0])
+            due[0][1]()
+        self.now = end
+
+
+class Reader:
+    """A stream that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.is_closed = False
+
+    def write(self, data: bytes) -> bool:
+        self.data += data
+        return not self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def take(self) -> list[tuple[str, Any]]:
+        found = re.findall(rb"event: (\w+)\n(?:id: \d+\n)?data: (.*)\n\n", self.data)
+        self.data = b""
+        return [(name.decode(), json.loads(text)) for name, text in found]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def job(clock: Clock) -> ShownJob:
+    shown = ShownJob(4, call_later=clock.later, clock=clock)
+    shown.tell_start()
+    return shown
+
+
+def ask(job: ShownJob, path: str, *, method: str = "GET", body: bytes = b"", **headers: str) -> Any:
+    path, _, query = path.partition("?")
+    told = {"host": HOST, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    asked = dict(each.split("=", 1) for each in query.split("&") if each)
+    return job.site.answer(WebRequest(method, path, asked, told, body))
+
+
+def log_in(job: ShownJob, *, may_act: bool = False) -> str:
+    answer = ask(job, f"/login?code={job.sessions.new_code(may_act=may_act)}")
+    assert answer.status == 303
+    return str(dict(answer.headers)["Set-Cookie"]).partition(";")[0]
+
+
+def stream(job: ShownJob, cookie: str) -> Reader:
+    reader = Reader()
+    answer = ask(job, "/feed", cookie=cookie)
+    assert isinstance(answer, WebStreaming)
+    answer.began(reader)
+    return reader
+
+
+def act(job: ShownJob, cookie: str, what: object, **headers: str) -> WebAnswer:
+    told = {"cookie": cookie, "origin": f"http://{HOST}", **headers}
+    body = what if isinstance(what, bytes) else json.dumps(what).encode()
+    answer = ask(job, "/action", method="POST", body=body, **told)
+    assert isinstance(answer, WebAnswer)
+    return answer
+
+
+def test_a_link_is_good_once_and_its_cookie_is_the_jobs_own(job: ShownJob) -> None:
+    code = job.sessions.new_code(may_act=False)
+    assert ask(job, f"/login?code={code}", method="HEAD").status == 200  # does not take it
+    assert ask(job, f"/login?code={code}", sec_purpose="prefetch").status == 503
+    answer = ask(job, f"/login?code={code}")
+    headers = dict(answer.headers)
+    assert (answer.status, headers["Location"], headers["Referrer-Policy"]) == (303, "/", "no-referrer")
+    assert re.fullmatch(rf"elastic-{JOB}=[\w-]{{32}}; Path=/; HttpOnly; SameSite=Strict", headers["Set-Cookie"])
+    assert ask(job, f"/login?code={code}").status == 403
+    encrypted = WebRequest("GET", "/login", {"code": job.sessions.new_code(may_act=False)}, {"host": HOST}, b"", True)
+    answer = job.site.answer(encrypted)
+    assert dict(answer.headers)["Set-Cookie"].endswith("; Secure")
+
+
+def test_codes_and_sessions_end(job: ShownJob, clock: Clock) -> None:
+    code = job.sessions.new_code(may_act=False)
+    clock.pass_time(CODE_S)
+    assert ask(job, f"/login?code={code}").status == 403
+    cookie = log_in(job)
+    clock.pass_time(IDLE_S - 1)
+    assert ask(job, "/state", cookie=cookie).status == 200
+    clock.pass_time(IDLE_S + 1)
+    assert ask(job, "/state", cookie=cookie).status == 401
+
+
+def test_they_are_bounded_and_wrong_codes_keep_nobody_out(clock: Clock) -> None:
+    sessions = Sessions(clock)
+    codes = [sessions.new_code(may_act=False) for _ in range(17)]
+    assert sessions.log_in(codes[0]) is None
+    entered = [sessions.log_in(sessions.new_code(may_act=False)) for _ in range(65)]
+    assert entered[0] is not None
+    assert entered[-1] is not None
+    assert sessions.of(entered[0][1]) is None
+    assert sessions.of(entered[-1][1]) is entered[-1][0]
+    code = sessions.new_code(may_act=False)
+    assert [sessions.failed() for _ in range(12)] == [False] * 10 + [True] * 2
+    assert sessions.log_in(code) is not None
+    clock.pass_time(61)
+    assert not sessions.failed()
+
+
+@pytest.mark.parametrize("path", ["/", "/feed", "/state", "/output?worker=a", "/favicon.ico"])
+def test_nobody_sees_anything_without_a_session(job: ShownJob, path: str) -> None:
+    for cookie in ("", "a=b", f"elastic-{JOB}=wrong", "elastic-other=x"):
+        answer = ask(job, path, cookie=cookie)
+        assert answer.status == 401
+        assert b"node000" not in answer.body
+    assert job.looks == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("[::1]:1", 200),
+        ("10.0.0.7", 200),
+        ("driver.example:80", 200),
+        ("DRIVER.example.", 200),
+        ("evil.example", 421),
+        ("", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("[", 421),
+    ],
+)
+def test_under_a_strangers_name_there_is_no_page(job: ShownJob, host: str, status: int) -> None:
+    assert ask(job, "/", cookie=log_in(job), host=host).status == status
+
+
+def test_the_document_may_run_only_what_stands_in_it(job: ShownJob) -> None:
+    answer = ask(job, "/", cookie=log_in(job))
+    policy = dict(answer.headers)["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert policy.count("sha256-") == 2
+    assert len(answer.body) < 60_000
+    text = answer.body.decode()
+    assert not re.search(
+        r"innerHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org/2000/svg)", text
+    )
+    assert " style=" not in text
+
+
+def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
+    looker, operator = log_in(job), log_in(job, may_act=True)
+    mine = dict(stream(job, operator).take())["you"]
+    theirs = dict(stream(job, looker).take())["you"]
+    assert (mine["may_act"], theirs["may_act"]) == (True, False)
+    drain, token = {"do": "drain", "host": "node000"}, {"x_elastic_token": mine["token"]}
+    assert act(job, operator, drain).status == 403
+    assert act(job, operator, drain, x_elastic_token=theirs["token"]).status == 403
+    assert act(job, operator, drain, **token, origin="http://evil.example").status == 403
+    assert act(job, operator, drain, **token, origin="").status == 403
+    assert act(job, looker, drain, x_elastic_token=theirs["token"]).status == 403
+    assert act(job, "", drain, **token).status == 401
+    assert ask(job, "/action", cookie=operator).status == 405
+    for rubbish in (b"", b"{", b"[]", b"3", b'{"do": 1}', b'{"do": "x"}', b'{"do": "drain", "host": 1}', b"[" * 4000):
+        assert act(job, operator, rubbish, **token).status == 400
+    assert act(job, operator, {"do": "drain", "host": "nowhere"}, **token).status == 409
+    assert job.done == []
+    assert act(job, operator, drain, **token).status == 200
+    assert act(job, operator, {"do": "end"}, **token).status == 200
+    assert job.done == [("drain", "node000"), ("end", "")]
+
+
+def test_an_operators_session_looks_only_after_some_hours(job: ShownJob, clock: Clock) -> None:
+    cookie = log_in(job, may_act=True)
+    reader = stream(job, cookie)
+    token = dict(reader.take())["you"]["token"]
+    job.feed.remove(reader)
+    assert clock.timers == []  # hours of frames for nobody
+    clock.pass_time(ACTS_S)
+    assert act(job, cookie, {"do": "end"}, x_elastic_token=token).status == 403
+    assert ask(job, "/state", cookie=cookie).status == 200
+    assert job.done == []
+
+
+def test_a_browser_gets_all_and_then_what_has_changed(job: ShownJob, clock: Clock) -> None:
+    job.status = lambda: {**ShownJob.status(job), "steps_per_s": 1.0, "workers": []}  # type: ignore[method-assign]
+    looks = job.looks
+    clock.pass_time(60)
+    assert job.looks == looks  # nobody looks
+    reader = stream(job, log_in(job))
+    (_, _), (kind, whole) = reader.take()
+    assert (kind, whole["whole"], len(whole["workers"])) == ("whole", True, 4)
+    job.drained.add("node001")
+    clock.pass_time(1.2)
+    changes = [frame for kind, frame in reader.take() if kind == "change"]
+    hosts = [frame["hosts"] for frame in changes if "hosts" in frame]
+    assert hosts == [{"node001": {"drained": True}}]
+    assert not any("story" in frame or "gone" in frame for frame in changes)
+    assert all("since" not in row for frame in changes for row in frame.get("workers", {}).values())
+    job.lose_host("node000")
+    clock.pass_time(1.0)
+    frames = [frame for kind, frame in reader.take() if kind == "change"]
+    gone = {name for frame in frames for name in frame.get("gone", {}).get("workers", [])}
+    assert gone == {"node000[0]#0", "node000[1]#0"}
+    assert "host node000 is lost: its agent is not heard any more" in str(frames)
+
+
+def test_browsers_get_one_encoding_and_at_most_two_a_second(job: ShownJob, clock: Clock) -> None:
+    readers = [stream(job, log_in(job)) for _ in range(3)]
+    before = job.looks
+    for reader in readers:
+        reader.data = b""
+    clock.pass_time(10)
+    assert job.looks - before <= 20
+    assert readers[0].data == readers[1].data == readers[2].data != b""
+
+
+def test_the_end_is_told_and_stays(job: ShownJob) -> None:
+    reader = stream(job, log_in(job))
+    reader.take()
+    job.feed.hear(JobEnded(1, "all workers failed", Summary()))
+    ((kind, frame),) = reader.take()
+    assert (kind, frame["job"]["ended"]["exit_code"]) == ("change", 1)
+    job.feed.close()
+    assert reader.take() == [("bye", {})]
+    assert reader.is_closed
+
+
+def test_the_story_stays_short(clock: Clock) -> None:
+    story = Story(clock)
+    for index in range(5000):
+        story.hear(ProcessStarted(WorkerId("a", index, 0), 1))
+    (entry,) = story.all()
+    assert entry["count"] == 5000
+    assert len(entry["text"]) < 200
+    for index in range(5000):
+        clock.now += 2
+        story.hear(Remark(f"{index}", warning=False))
+    entries = story.all()
+    assert len(entries) <= MOST
+    assert entries[-1]["text"] == "4999"
+    assert entries[0]["dropped"] + len(entries) - 1 == 5001
+    numbers = [entry["n"] for entry in entries]
+    assert numbers == sorted(set(numbers))
+
+
+def test_hosts_of_the_story_are_all_there(clock: Clock) -> None:
+    story = Story(clock)
+    story.hear(HostsChanged([Host(f"n{index}", 1) for index in range(500)]))
+    clock.now += 5
+    story.hear(HostsChanged([Host("n0", 1)]))
+    came, left = story.all()
+    assert (len(came["names"]), len(left["names"])) == (500, 499)
+
+
+class Nowhere:
+    """Takes output."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def begin(self, *_: object) -> None:
+        pass
+
+    def write(self, worker: WorkerId, stream: str, data: bytes) -> None:
+        self.data += data
+
+    def end(self, worker: WorkerId) -> None:
+        pass
+
+
+def test_the_last_output_is_kept_without_escape_sequences() -> None:
+    sink = Nowhere()
+    tails = Tails(sink)
+    assert tails.of(WORKER.key) is None
+    tails.begin(WORKER, 1, 0, "0")
+    for index in range(5000):
+        tails.write(WORKER, "stdout", f"line {index}\n".encode())
+    tails.write(WORKER, "stderr", b"\x1b[31mred\x1b[0m <script>\x07 \x1b]0;title\x07\xff\n")
+    lines = tails.of(WORKER.key)
+    assert lines is not None
+    assert (lines[-1], lines[-2], len(lines)) == ("red <script>  \ufffd", "line 4999", 100)
+    assert sink.data.count(b"\n") == 5001
+    tails.end(WORKER)
+    assert tails.of(WORKER.key) == lines

@@ -1,0 +1,215 @@
+"""faulthandler's texts are read as they come, and like stacks are put together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_driver.report.stacks import Frame, Thread, families, main_thread, parse, process_of, spell_ranks
+from elastic_driver.report.stacks_text import stacks_text
+
+pytestmark = pytest.mark.unit
+
+SCRIPT = """
+import concurrent.futures, faulthandler, queue, sys, threading
+
+lines = queue.Queue()
+
+
+def feed():
+    lines.get()
+
+
+threading.Thread(target=feed, name="feeder", daemon=True).start()
+waiter = threading.Thread(target=threading.Event().wait, daemon=True)
+waiter.start()
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(int).result()
+
+
+def deeper(levels):
+    if levels:
+        deeper(levels - 1)
+    else:
+        faulthandler.dump_traceback(sys.stdout)
+
+
+def main():
+    deeper(int(sys.argv[1]))
+
+
+main()
+sys.stdout.flush()
+"""
+
+
+def dump(levels: int) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(levels)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_what_this_python_prints_is_read() -> None:
+    threads = parse(dump(1))
+    main = main_thread(threads)
+    assert main is not None
+    assert [frame.function for frame in main.frames] == ["deeper", "deeper", "main", "<module>"]
+    assert not main.is_started
+    shown = [thread for thread in threads if thread is not main and not thread.is_idle]
+    assert [thread.own[-1].function for thread in shown] == ["feed"], "neither the pool's thread nor one that waits"
+    assert shown[0].own[0].place == "threading.py"
+
+
+def test_a_stack_that_is_cut_is_still_the_main_threads() -> None:
+    main = main_thread(parse(dump(200)))
+    assert main is not None
+    assert (len(main.frames), main.is_cut) == (100, True)
+    assert {frame.function for frame in main.frames} == {"deeper"}
+
+
+NEWER = """Thread 0x00007f33 [pt_data_loader] (most recent call first):
+  File "/usr/lib/python3.14/threading.py", line 373 in wait
+  File "/home/a/load.py", line 7 in fetch
+  File "/usr/lib/python3.14/threading.py", line 1044 in _bootstrap_inner
+  File "/usr/lib/python3.14/threading.py", line 1014 in _bootstrap
+
+Thread 0x00007f34 [native] (most recent call first):
+  <no Python frame>
+
+Current thread 0x00007f35 [python] (most recent call first):
+  Garbage-collecting
+  File "/home/a, b/train "x", line 3 in f.py", line 12 in step
+  File "???", line ??? in ???
+  File "/home/a/train.py", line 40 in <module>
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x5]
+  <truncated rest of calls>
+
+Extension modules: numpy.core (total: 1)
+"""
+
+
+def test_newer_pythons_name_their_threads_and_add_sections() -> None:
+    loader, native, main = parse(NEWER)
+    assert (loader.name, native.name, main.name) == ("pt_data_loader", "native", "python")
+    assert main_thread([loader, native, main]) is main
+    assert main.frames == (
+        Frame('/home/a, b/train "x", line 3 in f.py', 12, "step"),
+        Frame("???", 0, "???"),
+        Frame("/home/a/train.py", 40, "<module>"),
+    )
+    assert native.is_idle
+    assert not loader.is_idle
+
+
+def test_one_thread_alone_and_a_lost_head() -> None:
+    [alone] = parse('Stack (most recent call first):\n  File "a.py", line 1 in <module>\n')
+    [headless] = parse('  File "b.py", line 2 in f\n  File "b.py", line 9 in <module>\n')
+    assert (alone.frames[0].line, headless.frames[0].function, len(headless.frames)) == (1, "f", 2)
+
+
+def test_our_own_threads_are_known_by_where_they_begin() -> None:
+    started = (Frame("/usr/lib/python3.11/threading.py", 982, "run"),)
+    started += (Frame("/usr/lib/python3.11/threading.py", 1002, "_bootstrap"),)
+    watch = Frame("/x/site-packages/elastic_driver/worker/rounds/watch.py", 90, "_run")
+    users = Frame("/home/a/train.py", 5, "log_loop")
+    assert Thread((watch, *started)).is_ours
+    assert not Thread((watch, users, *started)).is_ours, "a thread of the script's that calls us"
+    assert not Thread((watch,)).is_ours, "the main thread"
+    assert watch.place == "elastic_driver/worker/rounds/watch.py"
+
+
+@given(st.text() | st.lists(st.sampled_from([*NEWER.splitlines(), "\x1b[2J", "", '  File "a', "..."])).map("\n".join))
+def test_rubbish_is_left_out(text: str) -> None:
+    threads = parse(text)
+    main_thread(threads)
+    assert all(isinstance(frame.line, int) for thread in threads for frame in thread.frames)
+    answer = {"stacks": [{"worker": text, "rank": 0, "host": text, "pid": 1, "text": text}], "waiting": []}
+    for ungrouped in (False, True):
+        shown = stacks_text(answer, ungrouped=ungrouped)
+        assert not [char for char in shown if ord(char) < 32 and char != "\n"]
+
+
+@given(st.integers(0, len(NEWER)), st.text(alphabet=NEWER))
+def test_a_text_may_end_anywhere(cut: int, text: str) -> None:
+    assert len(parse(NEWER[:cut] + text)) <= NEWER[:cut].count("recent") + text.count("recent") + 1
+
+
+def stack(*frames: tuple[str, int]) -> str:
+    lines = "".join(f'  File "/home/a/train.py", line {line} in {name}\n' for name, line in frames)
+    return f"Current thread 0x0000000000000001 (most recent call first):\n{lines}"
+
+
+STEP = (("allreduce", 5), ("step", 20), ("main", 40), ("<module>", 60))
+LOAD = (("read", 9), ("step", 20), ("main", 40), ("<module>", 60))
+SAVE = (("save", 33), ("<module>", 61))
+
+
+def entry(rank: int, *frames: tuple[str, int], **more: object) -> dict[str, object]:
+    known: dict[str, object] = {"worker": f"h{rank // 4}[{rank % 4}]#0", "rank": rank, "host": f"h{rank // 4}"}
+    return {**known, "pid": 100 + rank, "text": stack(*frames) if frames else "", **more}
+
+
+def test_the_odd_ones_come_first_and_kin_say_once_what_they_share() -> None:
+    entries = [entry(rank, *STEP) for rank in (0, 1, 3, 5, 6)]
+    entries += [entry(2, *LOAD), entry(4, *SAVE), entry(7, *SAVE), entry(8, reason="it is stopped", state="T")]
+    found = families(process_of(each) for each in entries)
+    assert [[[p.rank for p in group.processes] for group in family.groups] for family in found] == [
+        [[2], [0, 1, 3, 5, 6]],
+        [[8]],
+        [[4, 7]],
+    ]
+    assert [frame.function for frame in found[0].shared] == ["step", "main", "<module>"]
+    waiting = [{"name": "allreduce 'grad.3'", "since_s": 12.4, "missing": [2]}]
+    assert stacks_text({"stacks": entries, "waiting": waiting}).split("\n") == [
+        "allreduce 'grad.3' has waited 12 s for rank 2 (host h0)",
+        "",
+        "rank 2 (host h0, pid 102):",
+        "    /home/a/train.py:9 in read",
+        "ranks 0-1,3,5-6, 5 of 9:",
+        "    /home/a/train.py:5 in allreduce",
+        "all of these are called from",
+        "    /home/a/train.py:20 in step",
+        "    /home/a/train.py:40 in main",
+        "    /home/a/train.py:60 in <module>",
+        "",
+        "rank 8 (host h2, pid 108, stopped by a signal): it is stopped",
+        "",
+        "ranks 4,7, 2 of 9:",
+        "    /home/a/train.py:33 in save",
+        "    /home/a/train.py:61 in <module>",
+    ]
+
+
+def test_ranks_are_spelled_short() -> None:
+    assert spell_ranks([5, 0, 1, 2, 3]) == "0-3,5"
+    assert spell_ranks([]) == ""
+    assert spell_ranks(range(0, 4096, 2)).endswith(",... (2048 ranks)")
+    assert len(spell_ranks(range(0, 4096, 2))) < 90
+
+
+def test_thousands_of_ranks_are_quick_and_short() -> None:
+    threads = "".join(
+        f"Thread 0x{number:016x} (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+        '  File "/usr/lib/python3.11/threading.py", line 995 in _bootstrap\n\n'
+        for number in range(4)
+    )
+    deep = tuple((f"level_{level}", level) for level in range(40))
+    entries = [entry(rank, *STEP[:2], *deep) for rank in range(4096)]
+    for rank in range(0, 4096, 5):  # each of them somewhere else
+        entries[rank] = entry(rank, (f"f{rank}", rank), *deep)
+    for each in entries:
+        each["text"] = f"{threads}{each['text']}"
+    began = time.process_time()
+    shown = stacks_text({"stacks": entries, "waiting": []})
+    took_s = time.process_time() - began
+    assert took_s < 1.0
+    assert len(shown.splitlines()) < 200
