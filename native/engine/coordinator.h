@@ -120,8 +120,8 @@ class Coordinator {
   bool awaits() const { return !pending_.empty(); }
   // What to tell the user about operations that have waited long. Costs nothing while none has.
   std::vector<std::string> look(Clock::time_point now);
-  // Operations that some ranks had submitted by then and others have not, the oldest first, and some of them only: lines
-  // of "SINCE\tRANKS\tNAME\n", with nanoseconds of the clock, and the ranks that lack as "0-2,5".
+  // Operations that some ranks had submitted by then and others have not, the oldest first, and some of them only:
+  // lines of "SINCE\tRANKS\tNAME\n", with nanoseconds of the clock, and the ranks that lack as "0-2,5".
   std::string lacking(Clock::time_point since) const;
 
  private:

@@ -103,7 +103,7 @@ void beat(State& own, Page& page, uint64_t pid) {
 Page* map(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (descriptor < 0) return nullptr;
-  struct stat facts {};
+  struct stat facts{};
   void* memory = MAP_FAILED;
   if (fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size >= static_cast<off_t>(kPageBytes)) {
     memory = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

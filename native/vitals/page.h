@@ -1,7 +1,7 @@
 // What this process says of itself on a page of memory that its agent reads: that it lives, and how its training goes.
 //
-// The page is a file in memory of the agent's, which ELASTIC_DRIVER_VITALS names. A thread of our own beats on it, which
-// needs no interpreter's lock; the engine counts on it. Without a page everything here does nothing.
+// The page is a file in memory of the agent's, which ELASTIC_DRIVER_VITALS names. A thread of our own beats on it,
+// which needs no interpreter's lock; the engine counts on it. Without a page everything here does nothing.
 //
 // Owns the page and that thread. Knows nothing of operations: who has something to tell of them is a Source. A forked
 // child has neither page nor thread.
