@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STOPPED = "T"
-"""A process that was stopped by a signal, in ``Vitals.state``. One that a debugger has stopped is "t"."""
+"""A process that was stopped by a signal, in ``Vitals.state``."""
+DEBUGGED = "t"
+"""One that a debugger has stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from elastic_driver.core.dumps import alike
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import STOPPED, Vitals, Waiting
+from elastic_driver.vitals import DEBUGGED, STOPPED, Vitals, Waiting
 
 LEAST_LIMIT_S = 5.0
 """Nobody is suspected before: collections of garbage, writes to slow discs and busy machines take seconds."""
@@ -291,7 +291,11 @@ class HangWatch:
             seen = self._seen[worker]
             if seen.halted_looks >= 2 and lives(worker) and self._is_fresh(seen, now):
                 cases[worker] = self._case_of_halt(seen)
-        news = [worker for worker in cases if worker not in self._suspects and self._is_news(worker, cases[worker][0])]
+        news = [
+            worker
+            for worker in cases
+            if worker not in self._suspects and lives(worker) and self._is_news(worker, cases[worker][0])
+        ]
         news.sort(key=self._order)
         # Who is stopped is so by itself; the others are cases of one standstill.
         halted = [worker for worker in news if worker in self._halted]
@@ -387,7 +391,7 @@ class HangWatch:
 
     def _note_halt(self, worker: WorkerId, seen: _Seen) -> None:
         state = seen.vitals.state
-        if state not in (STOPPED, "t"):
+        if state not in (STOPPED, DEBUGGED):
             seen.halted_s, seen.halted_looks = None, 0
             self._halted.pop(worker, None)
             return

@@ -97,16 +97,23 @@ class Heartbeats:
         return max(0.0, min(due))
 
     def find(
-        self, now: float, *, excused: Callable[[WorkerId], bool] = lambda worker: False
+        self,
+        now: float,
+        *,
+        excused: Callable[[WorkerId], bool] = lambda worker: False,
+        debugged: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> list[tuple[WorkerId, str, bool]]:
         """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says.
 
         Args:
             now: the present, seconds.
             excused: whether a worker could not have been heard: its time begins anew.
+            debugged: whether a debugger has stopped a worker: its silence begins anew, its standstill does not.
         """
         found = []
         for worker, member in self._members.items():
+            if self._timeout_s and now - member.heard_at >= self._timeout_s and debugged(worker):
+                member.heard_at = now
             if self._timeout_s and now - member.heard_at >= self._timeout_s:
                 found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
             elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import DEBUGGED, Vitals
 
 # Rates are of what happened in about this time.
 _WINDOW_S = 5.0
@@ -97,6 +97,11 @@ class Board:
     def age_s(self, worker: WorkerId) -> float:
         """How long ago the last look at a worker came, seconds."""
         return self._clock() - self._entries[worker].taken_at
+
+    def is_debugged(self, worker: WorkerId) -> bool:
+        """Whether a debugger had stopped it at the last look."""
+        vitals = self.of(worker)
+        return vitals is not None and vitals.state == DEBUGGED
 
     def rates(self, worker: WorkerId) -> Rates:
         """What it did in the last seconds."""

@@ -252,14 +252,15 @@ class ElasticDriver:
                 address_of=chief.address_of,
                 on_answer=chronicle.server_answers,
             )
+        self.board = Board(self._clock)
         heartbeats = Heartbeats(settings.heartbeat_timeout_s, settings.hang_timeout_s)
         self._supervisor = Supervisor(
             heartbeats,
             clock=self._clock,
             report=self._stepper.report,
             unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
+            debugged=self.board.is_debugged,
         )
-        self.board = Board(self._clock)
         self.health = Health(
             self._stepper,
             chronicle=chronicle,

@@ -25,6 +25,7 @@ class Supervisor:
         clock: the job's time, seconds.
         report: takes who hangs.
         unheard_s: for how long nothing has been heard of a host, on which workers are not blamed for their silence.
+        debugged: whether a debugger has stopped a worker, which is not blamed for its silence either.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Supervisor:
         clock: Callable[[], float],
         report: Callable[[WorkerHung], None],
         unheard_s: Callable[[str], float] = lambda hostname: 0.0,
+        debugged: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> None:
+        self._debugged = debugged
         self._unheard_s = unheard_s
         self._heartbeats = heartbeats
         self._clock = clock
@@ -66,7 +69,9 @@ class Supervisor:
         while self.interval_s:
             # A little later than due: clocks are not compared for equality.
             await asyncio.sleep(self._heartbeats.look_in_s(self._clock()) + _LATE_S)
-            for worker, reason, silent in self._heartbeats.find(self._clock(), excused=self._is_unheard):
+            for worker, reason, silent in self._heartbeats.find(
+                self._clock(), excused=self._is_unheard, debugged=self._debugged
+            ):
                 self._report(WorkerHung(worker, reason, silent))
 
     def _is_unheard(self, worker: WorkerId) -> bool:

@@ -42,6 +42,7 @@ GOES_ON_WITHIN_S = 60.0
 # The guard ends a dead driver's workers within two seconds; the rest is for a busy machine.
 GONE_WITHIN_S = 2.0 + 4.0
 ENDS_WITHIN_S = 20.0
+_MAY_HANG = ("no heartbeat", "stopped by a signal")
 
 
 class Soak:
@@ -87,6 +88,7 @@ class Soak:
         self.recent = self.follower.recent
         self.jobs = 0
         self.decks = 0
+        self._judged = 0, 0  # which job, and how many of its events
         self.spared = ""  # a host whose workers nothing is done to, so that somebody lives through many rounds
         self.flags_there = subprocess.run(
             [sys.executable, "-m", "elastic_driver", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
@@ -144,7 +146,17 @@ class Soak:
 
     def look(self) -> bool:
         """Takes in what was written since the last time. Returns whether the present job has begun."""
-        return self.follower.look()
+        begun = self.follower.look()
+        if (self.jobs, len(self.seen)) != self._judged:
+            first = self._judged[1] if self._judged[0] == self.jobs else 0
+            self._judged = self.jobs, len(self.seen)
+            for event in self.seen[first:]:
+                self.counts["(suspected)"] += event["event"] == "worker_suspected"
+                # Nobody here hangs but those that the soak stops, and a busy machine may keep one silent.
+                assert event["event"] != "worker_hung" or event["reason"].startswith(_MAY_HANG), (
+                    f"an innocent worker counts as hung: {event}"
+                )
+        return begun
 
     def until(self, what: str, found: Callable[[], Any], *, within_s: float = GOES_ON_WITHIN_S) -> Any:
         """Blocks until it is so, looking all the while."""

@@ -1,15 +1,18 @@
-"""A training that stands still once, in the way that it is told, and says so. Run by the tests under elasticrun.
+"""A training that stands still once or more, in the way that it is told. Run by the tests under elasticrun.
 
-Environment: STEP_LOG (file: a JSON line a step), STEPS, STEP_S (seconds of work a step), STANDS ("KIND RANK STEP"; a
-RANK of -1 stands for all), ONCE (a file that marks that it has happened), MARK_FILE (a file that is written when it
-begins), and for some kinds WHERE (a file) and LASTS_S (seconds; for ever without it).
+Environment: STEP_LOG (file: a JSON line a step), STEPS, STEP_S (seconds of work a step), STANDS ("KIND RANK STEP...";
+a RANK of -1 stands for all), ONCE (beginning of the names of files that mark that it has happened), MARK_FILE (gets a
+line whenever it begins), and for some kinds WHERE (a file) and LASTS_S (seconds; for ever without it). It lasts longer
+where the machine is so busy that steps are slow: always at least 15 of the slowest ones.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import json
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,16 +24,25 @@ import elastic_driver as hvd
 STEPS = int(os.environ.get("STEPS", "100000"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))
 KIND, _, _rest = os.environ.get("STANDS", "nothing -1 0").partition(" ")
-RANK, STEP = map(int, _rest.split())
-LASTS_S = float(os.environ.get("LASTS_S", "inf"))
+RANK, *AT = map(int, _rest.split())
 WHERE = Path(os.environ.get("WHERE", "/nonexistent"))
 
 
+class Standstill:
+    """How long one takes.
+
+    Attributes:
+        lasts_s: seconds.
+    """
+
+    lasts_s = float(os.environ.get("LASTS_S", "inf"))
+
+
 def is_due(step: int) -> bool:
-    if KIND == "nothing" or step != STEP or RANK not in (-1, hvd.rank()):
+    if KIND == "nothing" or step not in AT or RANK not in (-1, hvd.rank()):
         return False
     try:
-        Path(f"{os.environ['ONCE']}.{hvd.rank()}").touch(exist_ok=False)
+        Path(f"{os.environ['ONCE']}.{hvd.rank()}.{step}").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -38,7 +50,7 @@ def is_due(step: int) -> bool:
 
 def checkpoint() -> None:
     """Writes and rests in turn, as a serializer does on a slow disc."""
-    end = time.monotonic() + LASTS_S
+    end = time.monotonic() + Standstill.lasts_s
     with WHERE.open("wb") as file:
         while time.monotonic() < end:
             file.write(os.urandom(1 << 16))
@@ -49,16 +61,41 @@ def checkpoint() -> None:
 
 def evaluate() -> None:
     """Computes."""
-    end, total = time.monotonic() + LASTS_S, 0.0
+    end, total = time.monotonic() + Standstill.lasts_s, 0.0
     while time.monotonic() < end:
         total += float(np.arange(10000.0).sum())
     assert total > 0
 
 
+def poll() -> None:
+    """Looks again and again whether something is there, without a pause that is worth the name."""
+    end = time.monotonic() + Standstill.lasts_s
+    while time.monotonic() < end and not WHERE.exists():
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        time.sleep(0.1)
+
+
+def spin() -> None:
+    """Computes in Python and never comes to an end."""
+    while True:
+        pass
+
+
+def idle() -> None:
+    """Waits for what comes from nowhere."""
+    threading.Event().wait(min(Standstill.lasts_s, threading.TIMEOUT_MAX))
+
+
 def call_c() -> None:
-    """A call into C that holds the interpreter's lock."""
+    """A call into C that holds the interpreter's lock, and goes on with what it does when a signal has come."""
     libc = ctypes.PyDLL(None)
-    libc.sleep(int(LASTS_S))
+    reader, writer = os.pipe()
+    with subprocess.Popen(["sleep", str(Standstill.lasts_s)], pass_fds=[writer]):
+        os.close(writer)
+        assert libc.read(reader, ctypes.create_string_buffer(1), 1) == 0
+    os.close(reader)
 
 
 def invert_locks() -> None:
@@ -87,6 +124,9 @@ def write_to_the_disc() -> None:
 KINDS = {
     "checkpoint": checkpoint,
     "evaluate": evaluate,
+    "poll": poll,
+    "spin": spin,
+    "idle": idle,
     "c_call": call_c,
     "inversion": invert_locks,
     "disc": write_to_the_disc,
@@ -100,15 +140,22 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.ObjectState) -> None:
+        since = time.monotonic()
+        steps_s: collections.deque[float] = collections.deque([0.0], maxlen=110)
         while state.step < STEPS:
             time.sleep(STEP_S)
             if is_due(state.step):
+                Standstill.lasts_s = max(Standstill.lasts_s, 15 * max(steps_s))
                 with Path(os.environ["MARK_FILE"]).open("a") as mark:
-                    mark.write(f"{hvd.rank()} {os.getpid()} {time.time()}\n")
+                    mark.write(f"{hvd.rank()} {os.getpid()} {time.time()} {Standstill.lasts_s}\n")
                 KINDS[KIND]()
+                since = float("inf")
             hvd.allreduce(np.ones(100), name="gradient")
             state.step += 1
             state.commit()
+            now = time.monotonic()
+            steps_s.append(now - since)
+            since = now
             line = {"time": time.time(), "pid": os.getpid(), "rank": hvd.rank(), "size": hvd.size(), "step": state.step}
             log.write(json.dumps(line) + "\n")
 

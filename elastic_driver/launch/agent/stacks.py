@@ -8,6 +8,7 @@ die of the signal is sent none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import Protocol
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc
 from elastic_driver.launch.agent.vitals_page import VitalsPage
+from elastic_driver.launch.processes.death import PIDFD_THREAD
 from elastic_driver.rendezvous.agent_messages import Said, Stacked, StacksTold, TakeStacks, worker_named
 from elastic_driver.system.tasks import Tasks
 
@@ -119,7 +121,7 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
     page.forget_stacks()
     try:
         # Held while it is looked at: that number stays its own.
-        process = os.pidfd_open(pid)
+        process = _held(pid, number)
     except OSError:
         return "", "it has ended"
     try:
@@ -145,6 +147,24 @@ async def _dump(pid: int, number: int, page: VitalsPage) -> tuple[str, str]:
     if not text:
         return "", f"it did not answer within {_LIMIT_S:.0f} s (state {_state(pid) or 'unknown'})"
     return text, ""
+
+
+def _held(pid: int, number: int) -> int:
+    """What the signal is to be sent to: a process, or another thread of one whose first thread cannot take it.
+
+    The kernel would give it to the first thread, which takes none while it waits for a disc. Each can tell of all.
+
+    Raises:
+        OSError: it has ended.
+    """
+    if _state(pid) == "D":
+        with contextlib.suppress(OSError):
+            for thread in map(int, sorted(os.listdir(f"/proc/{pid}/task"))):
+                values = proc.lines(f"/proc/{pid}/task/{thread}/status")
+                blocks = proc.number(values, b"SigBlk", base=16) >> (number - 1) & 1
+                if thread != pid and not blocks and values.get(b"State", b"D").split()[0] != b"D":
+                    return os.pidfd_open(thread, PIDFD_THREAD)  # not before Linux 6.9
+    return os.pidfd_open(pid)
 
 
 def _state(pid: int) -> str:

@@ -21,7 +21,7 @@ from elastic_driver.launch.launcher import ExitStatus
 # Linux 5.3 has pidfds, but a Python built against older headers lacks the function.
 HAVE_PIDFD = hasattr(os, "pidfd_open")
 # Linux 6.9: a pidfd of one thread. The same number as O_EXCL by definition.
-_PIDFD_THREAD = os.O_EXCL
+PIDFD_THREAD = os.O_EXCL
 # From /proc/PID/stat: the task runs no user code any more. (include/linux/sched.h)
 _PF_EXITING = 0x4
 # Stands for the exit code of a child that somebody else reaped. Not 0: nobody knows that it succeeded.
@@ -85,7 +85,7 @@ def watch_thread(thread: int, on_end: Callable[[], None]) -> Callable[[], None]:
     if not HAVE_PIDFD:
         raise OSError("no pidfds")
     loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(thread, _PIDFD_THREAD)
+    descriptor = os.pidfd_open(thread, PIDFD_THREAD)
     watching = True
 
     def close() -> None:

@@ -46,6 +46,7 @@ class World:
         self.told: list[tuple[float, Finding]] = []
         self.stack: Callable[[int], str | None] = lambda rank: STACK
         self.trains = True
+        self.told_to_end: WorkerId | None = None
         self.reversed = False
 
     def pass_s(
@@ -94,7 +95,9 @@ class World:
                 if rank not in silent:
                     self.watch.take(worker, look, self.now)
                     self.watch.take(worker, look, self.now)  # twice is once
-            found = self.watch.look(self.now, trains=lambda worker: self.trains)
+            found = self.watch.look(
+                self.now, trains=lambda worker: self.trains, lives=lambda worker: worker != self.told_to_end
+            )
             self.told += [(self.now, finding) for finding in found]
             for finding in found:
                 if isinstance(finding, StackWanted):
@@ -230,6 +233,14 @@ def test_a_process_in_a_debugger_is_named_only() -> None:
     assert isinstance(suspected, Suspected)
     assert suspected.kind is Kind.TRACED
     assert suspected.ends_s is None
+
+
+def test_who_was_told_to_end_is_not_suspected_again_while_it_does() -> None:
+    world = World()
+    world.train()
+    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [Suspected]
+    world.told_to_end = world.workers[3]
+    assert kinds(world.pass_s(10, culprits=(3,), state="t", traced=True)) == [Cleared]
 
 
 def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:

@@ -125,6 +125,18 @@ def test_who_stands_still_on_a_host_that_was_not_heard_has_its_time_anew() -> No
     assert beats.find(21.0) == [(A, "no progress for 10.0 s", False)]
 
 
+def test_whom_a_debugger_has_stopped_may_be_silent_but_not_stand_still_where_that_has_a_limit() -> None:
+    beats = Heartbeats(4.0, 0.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    assert beats.find(5.0, debugged=lambda worker: True) == []
+    assert beats.find(8.9) == []
+    assert beats.find(9.0) == [(A, "no heartbeat for 4.0 s", True)], "it was let go, and is silent"
+    beats = Heartbeats(4.0, 10.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    assert beats.find(5.0, debugged=lambda worker: True) == []
+    assert beats.find(10.0, debugged=lambda worker: True) == [(A, "no progress for 10.0 s", False)]
+
+
 def test_who_is_alive_is_not_silent_but_makes_no_progress() -> None:
     beats = Heartbeats(10.0, 20.0)
     beats.alive(A, 0.0)

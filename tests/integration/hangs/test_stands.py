@@ -1,0 +1,146 @@
+"""Workers that stand still for some seconds, or are stopped: who is suspected, who is ended, and who never is.
+
+The jobs run side by side, since mostly they wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hang_jobs import HangJob, is_gone
+
+from elastic_driver.worker.engine import native_loader
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
+
+try:
+    native_loader.load()
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+# The first steps are slow: they are none of the last 100 by then, nor at the second standstill.
+AT, AGAIN_AT = 110, 130
+STEP_S = 0.05
+# More than 60 steps' time, and 50; and than the least limit.
+CHECKPOINT_S, EVALUATION_S = 9.0, 7.5
+
+
+class Jobs:
+    """All jobs of this module, with the processes of each."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        def job(name: str, stands: str, *flags: str, slots: int = 1, **env: object) -> HangJob:
+            texts = {"STEP_S": str(STEP_S), **{key: str(value) for key, value in env.items()}}
+            return stack.enter_context(HangJob(folder / name, stands, *flags, slots=slots, env=texts))
+
+        self.checkpoint = job("checkpoint", f"checkpoint 0 {AT} {AGAIN_AT}", LASTS_S=CHECKPOINT_S)
+        self.evaluation = job("evaluation", f"evaluate 1 {AT}", LASTS_S=EVALUATION_S)
+        self.spinning = job("spinning", f"spin 1 {AT}", "--hang-timeout", "8")
+        self.stopped = job("stopped", "nothing -1")
+        self.host = job("host", "nothing -1", slots=2)
+        self.let_go = job("let-go", "nothing -1")
+        self.pids = {
+            each: each.pids()
+            for each in (self.checkpoint, self.evaluation, self.spinning, self.stopped, self.host, self.let_go)
+        }
+        self.stopped_at = time.time()
+        for stops, ranks in ((self.stopped, [1]), (self.host, [2, 3]), (self.let_go, [0])):
+            for rank in ranks:
+                os.kill(self.pids[stops][rank], signal.SIGSTOP)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with contextlib.ExitStack() as stack:
+        yield Jobs(tmp_path_factory.mktemp("stands"), stack)
+
+
+def test_who_is_stopped_and_goes_on_soon_is_cleared(jobs: Jobs) -> None:
+    job, pids = jobs.let_go, jobs.pids[jobs.let_go]
+    (suspected,) = job.suspected()
+    assert (suspected["rank"], suspected["kind"]) == (0, "stopped")
+    job.wait_for("5 s", lambda: time.time() > jobs.stopped_at + 5)
+    os.kill(pids[0], signal.SIGCONT)
+    at = time.time()
+    cleared = job.one("worker_cleared")
+    assert (cleared["rank"], cleared["why"]) == (0, "it goes on")
+    assert 4 <= cleared["took_s"] <= cleared["time"] - jobs.stopped_at + 0.5
+    job.same_go_on(pids, after=at)
+
+
+def test_who_is_stopped_is_suspected_at_once_and_ended_ten_seconds_later(jobs: Jobs) -> None:
+    job, pids = jobs.stopped, jobs.pids[jobs.stopped]
+    (suspected,) = job.suspected()
+    assert (suspected["rank"], suspected["worker"], suspected["kind"]) == (1, "127.0.0.1[0]#0", "stopped")
+    assert suspected["why"] == "it is stopped by a signal (state T)"
+    assert suspected["time"] - jobs.stopped_at < 4, "2 s, and what a busy machine takes"
+    hung = job.one("worker_hung")
+    assert hung["worker"] == "127.0.0.1[0]#0"
+    assert hung["reason"].startswith("stopped by a signal (state T) for 1")
+    assert 10 <= hung["time"] - jobs.stopped_at < 15
+    assert suspected["ends_s"] == pytest.approx(hung["time"] - suspected["time"], abs=2)
+    lines = job.wait_for_steps(1, 3)
+    assert {line["pid"] for line in lines} == {pids[0]}
+    assert is_gone(pids[1])
+    assert "host 127.0.0.1 lost (worker 127.0.0.1[0] hung: stopped by a signal (state T) for 1" in job.said()
+
+
+def test_a_host_of_which_all_workers_are_stopped(jobs: Jobs) -> None:
+    job, pids = jobs.host, jobs.pids[jobs.host]
+    suspected = job.suspected(2)
+    assert {(one["rank"], one["kind"]) for one in suspected} == {(2, "stopped"), (3, "stopped")}
+    lines = job.wait_for_steps(2, 3)
+    assert {line["pid"] for line in lines} == {pids[0], pids[1]}, "on the other host"
+    hung = job.events("worker_hung")
+    assert {one["worker"] for one in hung} <= {"127.0.0.1[0]#0", "127.0.0.1[1]#0"}
+    assert 10 <= hung[0]["time"] - jobs.stopped_at < 15
+    job.wait_for("their end", lambda: is_gone(pids[2]) and is_gone(pids[3]))
+
+
+def test_a_checkpoint_is_suspected_once_and_is_usual_then(jobs: Jobs) -> None:
+    job, pids = jobs.checkpoint, jobs.pids[jobs.checkpoint]
+    marks = job.stood(2)
+    (suspected,) = job.suspected()
+    assert (suspected["rank"], suspected["kind"], suspected["collective"]) == (0, "awaited", "allreduce 'gradient'")
+    assert "it has not submitted allreduce 'gradient'" in suspected["why"]
+    assert "10 times the slowest of the last " in suspected["limit"]
+    assert any("hang_program.py" in frame and frame.endswith("in checkpoint") for frame in suspected["frames"])
+    assert 5 <= suspected["still_s"] < marks[0][3]
+    assert suspected["ends_s"] == max(60, 6 * suspected["limit_s"])
+    job.same_go_on(pids, after=marks[1][2] + marks[1][3])
+    assert len(job.events("worker_suspected")) == 1, "the second one takes no longer than is usual"
+    cleared = job.one("worker_cleared")
+    assert (cleared["rank"], cleared["why"]) == (0, "it goes on")
+    assert cleared["took_s"] == pytest.approx(marks[0][3], abs=2.5)
+
+
+def test_an_evaluation_is_named_and_goes_on(jobs: Jobs) -> None:
+    job, pids = jobs.evaluation, jobs.pids[jobs.evaluation]
+    ((_, _, at, lasts_s),) = job.stood()
+    (suspected,) = job.suspected()
+    assert (suspected["rank"], suspected["kind"], suspected["collective"]) == (1, "awaited", "allreduce 'gradient'")
+    assert any(frame.endswith("in evaluate") for frame in suspected["frames"])
+    job.same_go_on(pids, after=at + lasts_s)
+    assert job.one("worker_cleared")["why"] == "it goes on"
+
+
+def test_who_spins_is_ended_where_a_limit_was_given(jobs: Jobs) -> None:
+    job, pids = jobs.spinning, jobs.pids[jobs.spinning]
+    ((_, _, at, _),) = job.stood()
+    (suspected,) = job.suspected()
+    assert (suspected["rank"], suspected["kind"]) == (1, "awaited")
+    assert any(frame.endswith("in spin") for frame in suspected["frames"])
+    hung = job.one("worker_hung")
+    assert hung["worker"] == "127.0.0.1[0]#0"
+    assert hung["reason"].startswith("no progress for ")
+    assert hung["time"] - at >= 8
+    lines = job.wait_for_steps(1, 3)
+    assert {line["pid"] for line in lines} == {pids[0]}
+    assert is_gone(pids[1])
+    assert "in spin" in job.said(), "its stack"
