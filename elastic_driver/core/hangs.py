@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elastic_driver.core.dumps import alike
+from elastic_driver.core.dumps import alike, debugger
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import STOPPED, Vitals, Waiting
 
@@ -233,6 +233,8 @@ class HangWatch:
             return
         if vitals.at_s - before.at_s > STALE_S:
             # Nobody knows what it did meanwhile.
+            if worker in self._suspects:
+                self._clear(worker, f"nothing was heard of it for {vitals.at_s - before.at_s:.0f} s")
             self._begin_evidence(seen, vitals)
         at = vitals.at_s
         if vitals.steps != before.steps:
@@ -250,21 +252,26 @@ class HangWatch:
         elif at - seen.moved_s >= self.limit.seconds:
             self._still[worker] = None
         self._note_quiet(seen, vitals)
+        if _has_run(before, vitals):
+            # Who is stopped and let go on in turn (as it is by who limits its share of a processor, or traces its
+            # system calls) is not stopped.
+            seen.halted_s, seen.halted_looks = None, 0
         seen.vitals, seen.seen_at = vitals, now
         self._note_halt(worker, seen)
 
     def answer(self, worker: WorkerId, number: int, text: str | None) -> None:
-        """The stack that was wanted; None where it cannot be had, which proves nothing."""
+        """The stack that was wanted; None where it cannot be had, which proves nothing.
+
+        Nor does that of a worker that waits for what a person tells its debugger.
+        """
         seen = self._seen.get(worker)
         suspicion = None if seen is None else seen.suspicion
         if seen is None or suspicion is None or suspicion.open != number:
             return
         suspicion.open = None
-        if text is None:
+        if text is None or debugger(text):
             self._restart(suspicion, seen.vitals.at_s)
             return
-        # To write it was the worker's doing, on our demand.
-        seen.io_bytes += len(text.encode())
         if suspicion.stacks and not alike(suspicion.stacks[0], text):
             self._restart(suspicion, seen.vitals.at_s)
         suspicion.stacks.append(text)
@@ -289,8 +296,9 @@ class HangWatch:
         cases = self._cases(now, trains) if self._still or self._suspects else {}
         for worker in self._halted:
             seen = self._seen[worker]
-            if seen.halted_looks >= 2 and lives(worker) and self._is_fresh(seen, now):
+            if seen.halted_looks >= 2 and self._is_fresh(seen, now):
                 cases[worker] = self._case_of_halt(seen)
+        cases = {worker: case for worker, case in cases.items() if lives(worker)}
         news = [worker for worker in cases if worker not in self._suspects and self._is_news(worker, cases[worker][0])]
         news.sort(key=self._order)
         # Who is stopped is so by itself; the others are cases of one standstill.
@@ -381,7 +389,6 @@ class HangWatch:
         since_s = vitals.at_s - seen.quiet_s
         cpu_s, done = vitals.cpu_s - seen.cpu_s, vitals.io_bytes - seen.io_bytes
         is_busy = cpu_s >= max(_IDLE_CPU_S, _IDLE_CPU * since_s)
-        # What a dump has cost was taken off in advance.
         if is_busy or cpu_s < 0 or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s):
             seen.quiet_s, seen.cpu_s, seen.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
 
@@ -391,7 +398,9 @@ class HangWatch:
             seen.halted_s, seen.halted_looks = None, 0
             self._halted.pop(worker, None)
             return
-        if seen.halted_s is None or seen.vitals.traced or state != STOPPED:
+        if seen.vitals.traced or state != STOPPED:
+            seen.halted_s = None  # a debugger's doing
+        elif seen.halted_s is None:
             seen.halted_s = seen.vitals.at_s
         seen.halted_looks += 1
         self._halted[worker] = None
@@ -529,11 +538,10 @@ class HangWatch:
             return
         if case is not None:
             one.confirmed_s = at
-            if case[0] is not one.kind:
-                if case[0] is Kind.LACKS:
-                    self._restart(one, at)
-                    one.is_first = True
-                one.kind, one.why, one.collective = case
+            if case[0] is Kind.LACKS and one.kind is not Kind.LACKS:
+                self._restart(one, at)
+                one.is_first = True
+            one.kind, one.why, one.collective = case
         elif gone:
             self._clear(worker, "its round is over, or it leaves")
             return
@@ -548,7 +556,7 @@ class HangWatch:
                 found.append(ProvenHung(worker, f"stopped by a signal (state T) for {at - since:.1f} s", silent=True))
                 self._drop(worker)
                 self._proven.add(worker)
-        elif self._may_prove(seen, one):
+        elif case is not None and self._may_prove(seen, one):
             self._collect(worker, seen, one, found)
 
     def _may_prove(self, seen: _Seen, one: _Suspicion) -> bool:
@@ -625,6 +633,18 @@ def proof_of(limit: Limit) -> Limit:
     if derived_s <= LEAST_PROOF_S:
         return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")
     return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {limit.seconds:.3g} s")
+
+
+def _has_run(before: Vitals, after: Vitals) -> bool:
+    """Whether a process has run between two looks at it."""
+    return (before.cpu_s, before.io_bytes, before.steps, before.submitted, before.finished, before.commits) != (
+        after.cpu_s,
+        after.io_bytes,
+        after.steps,
+        after.submitted,
+        after.finished,
+        after.commits,
+    )
 
 
 def _does_nothing(seen: _Seen) -> str:
