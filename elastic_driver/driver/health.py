@@ -243,14 +243,14 @@ class Health:
             self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
 
     def _tell(self, suspected: Suspected, stack: str | None) -> None:
-        why, ends_s = suspected.why, suspected.ends_s
+        kind, why, ends_s = suspected.kind, suspected.why, suspected.ends_s
         if name := debugger(stack or ""):
-            why, ends_s = f"{why}; it is in a debugger ({name})", None
+            kind, why, ends_s = Kind.TRACED, f"{why}; it is in a debugger ({name})", None
         self._chronicle.worker_suspected(
             happenings.WorkerSuspected(
                 suspected.worker,
                 suspected.rank,
-                suspected.kind,
+                kind,
                 why,
                 suspected.collective,
                 stack or "",

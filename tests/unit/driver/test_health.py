@@ -326,6 +326,7 @@ def test_who_is_at_a_debuggers_prompt_is_named_as_such_and_never_reported() -> N
         await asyncio.sleep(600)
         (suspected,) = world.of(WorkerSuspected)
         assert suspected.why.endswith("; it is in a debugger (pdb)")
+        assert suspected.kind == "traced"
         assert suspected.ends_s is None
         assert world.fed(WorkerHung) == []
 
