@@ -178,6 +178,16 @@ def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() ->
     assert at - since >= 60.0
 
 
+def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
+    """Of an hour, ten seconds are less than one percent."""
+    world = World()
+    world.train()
+    found = world.pass_s(3600, culprits=(2,), cpu=1.0)
+    found += world.pass_s(600, culprits=(1, 2), cpu=0.1)
+    assert ProvenHung not in kinds(found)
+    assert {finding.rank for finding in found if isinstance(finding, Suspected)} == {1, 2}
+
+
 @pytest.mark.parametrize("moves", ["cpu", "io", "stack", "no stack", "warn only", "no pulse", "traced"])
 def test_who_moves_is_named_and_never_ended(moves: str) -> None:
     world = World(proves=moves != "warn only")
@@ -357,6 +367,33 @@ def test_who_is_not_heard_is_excused_and_begins_anew() -> None:
     (cleared,) = only(world.pass_s(1, culprits=(2,)), Cleared)
     assert isinstance(cleared, Cleared)
     assert cleared.why == "nothing was heard of it for 21 s"
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_driver_that_stood_still_reads_what_came_meanwhile_and_blames_nobody(missed: bool) -> None:
+    """Host by host, while no time has passed for it; where agents could not tell what they saw, there is a gap."""
+    world = World()
+    world.train()
+    for rank, worker in enumerate(world.workers):
+        for second in range(1, 31):
+            look = world.looks[worker]
+            waits_s = float(second % 4) if rank != 2 else 0.0
+            waiting = (Waiting("allreduce 'grad.3'", waits_s, (2,)),) if rank == 0 and waits_s else ()
+            done = second % 4 == 0
+            look = replace(
+                look,
+                at_s=look.at_s + 1,
+                waits_s=waits_s,
+                waiting=waiting,
+                steps=look.steps + done,
+                submitted=look.submitted + done,
+                finished=look.finished + done,
+            )
+            world.looks[worker] = look
+            if not missed or second == 30:
+                world.watch.take(worker, look, world.now)
+            assert world.watch.look(world.now) == []
+    assert world.pass_s(3) == []
 
 
 def test_a_host_that_was_stopped_as_a_whole_has_its_ten_seconds_anew() -> None:
