@@ -54,8 +54,10 @@ class Vitals:
             not said.
         state: the letter that the kernel has for it: "R", "S", "D", "T" (stopped), "t" (stopped by a tracer), "Z".
         traced: whether a tracer (a debugger, strace) is attached.
-        cpu_s: CPU time of its threads so far, seconds, without those that this project runs in it.
-        io_bytes: read and written so far, as its system calls counted them.
+        cpu_s: CPU time of its threads so far, seconds, without those that this project runs in it; with that of its
+            children that have ended, and, while it stands still itself, of those that live.
+        io_bytes: read and written so far, as the kernel counted them, without what it has written of its stacks. While
+            it stands still, with that of its children, and with what their and its own TCP connections have received.
         rss_bytes: of memory that is in use.
         pulse_s: how long ago a thread of it that needs no interpreter lock was last alive; None where there is none: a
             script that does not use this library.

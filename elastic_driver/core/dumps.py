@@ -13,6 +13,10 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name
 # A thread that Python has started begins in this module; our own go on in the package.
 _STARTS_THREADS = "threading.py"
 _OURS = "/elastic_driver/"
+_LIBRARIES = "/lib/python3"
+# Nearly all debuggers for terminals (pdb, ipdb, pudb, and those that listen on a port) are made of Python's own bdb;
+# those of editors are not.
+_DEBUGGERS = {"bdb.py": "pdb", "pydevd.py": "pydevd"}
 
 
 def alike(one: str, other: str) -> bool:
@@ -25,11 +29,26 @@ def alike(one: str, other: str) -> bool:
 
 
 def innermost(text: str, most: int = 3) -> tuple[str, ...]:
-    """The innermost frames of the main thread, "train.py:12 in step"; none where the text has none."""
+    """The innermost frames of the main thread, "train.py:12 in step"; none where the text has none.
+
+    Where these are all of libraries, the last of them is left out for the innermost frame of the script's own.
+    """
     blocks = _blocks(text)
     # Threads are listed from the last one that was started to the main one.
     main = next((frames for _, frames in reversed(blocks) if frames and not _is_started(frames)), ())
-    return tuple(f"{file}:{line} in {name}" for file, line, name in main[:most])
+    chosen = list(main[:most])
+    if all(map(_is_of_library, chosen)):
+        chosen[-1:] = [frame for frame in main if not _is_of_library(frame)][:1] or chosen[-1:]
+    return tuple(f"{file}:{line} in {name}" for file, line, name in chosen)
+
+
+def debugger(text: str) -> str:
+    """The debugger that has the process at a prompt, or runs it, by a dump of it; "" for none."""
+    for _, frames in _blocks(text):
+        for file, _, _ in frames:
+            if name := _DEBUGGERS.get(file.rpartition("/")[2]):
+                return name
+    return ""
 
 
 def _threads(text: str) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
@@ -44,6 +63,10 @@ def _blocks(text: str) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
         elif blocks and (frame := _FRAME.match(line)):
             blocks[-1][1].append((frame["file"], frame["line"], frame["name"]))
     return [(head, tuple(frames)) for head, frames in blocks]
+
+
+def _is_of_library(frame: tuple[str, str, str]) -> bool:
+    return frame[0].startswith("<") or _LIBRARIES in frame[0] or _OURS in frame[0]
 
 
 def _is_started(frames: Sequence[tuple[str, str, str]]) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elastic_driver.core.dumps import alike
+from elastic_driver.core.dumps import alike, debugger
 from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import DEBUGGED, STOPPED, Vitals, Waiting
 
@@ -40,6 +40,8 @@ STALE_S = 3.0
 # What a process that does nothing does nevertheless: other threads wake up, our own answer the agent.
 _IDLE_CPU, _IDLE_CPU_S = 0.01, 0.05
 _IDLE_BYTES_PER_S, _IDLE_BYTES = 1024, 16 * 1024
+# That is measured over so long at most: who has done nothing for an hour may not compute the sooner for it.
+_IDLE_BLOCK_S = 60.0
 # A stand-still of thousands is told by some of them.
 _MOST_SUSPECTS = 8
 # A suspicion is cleared when it was not confirmed for so long: looks of two workers are not of one moment.
@@ -153,8 +155,11 @@ class _Suspicion:
     limit: Limit
     began_s: float
     confirmed_s: float
-    # The evidence: since when it is collected, the stacks since then, and the question that is open.
+    # The evidence: since when it is collected, what the worker had done until then, the stacks since then, and the
+    # question that is open.
     window_s: float
+    cpu_s: float
+    io_bytes: int
     is_first: bool = True
     stacks: list[str] = field(default_factory=list)
     open: int | None = None
@@ -162,7 +167,18 @@ class _Suspicion:
 
 @dataclass(slots=True)
 class _Seen:
-    """A worker as it was seen last. Times ending in ``_s`` are of its agent's clock, ``seen_at`` is the job's."""
+    """A worker as it was seen last. Times ending in ``_s`` are of its agent's clock, ``seen_at`` is the job's.
+
+    Attributes:
+        vitals, seen_at: the last look, and when it came.
+        moved_s: when it went on last.
+        stepped_s, finished_s: when a step, and a collective, was finished last.
+        quiet_s: since when it neither waits nor does anything.
+        counted_s, cpu_s, io_bytes: since when what it does is measured, and what it had done until then.
+        steps, gaps: that were counted.
+        halted_s, halted_looks: since when it is stopped by a signal, and in how many looks it was stopped by anybody.
+        told: the last standstill that was told.
+    """
 
     vitals: Vitals
     seen_at: float
@@ -170,6 +186,7 @@ class _Seen:
     stepped_s: float
     finished_s: float
     quiet_s: float
+    counted_s: float
     cpu_s: float
     io_bytes: int
     steps: int = 0
@@ -233,6 +250,8 @@ class HangWatch:
             return
         if vitals.at_s - before.at_s > STALE_S:
             # Nobody knows what it did meanwhile.
+            if worker in self._suspects:
+                self._clear(worker, f"nothing was heard of it for {vitals.at_s - before.at_s:.0f} s")
             self._begin_evidence(seen, vitals)
         at = vitals.at_s
         if vitals.steps != before.steps:
@@ -250,23 +269,28 @@ class HangWatch:
         elif at - seen.moved_s >= self.limit.seconds:
             self._still[worker] = None
         self._note_quiet(seen, vitals)
+        if _has_run(before, vitals):
+            # Who is stopped and let go on in turn (as it is by who limits its share of a processor, or traces its
+            # system calls) is not stopped.
+            seen.halted_s, seen.halted_looks = None, 0
         seen.vitals, seen.seen_at = vitals, now
         self._note_halt(worker, seen)
 
     def answer(self, worker: WorkerId, number: int, text: str | None) -> None:
-        """The stack that was wanted; None where it cannot be had, which proves nothing."""
+        """The stack that was wanted; None where it cannot be had, which proves nothing.
+
+        Nor does that of a worker that waits for what a person tells its debugger.
+        """
         seen = self._seen.get(worker)
         suspicion = None if seen is None else seen.suspicion
         if seen is None or suspicion is None or suspicion.open != number:
             return
         suspicion.open = None
-        if text is None:
-            self._restart(suspicion, seen.vitals.at_s)
+        if text is None or debugger(text):
+            self._restart(suspicion, seen.vitals.at_s, seen.vitals)
             return
-        # To write it was the worker's doing, on our demand.
-        seen.io_bytes += len(text.encode())
         if suspicion.stacks and not alike(suspicion.stacks[0], text):
-            self._restart(suspicion, seen.vitals.at_s)
+            self._restart(suspicion, seen.vitals.at_s, seen.vitals)
         suspicion.stacks.append(text)
 
     # --- what is found ---------------------------------------------------------------------------------------------
@@ -289,13 +313,10 @@ class HangWatch:
         cases = self._cases(now, trains) if self._still or self._suspects else {}
         for worker in self._halted:
             seen = self._seen[worker]
-            if seen.halted_looks >= 2 and lives(worker) and self._is_fresh(seen, now):
+            if seen.halted_looks >= 2 and self._is_fresh(seen, now):
                 cases[worker] = self._case_of_halt(seen)
-        news = [
-            worker
-            for worker in cases
-            if worker not in self._suspects and lives(worker) and self._is_news(worker, cases[worker][0])
-        ]
+        cases = {worker: case for worker, case in cases.items() if lives(worker)}
+        news = [worker for worker in cases if worker not in self._suspects and self._is_news(worker, cases[worker][0])]
         news.sort(key=self._order)
         # Who is stopped is so by itself; the others are cases of one standstill.
         halted = [worker for worker in news if worker in self._halted]
@@ -370,7 +391,7 @@ class HangWatch:
         if worker in self._suspects:
             self._clear(worker, "it goes on")
         self._drop(worker)
-        self._seen[worker] = seen = _Seen(vitals, now, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
+        self._seen[worker] = seen = _Seen(vitals, now, at, at, at, at, at, vitals.cpu_s, vitals.io_bytes)
         if known is not None and known.vitals.pid == vitals.pid and vitals.at_s - known.vitals.at_s <= STALE_S:
             seen.halted_s, seen.halted_looks = known.halted_s, known.halted_looks
         self._note_halt(worker, seen)
@@ -378,16 +399,21 @@ class HangWatch:
     def _begin_evidence(self, seen: _Seen, vitals: Vitals) -> None:
         at = vitals.at_s
         seen.moved_s = seen.stepped_s = seen.finished_s = seen.quiet_s = at
-        seen.cpu_s, seen.io_bytes = vitals.cpu_s, vitals.io_bytes
+        self._measure_from(seen, vitals)
         seen.halted_s, seen.halted_looks = None, 0
 
     def _note_quiet(self, seen: _Seen, vitals: Vitals) -> None:
-        since_s = vitals.at_s - seen.quiet_s
+        since_s = vitals.at_s - seen.counted_s
         cpu_s, done = vitals.cpu_s - seen.cpu_s, vitals.io_bytes - seen.io_bytes
         is_busy = cpu_s >= max(_IDLE_CPU_S, _IDLE_CPU * since_s)
-        # What a dump has cost was taken off in advance.
-        if is_busy or cpu_s < 0 or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s):
-            seen.quiet_s, seen.cpu_s, seen.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
+        if is_busy or cpu_s < 0 or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s) or vitals.waits_s > 0:
+            seen.quiet_s = vitals.at_s
+            self._measure_from(seen, vitals)
+        elif since_s >= _IDLE_BLOCK_S:
+            self._measure_from(seen, vitals)
+
+    def _measure_from(self, seen: _Seen, vitals: Vitals) -> None:
+        seen.counted_s, seen.cpu_s, seen.io_bytes = vitals.at_s, vitals.cpu_s, vitals.io_bytes
 
     def _note_halt(self, worker: WorkerId, seen: _Seen) -> None:
         state = seen.vitals.state
@@ -395,13 +421,16 @@ class HangWatch:
             seen.halted_s, seen.halted_looks = None, 0
             self._halted.pop(worker, None)
             return
-        if seen.halted_s is None or seen.vitals.traced or state != STOPPED:
+        if seen.vitals.traced or state != STOPPED:
+            seen.halted_s = None  # a debugger's doing
+        elif seen.halted_s is None:
             seen.halted_s = seen.vitals.at_s
         seen.halted_looks += 1
         self._halted[worker] = None
 
-    def _restart(self, suspicion: _Suspicion, at: float) -> None:
+    def _restart(self, suspicion: _Suspicion, at: float, vitals: Vitals) -> None:
         suspicion.window_s, suspicion.is_first = at, False
+        suspicion.cpu_s, suspicion.io_bytes = vitals.cpu_s, vitals.io_bytes
         suspicion.stacks, suspicion.open = [], None
 
     # --- suspicions ------------------------------------------------------------------------------------------------
@@ -515,7 +544,9 @@ class HangWatch:
         at = seen.vitals.at_s
         began = seen.halted_s if kind is Kind.STOPPED and seen.halted_s is not None else seen.moved_s
         seen.told = seen.moved_s, kind
-        seen.suspicion = _Suspicion(kind, why, collective, self.limit, began, at, at)
+        cpu_s, io_bytes = seen.vitals.cpu_s, seen.vitals.io_bytes
+        seen.suspicion = _Suspicion(kind, why, collective, self.limit, began, at, at, cpu_s, io_bytes)
+        self._measure_from(seen, seen.vitals)
         self._suspects[worker] = None
         ends_s = None
         if self._proves and kind is Kind.STOPPED:
@@ -533,11 +564,10 @@ class HangWatch:
             return
         if case is not None:
             one.confirmed_s = at
-            if case[0] is not one.kind:
-                if case[0] is Kind.LACKS:
-                    self._restart(one, at)
-                    one.is_first = True
-                one.kind, one.why, one.collective = case
+            if case[0] is Kind.LACKS and one.kind is not Kind.LACKS:
+                self._restart(one, at, seen.vitals)
+                one.is_first = True
+            one.kind, one.why, one.collective = case
         elif gone:
             self._clear(worker, "its round is over, or it leaves")
             return
@@ -552,7 +582,7 @@ class HangWatch:
                 found.append(ProvenHung(worker, f"stopped by a signal (state T) for {at - since:.1f} s", silent=True))
                 self._drop(worker)
                 self._proven.add(worker)
-        elif self._may_prove(seen, one):
+        elif case is not None and self._may_prove(seen, one):
             self._collect(worker, seen, one, found)
 
     def _may_prove(self, seen: _Seen, one: _Suspicion) -> bool:
@@ -562,12 +592,12 @@ class HangWatch:
         """Goes on with the evidence against a worker that others wait for."""
         at, deadline = seen.vitals.at_s, proof_of(one.limit)
         if seen.quiet_s > one.window_s:
-            self._restart(one, seen.quiet_s)
+            self._restart(one, seen.quiet_s, seen.vitals)
         whole_s = deadline.seconds
         due = (0.0 if one.is_first else whole_s / 12, whole_s / 2, whole_s)
         taken = len(one.stacks)
         if taken == len(due):
-            cpu_s, did = seen.vitals.cpu_s - seen.cpu_s, seen.vitals.io_bytes - seen.io_bytes
+            cpu_s, did = seen.vitals.cpu_s - one.cpu_s, seen.vitals.io_bytes - one.io_bytes
             text = (
                 f"{one.why}; for {at - one.window_s:.0f} s it has used {max(0.0, cpu_s):.2f} s of CPU time and moved "
                 f"{max(0, did)} bytes, and its stacks are the same ({deadline.told})"
@@ -629,6 +659,18 @@ def proof_of(limit: Limit) -> Limit:
     if derived_s <= LEAST_PROOF_S:
         return Limit(LEAST_PROOF_S, f"the deadline is {LEAST_PROOF_S:g} s, the least")
     return Limit(derived_s, f"the deadline is {TIMES_LIMIT:g} times the limit of {limit.seconds:.3g} s")
+
+
+def _has_run(before: Vitals, after: Vitals) -> bool:
+    """Whether a process has run between two looks at it."""
+    return (before.cpu_s, before.io_bytes, before.steps, before.submitted, before.finished, before.commits) != (
+        after.cpu_s,
+        after.io_bytes,
+        after.steps,
+        after.submitted,
+        after.finished,
+        after.commits,
+    )
 
 
 def _does_nothing(seen: _Seen) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from elastic_driver.core.draining import why_needed
-from elastic_driver.core.dumps import innermost
+from elastic_driver.core.dumps import debugger, innermost
 from elastic_driver.core.events import DrainRequested, WorkerHung
 from elastic_driver.core.hangs import Cleared, HangWatch, Kind, ProvenHung, StackWanted, Suspected
 from elastic_driver.core.state import JobPhase, State, WorkerPhase, finishing, record_of
@@ -38,6 +39,14 @@ Stacks = Callable[[WorkerId], Awaitable[str | None]]
 async def no_stacks(worker: WorkerId) -> str | None:
     """Where stacks cannot be had."""
     return None
+
+
+@dataclass(eq=False, slots=True)
+class _Untold:
+    """A suspicion that waits for a stack to be told with, and what is to be told after it."""
+
+    suspected: Suspected
+    after: list[Cleared | ProvenHung] = field(default_factory=list)
 
 
 class Health:
@@ -73,8 +82,9 @@ class Health:
         self._hangs = HangWatch(proves=hang_action == HangAction.END)
         self._stragglers = StragglerWatch()
         self._round_id = 0
-        # Suspicions that wait for a stack to be told with; what is to be told after each.
-        self._untold: dict[WorkerId, tuple[Suspected, list[Cleared | ProvenHung]]] = {}
+        self._untold: dict[WorkerId, _Untold] = {}
+        # Slow workers that could not be drained when they were found.
+        self._kept: dict[WorkerId, StragglerFound] = {}
         self._drained_at: float | None = None
         self._drained_hosts: dict[str, float] = {}
 
@@ -157,7 +167,7 @@ class Health:
                 case Suspected():
                     self._take_suspicion(finding)
                 case StackWanted():
-                    self._tasks.start(self._ask(finding))
+                    self._ask_soon(finding)
                 case Cleared() | ProvenHung():
                     self._tell_after(finding)
         if not stragglers:
@@ -178,35 +188,53 @@ class Health:
                 if self._drains:
                     self._drain(news, now)
             else:
+                self._kept.pop(news.worker, None)
                 self._chronicle.straggler(happenings.StragglerGone(news.worker, news.rank, news.why, news.took_s))
+        for slow in list(self._kept.values()):
+            if is_running and _trains(state, slow.worker):
+                self._drain(slow, now)
 
     def _take_suspicion(self, suspected: Suspected) -> None:
+        if (earlier := self._untold.get(suspected.worker)) is not None:
+            self._tell_with_all_after(earlier, None)
         if suspected.kind in (Kind.STOPPED, Kind.TRACED):  # it cannot tell where it is
             self._tell(suspected, None)
             return
-        self._untold[suspected.worker] = suspected, []
+        self._untold[suspected.worker] = _Untold(suspected)
         if suspected.ends_s is None:  # else the core asks by itself
-            self._tasks.start(self._ask(StackWanted(suspected.worker, 0)))
+            self._ask_soon(StackWanted(suspected.worker, 0))
 
-    async def _ask(self, wanted: StackWanted) -> None:
+    def _ask_soon(self, wanted: StackWanted) -> None:
+        self._tasks.start(self._ask(wanted, self._untold.get(wanted.worker)))
+
+    async def _ask(self, wanted: StackWanted, untold: _Untold | None) -> None:
         text: str | None = None
         try:
             async with asyncio.timeout(_STACK_S):
                 text = await self.stacks(wanted.worker)
         except TimeoutError:
             pass
+        except Exception:
+            self._take_stack(wanted, untold, None)
+            raise
+        self._take_stack(wanted, untold, text)
+
+    def _take_stack(self, wanted: StackWanted, untold: _Untold | None, text: str | None) -> None:
         if wanted.number:
             self._hangs.answer(wanted.worker, wanted.number, text)
-        if wanted.worker in self._untold:
-            suspected, after = self._untold.pop(wanted.worker)
-            self._tell(suspected, text)
-            for finding in after:
-                self._tell_after(finding)
+        if untold is not None and self._untold.get(wanted.worker) is untold:
+            self._tell_with_all_after(untold, text)
+
+    def _tell_with_all_after(self, untold: _Untold, text: str | None) -> None:
+        del self._untold[untold.suspected.worker]
+        self._tell(untold.suspected, text)
+        for finding in untold.after:
+            self._tell_after(finding)
 
     def _tell_after(self, finding: Cleared | ProvenHung) -> None:
         """Tells, and reports, what has become of a suspicion; not before that was told itself."""
         if finding.worker in self._untold:
-            self._untold[finding.worker][1].append(finding)
+            self._untold[finding.worker].after.append(finding)
         elif isinstance(finding, Cleared):
             self._chronicle.worker_cleared(
                 happenings.WorkerCleared(finding.worker, finding.rank, finding.why, finding.took_s)
@@ -215,19 +243,22 @@ class Health:
             self._stepper.report(WorkerHung(finding.worker, finding.why, finding.silent))
 
     def _tell(self, suspected: Suspected, stack: str | None) -> None:
+        kind, why, ends_s = suspected.kind, suspected.why, suspected.ends_s
+        if name := debugger(stack or ""):
+            kind, why, ends_s = Kind.TRACED, f"{why}; it is in a debugger ({name})", None
         self._chronicle.worker_suspected(
             happenings.WorkerSuspected(
                 suspected.worker,
                 suspected.rank,
-                suspected.kind,
-                suspected.why,
+                kind,
+                why,
                 suspected.collective,
                 stack or "",
                 innermost(stack or ""),
                 suspected.still_s,
                 suspected.limit.seconds,
                 suspected.limit.told,
-                suspected.ends_s,
+                ends_s,
                 suspected.more,
             )
         )
@@ -235,7 +266,7 @@ class Health:
     # --- drains ----------------------------------------------------------------------------------------------------
 
     def _drain(self, slow: StragglerFound, now: float) -> None:
-        """Has a slow worker leave, where the job can do without it."""
+        """Has a slow worker leave, where the job can do without it; else tells once why not, and has it leave later."""
         worker, state = slow.worker, self._stepper.state
         # Where places have to go in multiples, one alone would leave the host's others without use.
         slot = worker.slot if state.policy.multiple == 1 else None
@@ -246,8 +277,11 @@ class Health:
             why = f"a place of host {worker.hostname} was drained for that already"
         why = why or why_needed(state, worker.hostname, slot)
         if why:
-            self._chronicle.warning(f"worker {worker} is slow, and is not drained: {why}")
+            if worker not in self._kept:
+                self._kept[worker] = slow
+                self._chronicle.warning(f"worker {worker} is slow, and is not drained: {why}")
             return
+        self._kept.pop(worker, None)
         self._drained_at = now
         # Hosts of always new names may come.
         self._drained_hosts = {host: at for host, at in self._drained_hosts.items() if now - at < HOST_PAUSE_S}

@@ -140,7 +140,7 @@ class Narrator:
             case WorkerSuspected():
                 self._tell_suspicion(happening)
             case WorkerCleared(worker, rank, why, took_s):
-                console.line(f"{_named(worker, rank)} does not hang: {why}, after {took_s:.1f} s")
+                console.line(f"{_named(worker, rank)} is suspected no more: {why}; it stood still for {took_s:.1f} s")
             case StragglerFound():
                 console.warning(_said_of_straggler(happening))
             case StragglerGone(worker, rank, why, took_s):
@@ -171,14 +171,13 @@ class Narrator:
 
     def _tell_suspicion(self, suspected: WorkerSuspected) -> None:
         others = f" (and {suspected.more} others like it)" if suspected.more else ""
-        then = "it is not ended for that"
+        then = _NOT_ENDED.get(suspected.kind, "nobody is ended for that (--hang-action warn)")
         if suspected.kind == "stopped" and suspected.ends_s is not None:
             then = f"it is ended in {suspected.ends_s:.0f} s if it stays so"
         elif suspected.ends_s is not None:
-            then = f"it is ended if it does nothing at all for {suspected.ends_s:.0f} s"
-        limit = (
-            "" if suspected.kind == "stopped" else f" (suspicious is what takes longer than {suspected.limit_s:.3g} s)"
-        )
+            then = f"it is ended if it neither computes, reads, writes nor moves for {suspected.ends_s:.0f} s"
+        is_halted = suspected.kind in ("stopped", "traced") and suspected.still_s < suspected.limit_s
+        limit = "" if is_halted else f" (the limit: {suspected.limit})"
         who = _named(suspected.worker, suspected.rank)
         self._console.warning(f"{who}{others} may hang: {suspected.why}{limit}; {then}")
         for frame in suspected.frames:
@@ -235,6 +234,14 @@ class Narrator:
         self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
         for line in failure.last_lines:
             self._console.error(f"  {line}")
+
+
+# By the kind of the suspicion.
+_NOT_ENDED = {
+    "traced": "who is debugged is not ended",
+    "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
+    "idle": "nobody is ended for that while nobody waits",
+}
 
 
 def _named(worker: WorkerId, rank: int | None) -> str:

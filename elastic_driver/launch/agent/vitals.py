@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent import proc
+from elastic_driver.launch.agent.activity import Activity
 from elastic_driver.launch.agent.vitals_page import PageFacts, VitalsPage
 from elastic_driver.rendezvous.agent_messages import Said, VitalsSeen
 from elastic_driver.rendezvous.vitals_words import vitals_to_json
@@ -23,6 +25,8 @@ from elastic_driver.vitals import Vitals
 _LOOK_S = 0.5
 # The driver hears of a worker of which only counters have moved each so many looks.
 _LOOKS_EACH = 2
+# Well before anybody is suspected.
+_STILL_S = 2.0
 # The threads of a process are listed again after so many looks, or when they have become more or fewer.
 _LOOKS_A_LIST = 20
 _OURS = "elastic-"
@@ -41,19 +45,40 @@ class _Process:
 
     Args:
         pid: its number.
+        started: that of the process that was started for the worker.
+        still_s: see VitalsWatch.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, started: int, still_s: float) -> None:
         self.pid = pid
+        self._started = started
+        self._still_s = still_s
         self._ours: dict[
             int, int
         ] = {}  # threads of this project's: their CPU time so far, ns; also of those that ended
         self._living: tuple[int, ...] = ()  # of them
         self._threads = 0
         self._looks = 0
+        self._counts: tuple[int, ...] = ()
+        self._moved_s = 0.0
+        self._activity = Activity()
 
-    def look(self, at_s: float, page: PageFacts | None) -> Vitals | None:
-        """A look at it now; None when it is no more, or hidden."""
+    def look(
+        self,
+        at_s: float,
+        page: PageFacts | None,
+        *,
+        written_bytes: int = 0,
+        table: Callable[[], Mapping[int, proc.Entry]] | None = None,
+    ) -> Vitals | None:
+        """A look at it now; None when it is no more, or hidden.
+
+        Args:
+            at_s: when.
+            page: what it says of itself.
+            written_bytes: what it has written because it was asked for its stacks.
+            table: shows all processes, for a closer look where it stands still; None for none now.
+        """
         of_status, of_stat = proc.lines(f"/proc/{self.pid}/status"), proc.stat(self.pid)
         if len(of_stat) < 13:
             return None
@@ -66,14 +91,19 @@ class _Process:
             with contextlib.suppress(ValueError, IndexError):
                 self._ours[thread] = int(proc.read(f"/proc/{self.pid}/task/{thread}/schedstat").split()[0])
         io = proc.lines(f"/proc/{self.pid}/io")
-        cpu_s = (int(of_stat[11]) + int(of_stat[12])) * _TICK_S - sum(self._ours.values()) / 1e9
+        # With that of its children that have ended.
+        cpu_s = sum(map(int, of_stat[11:15])) * _TICK_S - sum(self._ours.values()) / 1e9
+        if not self._is_still(at_s, page, of_stat[0]):
+            self._activity.forget()
+        elif table is not None:
+            self._activity.look(self.pid, self._started, table())
         seen = Vitals(
             at_s=at_s,
             pid=self.pid,
             state=of_stat[0].decode("ascii", "replace"),
             traced=proc.number(of_status, b"TracerPid") != 0,
-            cpu_s=max(0.0, cpu_s),
-            io_bytes=proc.number(io, b"rchar") + proc.number(io, b"wchar"),
+            cpu_s=max(0.0, cpu_s) + self._activity.cpu_ticks * _TICK_S,
+            io_bytes=max(0, proc.moved(io) - written_bytes) + self._activity.moved_bytes,
             rss_bytes=proc.number(of_status, b"VmRSS") << 10,
         )
         if page is None:
@@ -101,6 +131,13 @@ class _Process:
             can_dump=page.dump_signal != 0,
         )
 
+    def _is_still(self, at_s: float, page: PageFacts | None, state: bytes) -> bool:
+        """Whether it has not gone on for a while. For who waits, or is stopped, that is no question."""
+        counts = () if page is None else (page.round_id, page.steps, page.submitted, page.finished, page.commits)
+        if page is None or counts != self._counts or page.waits_s > 0 or state in (b"T", b"t"):
+            self._counts, self._moved_s = counts, at_s
+        return at_s - self._moved_s >= self._still_s
+
 
 class VitalsWatch:
     """Looks at a host's workers. Used on the event loop only.
@@ -109,13 +146,22 @@ class VitalsWatch:
         workers: who there is.
         send: tells the driver.
         is_heard: whether the driver takes what it is told. Where it does not, it is told the latest, later.
+        still_s: after how long without progress of a worker it is looked at what its children and connections do.
     """
 
-    def __init__(self, workers: WatchedWorkers, send: Callable[[Said], None], *, is_heard: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        workers: WatchedWorkers,
+        send: Callable[[Said], None],
+        *,
+        is_heard: Callable[[], bool],
+        still_s: float = _STILL_S,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._workers = workers
         self._send = send
         self._is_heard = is_heard
+        self._still_s = still_s
         self._processes: dict[WorkerId, _Process] = {}
         self._told: dict[WorkerId, tuple[object, ...]] = {}
         self._looks = 0
@@ -148,9 +194,10 @@ class VitalsWatch:
         """
         seen: dict[WorkerId, Vitals] = {}
         present = set()
+        table = functools.cache(proc.table) if everybody else None
         for worker, started, page in self._workers.watched():
             present.add(worker)
-            vitals = self._look_at(worker, started, page)
+            vitals = self._look_at(worker, started, page, table)
             if vitals is None:
                 continue
             level = (vitals.state in "Tt", vitals.traced, vitals.pid)
@@ -162,7 +209,13 @@ class VitalsWatch:
             self._told.pop(gone, None)
         return seen
 
-    def _look_at(self, worker: WorkerId, started: int, page: VitalsPage | None) -> Vitals | None:
+    def _look_at(
+        self,
+        worker: WorkerId,
+        started: int,
+        page: VitalsPage | None,
+        table: Callable[[], Mapping[int, proc.Entry]] | None,
+    ) -> Vitals | None:
         facts = None if page is None else page.read(time.monotonic_ns())
         known = self._processes.get(worker)
         # Who runs Python may be a child of what was started. Anybody may have written that number.
@@ -171,10 +224,11 @@ class VitalsWatch:
             known_pid = known is not None and known.pid == facts.pid
             pid = facts.pid if known_pid or proc.descends_from(facts.pid, started) else started
         if known is None or known.pid != pid:
-            known = self._processes[worker] = _Process(pid)
-        seen = known.look(round(time.monotonic(), 3), facts)
+            known = self._processes[worker] = _Process(pid, started, self._still_s)
+        written_bytes = 0 if page is None else page.written_bytes()
+        seen = known.look(round(time.monotonic(), 3), facts, written_bytes=written_bytes, table=table)
         if seen is None and pid != started:  # it has ended, and the command that has started it has not
-            known = self._processes[worker] = _Process(started)
+            known = self._processes[worker] = _Process(started, started, self._still_s)
             seen = known.look(round(time.monotonic(), 3), None)
         return seen
 

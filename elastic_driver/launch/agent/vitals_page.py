@@ -75,6 +75,7 @@ class VitalsPage:
             os.close(self._descriptor)
             raise
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._forgotten_bytes = 0
 
     def close(self) -> None:
         """Frees it, once the worker has, too. Harmless when repeated."""
@@ -113,8 +114,13 @@ class VitalsPage:
             return os.pread(self._descriptor, MOST_STACK_BYTES, PAGE_BYTES).decode("utf-8", "replace")
         return ""
 
+    def written_bytes(self) -> int:
+        """How much the worker has written here of its stacks so far: what it was asked for is no work of its own."""
+        return self._forgotten_bytes + self.stack_bytes()
+
     def forget_stacks(self) -> None:
         """Makes room for those that come next: each is written behind what is there."""
+        self._forgotten_bytes += self.stack_bytes()
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, PAGE_BYTES)
 

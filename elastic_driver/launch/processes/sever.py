@@ -8,14 +8,11 @@ otherwise. Where it may not, nothing is done.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import socket
-import stat
 from collections.abc import Collection, Iterable
 from typing import Any
 
-_PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
+from elastic_driver.launch.processes.sockets import connections
 
 
 def sever(pids: Iterable[int], ends: Collection[tuple[str, int]] | None = None) -> int:
@@ -35,35 +32,20 @@ def sever(pids: Iterable[int], ends: Collection[tuple[str, int]] | None = None) 
 
 def _sever(pid: int, ends: Collection[tuple[str, int]] | None) -> int:
     number = 0
-    with contextlib.suppress(OSError, AttributeError):  # it is gone, may not be traced, or Python knows no pidfds
-        process = os.pidfd_open(pid)
-        try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISSOCK(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
-                        number += _shut(process, int(name), ends)
-        finally:
-            os.close(process)
+    for _, sock in connections(pid):
+        with contextlib.suppress(OSError):
+            number += _shut(sock, ends)
     return number
 
 
-def _shut(process: int, descriptor: int, ends: Collection[tuple[str, int]] | None) -> bool:
-    copy = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
-    if copy < 0:
+def _shut(sock: socket.socket, ends: Collection[tuple[str, int]] | None) -> bool:
+    peer = sock.getpeername()  # raises for one that is not connected: nobody waits for anybody there
+    if ends is not None and _end(peer) not in ends and _end(sock.getsockname()) not in ends:
         return False
-    with socket.socket(fileno=copy) as sock:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-            return False
-        peer = sock.getpeername()  # raises for one that is not connected: nobody waits for anybody there
-        if ends is not None and _end(peer) not in ends and _end(sock.getsockname()) not in ends:
-            return False
-        sock.shutdown(socket.SHUT_RDWR)
+    sock.shutdown(socket.SHUT_RDWR)
     return True
 
 
 def _end(address: tuple[Any, ...]) -> tuple[str, int]:
     """Address and port; an IPv4 address that stands as an IPv6 one is the same."""
     return str(address[0]).removeprefix("::ffff:"), int(address[1])
-
-
-_libc = ctypes.CDLL(None, use_errno=True)

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -93,11 +94,14 @@ def worker(program: str, *prefix: str) -> Iterator[Worker]:
         made.page.close()
 
 
-def looks(of: Worker, is_so: Callable[[Vitals], bool]) -> Vitals:
+STILL_S = 0.2
+
+
+def looks(of: Worker, is_so: Callable[[Vitals], bool], *, still_s: float = STILL_S) -> Vitals:
     """Looks at it until it is so. What is seen arrives as it was."""
 
     async def look() -> Vitals:
-        watch = VitalsWatch(of, lambda message: None, is_heard=lambda: True)
+        watch = VitalsWatch(of, lambda message: None, is_heard=lambda: True, still_s=still_s)
         end = time.monotonic() + LIMIT_S
         while True:
             seen = watch.look(everybody=True).get(ONE)
@@ -150,6 +154,111 @@ def test_the_time_of_our_own_threads_is_not_the_scripts() -> None:
             assert time.monotonic() < end
             time.sleep(0.02)
         assert looks(one, lambda seen: True).cpu_s - first.cpu_s < 0.3
+
+
+SPIN = "import itertools\nfor _ in itertools.count(): pass"
+CHILDREN = {
+    "a child": f"subprocess.run([sys.executable, '-c', {SPIN!r}])",
+    "a child of a child": f"subprocess.run(['sh', '-c', '\"$@\"; true', 'sh', sys.executable, '-c', {SPIN!r}])",
+    "one in a session of its own": f"subprocess.run([sys.executable, '-c', {SPIN!r}], start_new_session=True)",
+    "one whose parent has ended": f"subprocess.run(['sh', '-c', '\"$@\" &', 'sh', sys.executable, '-c', {SPIN!r}])\n"
+    "time.sleep(600)",
+    "many short ones": "while True: subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])",
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_what_its_children_do_is_the_doing_of_a_worker_that_stands_still(kind: str) -> None:
+    with worker(BEGIN + "import subprocess\n" + SAY + CHILDREN[kind]) as one:
+        try:
+            first = looks(one, lambda seen: True)
+            looks(one, lambda seen: seen.cpu_s > first.cpu_s + 0.3)
+        finally:
+            for child in _descendants(one.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for each in proc.table() if each != pid and proc.descends_from(each, pid)]
+
+
+def test_a_worker_that_goes_on_stands_for_itself_and_one_without_children_does_nothing() -> None:
+    spins = f"child = subprocess.Popen([sys.executable, '-c', {SPIN!r}])\n"
+    steps = "while True:\n    vitals.note_step()\n    time.sleep(0.05)"
+    with worker(BEGIN + "import subprocess\n" + spins + SAY + steps) as one:
+        (child,) = _descendants(one.process.pid)
+
+        def ticks() -> int:
+            return sum(map(int, proc.stat(child)[11:13]))
+
+        first = looks(one, lambda seen: seen.steps > 0)
+        before = ticks()
+        later = looks(one, lambda seen: ticks() > before + 100, still_s=2.0)
+        assert later.cpu_s - first.cpu_s < 0.6
+    with worker(BEGIN + SAY + "time.sleep(600)") as one:
+        first = looks(one, lambda seen: True)
+        later = looks(one, lambda seen: seen.at_s > first.at_s + 4 * STILL_S)
+        assert later.cpu_s - first.cpu_s < 0.05
+        assert later.io_bytes == first.io_bytes
+
+
+@pytest.mark.parametrize("who", ["itself", "its child"])
+def test_what_comes_from_a_slow_server_is_counted(who: str) -> None:
+    program = (
+        "import socket\nserver = socket.create_connection(('127.0.0.1', int({port})))\nwhile server.recv(65536): pass"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        program = program.format(port=listening.getsockname()[1])
+        if who == "its child":
+            program = f"import subprocess\nsubprocess.run([sys.executable, '-c', {program!r}])"
+        with worker(BEGIN + SAY + program) as one:
+            connection, _ = listening.accept()
+            with connection:
+                first = looks(one, lambda seen: True)
+                sent = 0
+
+                def has_come(seen: Vitals) -> bool:
+                    nonlocal sent
+                    connection.sendall(b"x" * 100)
+                    sent += 100
+                    return seen.io_bytes >= first.io_bytes + 2000
+
+                looks(one, has_come)
+                assert sent >= 2000
+
+
+def test_what_a_mapped_file_is_read_for_is_counted(tmp_path: Path) -> None:
+    size = 8 << 20
+    path = tmp_path / "data"
+    with path.open("wb") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    program = (
+        f"import mmap\nfile = open({str(path)!r}, 'rb')\ndata = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+    )
+    with worker(BEGIN + program + SAY + "input()\nprint(sum(data[::4096]), flush=True)\ninput()") as one:
+        first = looks(one, lambda seen: True)
+        before = proc.number(proc.lines(f"/proc/{one.process.pid}/io"), b"read_bytes")
+        one.say()
+        if proc.number(proc.lines(f"/proc/{one.process.pid}/io"), b"read_bytes") - before < size // 2:
+            pytest.skip("the system keeps the file in memory")
+        assert looks(one, lambda seen: True).io_bytes - first.io_bytes > size // 2
+
+
+def test_what_it_was_asked_for_is_no_doing_of_its_own() -> None:
+    deep = (
+        "def deep(left):\n    if left: deep(left - 1)\n    else:\n        "
+        + SAY
+        + "        time.sleep(600)\ndeep(90)\n"
+    )
+    with worker(BEGIN + deep) as one:
+        first = looks(one, lambda seen: seen.pulse_s is not None)
+        written = sum(len(one.stacks().blob) for _ in range(3))
+        assert written > 5_000
+        assert looks(one, lambda seen: True).io_bytes == first.io_bytes
 
 
 def test_stacks_of_one_that_spins_with_the_lock_and_of_one_that_sleeps() -> None:

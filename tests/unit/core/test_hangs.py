@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_driver.core.dumps import alike, innermost
+from elastic_driver.core.dumps import alike, debugger, innermost
 from elastic_driver.core.hangs import (
     Cleared,
     Finding,
@@ -175,9 +175,20 @@ def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() ->
     assert isinstance(proven, ProvenHung)
     assert (proven.worker, proven.silent) == (world.workers[2], False)
     assert "its stacks are the same" in proven.why
+    assert "have waited for 66 s" in proven.why
     at = next(at for at, finding in world.told if finding is proven)
     since = next(at for at, finding in world.told if isinstance(finding, Suspected))
     assert at - since >= 60.0
+
+
+def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
+    """Of an hour, ten seconds are less than one percent."""
+    world = World()
+    world.train()
+    found = world.pass_s(3600, culprits=(2,), cpu=1.0)
+    found += world.pass_s(600, culprits=(1, 2), cpu=0.1)
+    assert ProvenHung not in kinds(found)
+    assert {finding.rank for finding in found if isinstance(finding, Suspected)} == {1, 2}
 
 
 @pytest.mark.parametrize("moves", ["cpu", "io", "stack", "no stack", "warn only", "no pulse", "traced"])
@@ -222,6 +233,51 @@ def test_a_stopped_process_that_is_continued_is_cleared() -> None:
     world.train()
     assert kinds(world.pass_s(9, culprits=(3,), state="T", by_s=0.5)) == [Suspected]
     assert kinds(world.pass_s(5)) == [Cleared]
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_who_is_stopped_and_let_go_on_in_turn_is_not_stopped(state: str) -> None:
+    """As cpulimit does it: most looks find it stopped, and it trains. strace has it stop likewise at each call."""
+    world = World()
+    world.train()
+    for _ in range(60):
+        victim = world.workers[1]
+        look = world.looks[victim]
+        world.looks[victim] = replace(look, cpu_s=look.cpu_s + 0.02)
+        assert world.pass_s(0.5, culprits=(1,), others_wait=False, state=state, traced=state == "t", by_s=0.5) == []
+    assert Suspected in kinds(world.pass_s(2, culprits=(1,), state=state, traced=state == "t", by_s=0.5))
+
+
+def test_one_that_a_debugger_leaves_stopped_has_its_ten_seconds_from_then_on() -> None:
+    world = World()
+    world.train()
+    found = world.pass_s(8, culprits=(1,), state="t", traced=True, by_s=0.5)
+    found += world.pass_s(10, culprits=(1,), state="T", traced=False, by_s=0.5)
+    assert kinds(found) == [Suspected]
+    assert kinds(world.pass_s(1, culprits=(1,), state="T", by_s=0.5)) == [ProvenHung]
+
+
+def test_who_waits_at_a_debuggers_prompt_is_named_and_never_ended() -> None:
+    world = World()
+    world.train()
+    world.stack = lambda rank: STACK.replace("/x/train.py", "/usr/lib/python3.12/bdb.py")
+    assert kinds(world.pass_s(600, culprits=(1,))) == [Suspected]
+    world.stack = lambda rank: STACK
+    assert kinds(world.pass_s(80, culprits=(1,))) == [ProvenHung]
+
+
+def test_who_has_been_told_to_end_is_not_suspected() -> None:
+    world = World()
+    world.train()
+    world.pass_s(4, culprits=(1,))
+    for _ in range(3):
+        world.now += 1
+        for worker, look in world.looks.items():
+            waits_s = 0.0 if worker == world.workers[1] else look.waits_s + 1
+            world.looks[worker] = replace(look, at_s=look.at_s + 1, waits_s=waits_s, waiting=())
+            world.watch.take(worker, world.looks[worker], world.now)
+        assert world.watch.look(world.now, lives=lambda worker: worker != world.workers[1]) == []
+    assert kinds(world.watch.look(world.now)) == [Suspected]
 
 
 def test_a_process_in_a_debugger_is_named_only() -> None:
@@ -318,6 +374,37 @@ def test_who_is_not_heard_is_excused_and_begins_anew() -> None:
     # Heard again: what it did meanwhile nobody knows.
     assert world.pass_s(4, culprits=(2,)) == []
     assert kinds(world.pass_s(4, culprits=(2,))) == [Suspected]
+    assert world.pass_s(20, culprits=(2,), silent=(2,)) == []
+    (cleared,) = only(world.pass_s(1, culprits=(2,)), Cleared)
+    assert isinstance(cleared, Cleared)
+    assert cleared.why == "nothing was heard of it for 21 s"
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_driver_that_stood_still_reads_what_came_meanwhile_and_blames_nobody(missed: bool) -> None:
+    """Host by host, while no time has passed for it; where agents could not tell what they saw, there is a gap."""
+    world = World()
+    world.train()
+    for rank, worker in enumerate(world.workers):
+        for second in range(1, 31):
+            look = world.looks[worker]
+            waits_s = float(second % 4) if rank != 2 else 0.0
+            waiting = (Waiting("allreduce 'grad.3'", waits_s, (2,)),) if rank == 0 and waits_s else ()
+            done = second % 4 == 0
+            look = replace(
+                look,
+                at_s=look.at_s + 1,
+                waits_s=waits_s,
+                waiting=waiting,
+                steps=look.steps + done,
+                submitted=look.submitted + done,
+                finished=look.finished + done,
+            )
+            world.looks[worker] = look
+            if not missed or second == 30:
+                world.watch.take(worker, look, world.now)
+            assert world.watch.look(world.now) == []
+    assert world.pass_s(3) == []
 
 
 def test_a_host_that_was_stopped_as_a_whole_has_its_ten_seconds_anew() -> None:
@@ -349,3 +436,13 @@ def test_stacks_are_compared_by_what_the_user_runs() -> None:
     assert not alike(STACK, STACK.replace("line 12", "line 13"))
     assert innermost(own.format(5) + STACK) == ("/x/train.py:12 in wait", "/x/train.py:3 in <module>")
     assert innermost("rubbish") == ()
+    library = "".join(f'  File "/usr/lib/python3.11/subprocess.py", line {line} in wait\n' for line in (1, 2, 3, 4))
+    head, frames = STACK.split("\n", 1)
+    assert innermost(f"{head}\n{library}{frames}") == (
+        "/usr/lib/python3.11/subprocess.py:1 in wait",
+        "/usr/lib/python3.11/subprocess.py:2 in wait",
+        "/x/train.py:12 in wait",
+    )
+    assert len(innermost(f"{head}\n{library}")) == 3
+    assert debugger(own.format(5) + STACK) == debugger("rubbish") == ""
+    assert debugger(STACK.replace("/x/train.py", "/y/debugpy/_vendored/pydevd/pydevd.py")) == "pydevd"

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,14 @@ from elastic_driver.rendezvous.messages import DiscReport
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.report.console import Console
 from elastic_driver.report.event_log import EventLog
-from elastic_driver.report.happenings import Happening, LinkMeasured, NetworkChecked, RoundFormed
+from elastic_driver.report.happenings import (
+    Happening,
+    LinkMeasured,
+    NetworkChecked,
+    RoundFormed,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.report.narrator import Narrator
 from elastic_driver.words import Backend
 
@@ -369,6 +376,86 @@ def test_a_check_of_the_network(tmp_path: Path, verbose: bool) -> None:
     }
     assert second["links"] == []
     story.close()
+
+
+LIMIT = "10 times the slowest of the last 100 steps, 0.8 s, is 8 s"
+AWAITED = WorkerSuspected(
+    WorkerId("a", 1, 0),
+    2,
+    "awaited",
+    "it has not submitted allreduce 'loss', in which others have waited for 9 s",
+    "allreduce 'loss'",
+    "Thread 0x01",
+    ("train.py:12 in step", "train.py:40 in main"),
+    9.2,
+    8.0,
+    LIMIT,
+    60.0,
+    0,
+)
+SUSPICIONS = {
+    "awaited": (
+        AWAITED,
+        "worker a[1] (rank 2) may hang: it has not submitted allreduce 'loss', in which others have waited for 9 s "
+        f"(the limit: {LIMIT}); it is ended if it neither computes, reads, writes nor moves for 60 s",
+    ),
+    "only a warning": (
+        replace(AWAITED, ends_s=None, more=31),
+        "worker a[1] (rank 2) (and 31 others like it) may hang: it has not submitted allreduce 'loss', in which others "
+        f"have waited for 9 s (the limit: {LIMIT}); nobody is ended for that (--hang-action warn)",
+    ),
+    "stopped": (
+        replace(AWAITED, kind="stopped", why="it is stopped by a signal (state T)", rank=None, still_s=1.0, ends_s=9.0),
+        "worker a[1] may hang: it is stopped by a signal (state T); it is ended in 9 s if it stays so",
+    ),
+    "traced": (
+        replace(AWAITED, kind="traced", why="it is stopped by a debugger (state t)", still_s=1.0, ends_s=None),
+        "worker a[1] (rank 2) may hang: it is stopped by a debugger (state t); who is debugged is not ended",
+    ),
+    "at a prompt": (
+        replace(AWAITED, kind="traced", why="others wait for it; it is in a debugger (pdb)", ends_s=None),
+        "worker a[1] (rank 2) may hang: others wait for it; it is in a debugger (pdb) "
+        f"(the limit: {LIMIT}); who is debugged is not ended",
+    ),
+    "deadlock": (
+        replace(AWAITED, kind="deadlock", why="the ranks wait for each other", ends_s=None),
+        f"worker a[1] (rank 2) may hang: the ranks wait for each other (the limit: {LIMIT}); nobody is ended for that, "
+        "since which of them is wrong cannot be seen",
+    ),
+    "idle": (
+        replace(AWAITED, kind="idle", why="it has neither computed, read nor written anything for 9 s", ends_s=None),
+        "worker a[1] (rank 2) may hang: it has neither computed, read nor written anything for 9 s "
+        f"(the limit: {LIMIT}); nobody is ended for that while nobody waits",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SUSPICIONS)
+def test_who_may_hang_why_where_and_what_comes_of_it(story: Story, case: str) -> None:
+    suspected, line = SUSPICIONS[case]
+    story.chronicle.worker_suspected(suspected)
+    story.chronicle.worker_cleared(WorkerCleared(suspected.worker, suspected.rank, "it goes on", 12.34))
+    who = line.partition(" (and ")[0].partition(" may ")[0]
+    assert story.said() == [
+        f"elasticrun: warning: {line}",
+        "elasticrun: warning:   train.py:12 in step",
+        "elasticrun: warning:   train.py:40 in main",
+        f"elasticrun: {who} is suspected no more: it goes on; it stood still for 12.3 s",
+    ]
+    (event,) = story.events("worker_suspected")
+    told = ("worker", "rank", "kind", "collective", "frames", "still_s", "limit_s", "limit", "ends_s", "more")
+    assert {name: event[name] for name in told} == {
+        "worker": "a[1]#0",
+        "rank": suspected.rank,
+        "kind": suspected.kind,
+        "collective": "allreduce 'loss'",
+        "frames": ["train.py:12 in step", "train.py:40 in main"],
+        "still_s": suspected.still_s,
+        "limit_s": 8.0,
+        "limit": LIMIT,
+        "ends_s": suspected.ends_s,
+        "more": suspected.more,
+    }
 
 
 def test_a_process_whose_death_was_foretold_is_told_of_once(story: Story) -> None:

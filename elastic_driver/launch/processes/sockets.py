@@ -1,0 +1,43 @@
+"""The connected TCP sockets of another process, as this process's own for a moment.
+
+Owns how they are had: by who may trace the process, as its ancestor may unless the system says otherwise. Where it may
+not, there are none. What is on this machine only (unix sockets, pipes) is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+_PIDFD_GETFD = 438  # the same on all machines; Linux 5.6
+
+
+def connections(pid: int) -> Iterator[tuple[int, socket.socket]]:
+    """The number of each by which the system knows it, and a copy that is closed when the next one is asked for.
+
+    Blocks for some ten microseconds each.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # it is gone, may not be traced, or Python knows no pidfds
+        process = os.pidfd_open(pid)
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if stat.S_ISSOCK(about.st_mode) and (sock := _copy(process, int(name))) is not None:
+                        with sock:
+                            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                                yield about.st_ino, sock
+        finally:
+            os.close(process)
+
+
+def _copy(process: int, descriptor: int) -> socket.socket | None:
+    copy = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+    return None if copy < 0 else socket.socket(fileno=copy)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
