@@ -406,7 +406,13 @@ class HangWatch:
         since_s = vitals.at_s - seen.counted_s
         cpu_s, done = vitals.cpu_s - seen.cpu_s, vitals.io_bytes - seen.io_bytes
         is_busy = cpu_s >= max(_IDLE_CPU_S, _IDLE_CPU * since_s)
-        if is_busy or cpu_s < 0 or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s) or vitals.waits_s > 0:
+        # A process counts in ticks, and its threads exactly: what is left of it goes up and down by some of them.
+        if (
+            is_busy
+            or cpu_s <= -_IDLE_CPU_S
+            or done >= max(_IDLE_BYTES, _IDLE_BYTES_PER_S * since_s)
+            or vitals.waits_s > 0
+        ):
             seen.quiet_s = vitals.at_s
             self._measure_from(seen, vitals)
         elif since_s >= _IDLE_BLOCK_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -179,6 +180,18 @@ def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() ->
     at = next(at for at, finding in world.told if finding is proven)
     since = next(at for at, finding in world.told if isinstance(finding, Suspected))
     assert at - since >= 60.0
+
+
+def test_ticks_of_the_clock_are_no_doing() -> None:
+    for seed in range(30):
+        draw, world = random.Random(seed), World()
+        world.train()
+        found, before = [], world.looks[world.workers[1]].cpu_s
+        for _ in range(75):
+            found += world.pass_s(1, culprits=(1,))
+            look = world.looks[world.workers[1]]
+            world.looks[world.workers[1]] = replace(look, cpu_s=before + 0.01 * draw.randrange(-1, 2))
+        assert kinds(found)[:2] == [Suspected, ProvenHung]
 
 
 def test_who_has_waited_for_an_hour_may_not_compute_the_sooner_for_it() -> None:
