@@ -364,7 +364,9 @@ class HangWatch:
         done = vitals.steps - before.steps
         if done > 0:
             seen.steps += done
-            if self._steps.add(seen.steps, (vitals.at_s - seen.stepped_s) / done):
+            # One of them took at least as long as no step was seen: those that came after it do not make it shorter.
+            took_s = max((vitals.at_s - seen.stepped_s) / done, before.at_s - seen.stepped_s)
+            if self._steps.add(seen.steps, took_s):
                 self._derive()
         seen.stepped_s = vitals.at_s
 

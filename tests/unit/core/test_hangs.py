@@ -154,6 +154,15 @@ def test_before_the_first_steps_a_minute_is_given() -> None:
     assert kinds(world.pass_s(10, culprits=(1,))) == [Suspected]
 
 
+def test_a_pause_is_learned_though_many_steps_are_seen_with_its_end() -> None:
+    world = World(step_s=0.02)
+    world.pass_s(20.0)
+    assert world.watch.limit.seconds == 5.0
+    world.pass_s(8.0, culprits=(1,))
+    world.pass_s(1.0)
+    assert world.watch.limit.seconds >= 70.0
+
+
 def test_gaps_between_collectives_stand_in_for_steps() -> None:
     world = World()
     for _ in range(30):
