@@ -10,6 +10,7 @@ import ipaddress
 import json
 import math
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ssl import SSLContext
 from typing import Any, Protocol
@@ -64,8 +65,13 @@ class Page:
         self._chronicle = chronicle
         self._clock = clock
         self._sessions = Sessions(clock)
+        self._has_failed = False
         # Frames may be late, and the loop is there only once the job runs.
-        self._feed = Feed(self.status, call_later=lambda s, act: asyncio.get_running_loop().call_later(s, act))
+        self._feed = Feed(
+            self.status,
+            call_later=lambda s, act: asyncio.get_running_loop().call_later(s, act),
+            failed=self._fail,
+        )
         chronicle.also(self._feed)
         self.site = Site(
             job_id,
@@ -79,6 +85,7 @@ class Page:
             ),
             output=output,
             names=[socket.gethostname()],
+            failed=self._fail,
         )
         self._urls: list[str] = []
 
@@ -124,6 +131,17 @@ class Page:
         """The driver ends: browsers are told so."""
         self.site.close()
         self._feed.close()
+
+    def _fail(self, error: Exception) -> None:
+        """The page, or the metrics beside it, cannot show something: that is told once, and the job goes on."""
+        if not self._has_failed:
+            self._has_failed = True
+            at = "".join(
+                f", {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]
+            )
+            self._chronicle.warning(
+                f"the page or the metrics cannot show the job, which goes on: {type(error).__name__}: {error}{at}"
+            )
 
     def _give_link(self, request: RouteRequest) -> tuple[int, bytes]:
         wanted = PageRequest.from_json(request.body)

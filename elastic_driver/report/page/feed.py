@@ -52,6 +52,7 @@ class Feed:
         call_later: of the event loop.
         clock: seconds since the epoch.
         work_clock: the processor time of this thread, seconds.
+        failed: is told of an error by which nothing can be shown; browsers are told of it, too.
     """
 
     live = False
@@ -63,8 +64,10 @@ class Feed:
         call_later: Callable[[float, Callable[[], None]], Timer],
         clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._status = status
+        self._failed = failed
         self._call_later = call_later
         self._clock = clock
         self._work_clock = work_clock
@@ -84,7 +87,10 @@ class Feed:
         """See Listener."""
         if isinstance(happening, Status | MomentPassed):
             return
-        self.story.hear(happening)
+        try:
+            self.story.hear(happening)
+        except Exception as error:
+            self._failed(error)
         if isinstance(happening, NoticeGiven) and happening.kind is NoticeKind.ABORT:
             self._call_later(0.0, self._note_loss)
         if isinstance(happening, JobEnded) and self._streams:
@@ -95,7 +101,12 @@ class Feed:
         if self._is_closed:
             return
         ages: list[float] = []
-        for worker in _rows_of(self._status(), "workers"):
+        try:
+            rows = _rows_of(self._status(), "workers")
+        except Exception as error:
+            self._failed(error)
+            return
+        for worker in rows:
             vitals = worker.get("vitals")
             age = vitals.get("committed_s") if isinstance(vitals, Mapping) else None
             if isinstance(age, int | float):
@@ -166,7 +177,14 @@ class Feed:
 
     def _send_frame(self) -> None:
         began = self._work_clock()
-        change = self._look()
+        try:
+            change = self._look()
+        except Exception as error:
+            # Who only looks on ends no job.
+            self._failed(error)
+            self._send(_event("trouble", json.dumps(f"{type(error).__name__}: {error}")))
+            self._due = self._clock() + _LONGEST_FRAME_S
+            return
         if change:
             self._send(_event("change", _encode({"id": self._number, "at": round(self._clock(), 2), **change})))
         elif self._clock() - self._sent_at >= _BEAT_S:

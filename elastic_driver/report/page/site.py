@@ -73,6 +73,7 @@ class Site:
         output: the last lines of a worker's output, by its key; None for a worker that is not known.
         names: under which this machine may be asked, beside its addresses and "localhost".
         more: other paths and who answers there, with a credential of their own ("/metrics").
+        failed: is told of an error by which something cannot be answered.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class Site:
         output: Callable[[str], Sequence[str] | None],
         names: Collection[str] = (),
         more: Mapping[str, WebHandler] | None = None,
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        self._failed = failed
         self._cookie = f"elastic-{job_id}"
         self._feed = feed
         self._sessions = sessions
@@ -100,6 +103,14 @@ class Site:
 
     def answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
         """See Web."""
+        try:
+            return self._answer(request)
+        except Exception as error:
+            # Else the server takes it for a bug that ends the job.
+            self._failed(error)
+            return _error(500, f"the driver cannot answer this: {type(error).__name__}: {error}")
+
+    def _answer(self, request: WebRequest) -> WebAnswer | WebStreaming:
         handler = self.more.get(request.path)
         if handler is not None:
             return handler(request)

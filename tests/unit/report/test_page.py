@@ -332,3 +332,21 @@ def test_the_last_output_is_kept_without_escape_sequences() -> None:
     assert sink.data.count(b"\n") == 5001
     tails.end(WORKER)
     assert tails.of(WORKER.key) == lines
+
+
+def test_a_state_that_cannot_be_shown_is_told_and_ends_nothing(job: ShownJob, clock: Clock) -> None:
+    cookie = log_in(job)
+    reader = stream(job, cookie)
+    reader.take()
+    failed: list[Exception] = []
+    good, job.feed._status = job.feed._status, lambda: {"workers": 1 / 0}
+    job.feed._failed = job.site._failed = failed.append
+    clock.pass_time(6)
+    assert {name for name, _ in reader.take()} >= {"trouble"}
+    assert {type(error) for error in failed} == {ZeroDivisionError}
+    del job.feed._streams[reader]  # type: ignore[arg-type]
+    answer = ask(job, "/state", cookie=cookie)
+    assert answer.status == 500
+    assert b"ZeroDivisionError" in answer.body
+    job.feed._status = good
+    assert ask(job, "/state", cookie=cookie).status == 200
