@@ -4,8 +4,8 @@ Owns the scores. Reads no clock and does no I/O: looks at workers come in, findi
 all ranks make as many steps a second; who is slow is the one for whom the others wait. So what counts of a step is a
 rank's own time: what it took, less what it has waited in collectives.
 
-Looks come about once a second and cut steps in two, so that a single one is worth little. A score is of a window of at
-least 20 steps and two looks, in groups of at least three steps. Within it a slow step now and then (a collection of
+Looks come about once a second, and tell when the last step ended: what is between two of them are whole steps. A score
+is of a window of 20 steps, or of two looks where those have more. Within it a slow step now and then (a collection of
 garbage, a page that comes from the disc) counts for a quarter more than usual, however slow it was.
 """
 
@@ -20,14 +20,14 @@ from elastic_driver.hosts import WorkerId
 from elastic_driver.vitals import Vitals
 
 SLOWER = 1.2
-"""Who is slower by this over a window is named: a rank of 1.3 times the median has to be found in 20 of its steps, of
-which the looks cut off up to one, and steps differ."""
+"""Who is slower by this over a window is named: a rank of 1.3 times the median has to be found in 20 of its steps, and
+steps differ."""
 GONE = 1.1
 """Who is slower by less is a straggler no more; between the two nothing changes."""
 FLOOR_S = 0.002
 """Steps that are shorter than this without waiting are scheduling noise: a time slice is 3 ms."""
 
-_WINDOW_STEPS, _WINDOW_LOOKS, _GROUP_STEPS = 20, 2, 3
+_WINDOW_STEPS, _WINDOW_LOOKS = 20, 2
 _CAP = 1.25
 # A worker is named when it is beyond what the others' values, which differ by chance, explain in years.
 _SIGMAS = 5.0
@@ -71,6 +71,7 @@ class StragglerGone:
 @dataclass(slots=True)
 class _Member:
     base: Vitals
+    is_within: bool = False  # whether the step after the base was begun in this round
     looks: deque[tuple[int, float]] = field(default_factory=deque)  # steps, and their own time in all
     steps: int = 0
     own_s: float | None = None
@@ -86,7 +87,6 @@ class StragglerWatch:
         self._ranks: dict[WorkerId, int] = {}
         self._members: dict[WorkerId, _Member] = {}
         self._slow: dict[WorkerId, float] = {}
-        self._over: dict[WorkerId, int] = {}  # who may be one, and its steps when that was seen first
         self._gone: list[StragglerGone] = []
         self._is_new = False
 
@@ -94,7 +94,7 @@ class StragglerWatch:
         """A round begins: its members, and their ranks. What a step takes may be another thing in it."""
         for worker in list(self._slow):
             self._end(worker, "a new round began", now)
-        self._round_id, self._ranks, self._members, self._over = round_id, dict(ranks), {}, {}
+        self._round_id, self._ranks, self._members = round_id, dict(ranks), {}
 
     def forget(self, worker: WorkerId, now: float) -> None:
         """It has ended."""
@@ -113,18 +113,21 @@ class StragglerWatch:
             return
         base = member.base
         done = vitals.steps - base.steps
-        if done < 1 or vitals.at_s <= base.at_s:
+        if done < 1 or vitals.stepped_at_s is None or vitals.at_s <= base.at_s:
             return
-        waited_s = vitals.waited_s + vitals.waits_s - base.waited_s - base.waits_s
         member.base = vitals
+        if not member.is_within or base.stepped_at_s is None:
+            member.is_within = True  # the meeting of the round was in that
+            return
+        took_s = vitals.stepped_at_s - base.stepped_at_s
         looks = member.looks
-        looks.append((done, max(0.0, vitals.at_s - base.at_s - max(0.0, waited_s))))
+        looks.append((done, max(0.0, took_s - max(0.0, vitals.waited_then_s - base.waited_then_s))))
         member.steps += done
         while len(looks) > _WINDOW_LOOKS and member.steps - looks[0][0] >= _WINDOW_STEPS:
             member.steps -= looks.popleft()[0]
         if member.steps < _WINDOW_STEPS or len(looks) < _WINDOW_LOOKS:
             return
-        groups = _grouped(looks)
+        groups = _per_step(looks)
         cap_s = _CAP * median_low([own_s for _, own_s in groups])
         counted, total_s, square = 0, 0.0, 0.0
         for steps, each_s in groups:
@@ -165,19 +168,14 @@ class StragglerWatch:
         slow = [(own_s, worker, member) for own_s, worker, member in values if own_s > least_s]
         slow.sort(key=lambda one: self._ranks[one[1]])
         over = dict.fromkeys(worker for _, worker, _ in slow)
-        before, self._over = self._over, {}
         for worker in [each for each in self._slow if each not in over and each in self._members]:
             self._end(worker, "it is as fast as the others", now)
         for own_s, worker, member in slow:
             if worker in self._slow or own_s < max(limit_s, FLOOR_S) or not trains(worker):
                 continue
-            groups = _grouped(member.looks)
+            groups = _per_step(member.looks)
             if sum(each_s >= _ALL_SLOWER * median_s for _, each_s in groups) < _NEARLY_ALL * len(groups):
                 continue
-            since = before.get(worker, member.base.steps)
-            self._over[worker] = since
-            if member.base.steps - since < _GROUP_STEPS:
-                continue  # the ends of steps that the last look has cut off may be all of it
             self._slow[worker] = now
             best_s = member.best_s or own_s
             found.append(
@@ -193,18 +191,9 @@ class StragglerWatch:
         self._gone.append(StragglerGone(worker, self._ranks[worker], why, now - self._slow.pop(worker)))
 
 
-def _grouped(looks: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Looks put together to at least three steps each: steps, and the own time of one."""
-    groups = []
-    steps, own_s = 0, 0.0
-    for done, took_s in looks:
-        steps, own_s = steps + done, own_s + took_s
-        if steps >= _GROUP_STEPS:
-            groups.append((steps, own_s / steps))
-            steps, own_s = 0, 0.0
-    if steps:
-        groups.append((steps, own_s / steps))
-    return groups
+def _per_step(looks: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Of each look its steps, and the own time of one."""
+    return [(steps, own_s / steps) for steps, own_s in looks]
 
 
 def _spread(ordered: Sequence[float], members: Sequence[_Member], median_s: float) -> float:

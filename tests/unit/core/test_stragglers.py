@@ -56,6 +56,7 @@ def simulate(
     watch = StragglerWatch()
     watch.begin(1, {worker: rank for rank, worker in enumerate(workers)}, 0.0)
     waited = [0.0] * size
+    ended: list[tuple[float | None, float]] = [(None, 0.0)] * size
     due = [look_s * draws.random() for _ in range(size)]
     now, judged, told, began = 0.0, 0.0, [], {}
     for step in range(steps):
@@ -77,11 +78,14 @@ def simulate(
                     steps=step,
                     waited_s=waited[rank],
                     waits_s=max(0.0, into - own[rank]),
+                    stepped_at_s=ended[rank][0],
+                    waited_then_s=ended[rank][1],
                 )
                 watch.take(workers[rank], look)
                 watch.take(workers[rank], look)
                 due[rank] += look_s
             waited[rank] += end - now - own[rank]
+            ended[rank] = end + 100 * rank, waited[rank]
         now = end
         if now - judged >= look_s:
             judged = now
@@ -108,10 +112,8 @@ def test_a_rank_that_gets_slow_is_named_within_20_steps_and_two_looks_and_again_
     last, end = 3 * first, 4 * first + 60
     told, began = simulate(size, end, step_s, jitter, slow={1: (first, last, 1.3)}, seed=seed)
     assert [(type(one.news), one.news.rank) for one in told] == [(StragglerFound, 1), (StragglerGone, 1)]
-    # Two looks, after 20 steps of which the looks cut off the ends; the round is judged once a second. A step of nearly
-    # the time between two looks is cut worst: a look has one of them or two.
-    steps = 80 if step_s == 0.7 else 24
-    assert told[0].at_s - began[first] <= max(steps * step_s * 1.56, 2.0) + 3.0
+    # Or two looks; then the look at the last step, and the one at the round, each once a second.
+    assert told[0].at_s - began[first] <= max(20 * step_s * 1.56, 2.0) + 2.0
     found = told[0].news
     assert isinstance(found, StragglerFound)
     assert 1.15 <= 1 / found.against_others <= 1.6
@@ -140,7 +142,11 @@ def test_a_round_that_ends_ends_the_straggler() -> None:
     for second in range(20):
         for rank, worker in enumerate(workers):
             waits_s = 0.0 if rank == 2 else 0.5 * second
-            watch.take(worker, Vitals(float(second), 1, pulse_s=0.1, round_id=1, steps=10 * second, waited_s=waits_s))
+            steps, at_s = 10 * second, float(second)
+            seen = Vitals(
+                at_s, 1, pulse_s=0.1, round_id=1, steps=steps, waited_s=waits_s, stepped_at_s=at_s, waited_then_s=waits_s
+            )
+            watch.take(worker, seen)
         named += [one.rank for one in watch.look(20.0)]
     assert named == [2]
     watch.begin(2, ranks, 30.0)
