@@ -22,13 +22,17 @@ print(json.dumps({"argv": sys.argv, "name": __name__, **{name: os.environ.get(na
 """
 # Rank 1 fails in its first generations; the others wait to be ended.
 FAIL = """\
-import os, signal, sys
+import os, pathlib, signal, sys, time
 generation, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
 print(f"generation {generation}", flush=True)
 print("apple" if rank == "0" else "pear", file=sys.stderr, flush=True)
 if generation < int(sys.argv[1]):
+    has_said = pathlib.Path(__file__).with_name(f"said.{generation}")
     if rank == "1":
+        while not has_said.exists():  # else the other may be ended before it has said anything
+            time.sleep(0.01)
         sys.exit(7)
+    has_said.touch()
     signal.pause()
 """
 
