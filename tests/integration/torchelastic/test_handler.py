@@ -113,6 +113,28 @@ def test_a_loss_is_told(rendezvous: RendezvousProcess) -> None:
     other.shutdown()
 
 
+def test_a_loss_is_told_to_one_whose_heartbeat_was_on_its_way_when_it_was_placed(rendezvous: RendezvousProcess) -> None:
+    """The answer to what it said before it had a place is no answer to what it says with one."""
+    one, other = (a_handler(rendezvous, heartbeat="10") for _ in range(2))
+    lost = threading.Event()
+    say = one._beats.say_node
+
+    def say_late(request: bytes, *, wait_s: float) -> bytes | None:
+        if not json.loads(request)["number"]:
+            assert lost.wait(PATIENCE_S)
+        return say(request, wait_s=wait_s)
+
+    one._beats.say_node = say_late  # type: ignore[method-assign]
+    together(one, other)
+    other._ended.set()
+    other._beats.close()
+    rendezvous.until("lost")
+    lost.set()
+    until(one.num_nodes_waiting)
+    one.shutdown()
+    other.shutdown()
+
+
 def test_a_loss_while_ranks_are_agreed_on_ends_nobody(rendezvous: RendezvousProcess) -> None:
     """torch's agent would wait for 300 s, and end with an error."""
     one, other = a_handler(rendezvous), a_handler(rendezvous)
