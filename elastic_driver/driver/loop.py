@@ -258,7 +258,7 @@ class ElasticDriver:
             heartbeats,
             clock=self._clock,
             report=self._stepper.report,
-            unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
+            works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
             debugged=self.board.is_debugged,
         )
         self.health = Health(
