@@ -183,9 +183,10 @@ class Chronicle:
         self._tell(WorkersDrained(workers, undone))
 
     def _book(self) -> None:
-        booked = self.goodput.job()
-        if booked is not None:
-            self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
+        with self._instant:
+            booked = self.goodput.job()
+            if booked is not None:
+                self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
 
     def also(self, listener: Listener) -> None:
         """One more listener, from now on."""
@@ -268,9 +269,10 @@ class Chronicle:
         self._book_worker(worker)
 
     def _book_worker(self, worker: WorkerId) -> None:
-        booked = self.goodput.take_out(worker)
-        if booked is not None:
-            self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
+        with self._instant:
+            booked = self.goodput.take_out(worker)
+            if booked is not None:
+                self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
 
     def _note_last_words(self, worker: WorkerId, process: Process) -> None:
         # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
@@ -484,8 +486,9 @@ class Chronicle:
 
     def ended(self, exit_code: int, message: str) -> None:
         """The job is over and nothing of it runs."""
-        self._book()
-        self._tell(JobEnded(exit_code, message, self._summary()))
+        with self._instant:
+            self._book()
+            self._tell(JobEnded(exit_code, message, self._summary()))
 
     def _summary(self) -> Summary:
         first, last = (
