@@ -876,6 +876,8 @@ class ElasticDriver:
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
         self._standings.exited(worker)
         self._chronicle.worker_not_started(worker)
+        self.board.forget(worker)
+        self.health.forget(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:

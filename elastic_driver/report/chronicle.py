@@ -148,6 +148,7 @@ class Chronicle:
         self._instant = instant or Instant()
         self.goodput = Goodput(self._instant)
         self._listeners: list[Listener] = [self.goodput, *listeners]
+        self._failed: list[Listener] = []
         self._book_from: float | None = None  # on the clock of look()
         self._first: list[_Round] = []
         self._last: deque[_Round] = deque()
@@ -168,7 +169,21 @@ class Chronicle:
     def _tell(self, happening: Happening) -> None:
         with self._instant:
             for listener in self._listeners:
-                listener.hear(happening)
+                try:
+                    listener.hear(happening)
+                except Exception as error:  # a bug; who only watches the job must not end it
+                    self._note_failure(listener, error)
+
+    def _note_failure(self, listener: Listener, error: Exception) -> None:
+        """Told once of each listener, to all others, and to this one if it can still hear that."""
+        if listener in self._failed:
+            return
+        self._failed.append(listener)
+        at = "".join(f", {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+        self.warning(
+            f"{type(listener).__name__} missed something of the job, which goes on; what it shows may be wrong from "
+            f"here on: {type(error).__name__}: {error}{at}"
+        )
 
     def stands(self, standing: Standing) -> None:
         """The job stands elsewhere than before."""
