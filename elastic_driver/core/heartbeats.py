@@ -13,6 +13,7 @@ request for a round as often, and waits all the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -100,30 +101,34 @@ class Heartbeats:
         self,
         now: float,
         *,
-        excused: Callable[[WorkerId], bool] = lambda worker: False,
+        audible_s: Callable[[WorkerId], float] = lambda worker: math.inf,
         debugged: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> list[tuple[WorkerId, str, bool]]:
         """Who is to be ended, why, and whether it is silent; each only once. To be called when ``look_in_s`` says.
 
         Args:
             now: the present, seconds.
-            excused: whether a worker could not have been heard: its time begins anew.
+            audible_s: for how long a worker could have been heard: its time begins when that began.
             debugged: whether a debugger has stopped a worker: its silence begins anew, its standstill does not.
         """
         found = []
         for worker, member in self._members.items():
+            if not self._is_due(member, now):
+                continue
+            began = now - audible_s(worker)
+            member.heard_at, member.progress_at = max(member.heard_at, began), max(member.progress_at, began)
             if self._timeout_s and now - member.heard_at >= self._timeout_s and debugged(worker):
                 member.heard_at = now
             if self._timeout_s and now - member.heard_at >= self._timeout_s:
                 found.append((worker, f"no heartbeat for {now - member.heard_at:.1f} s", True))
             elif self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s:
                 found.append((worker, f"no progress for {now - member.progress_at:.1f} s", False))
-        blamed = []
-        for worker, reason, silent in found:
-            if excused(worker):
-                member = self._members[worker]
-                member.heard_at = member.progress_at = now
-            else:
-                del self._members[worker]
-                blamed.append((worker, reason, silent))
-        return blamed
+        for worker, _, _ in found:
+            del self._members[worker]
+        return found
+
+    def _is_due(self, member: _Member, now: float) -> bool:
+        return bool(
+            (self._timeout_s and now - member.heard_at >= self._timeout_s)
+            or (self._hang_timeout_s and not member.waiting and now - member.progress_at >= self._hang_timeout_s)
+        )

@@ -258,7 +258,7 @@ class ElasticDriver:
             heartbeats,
             clock=self._clock,
             report=self._stepper.report,
-            unheard_s=(lambda hostname: 0.0) if agents is None else agents.fleet.unheard_s,
+            works_for_s=(lambda hostname: math.inf) if agents is None else agents.fleet.works_for_s,
             debugged=self.board.is_debugged,
         )
         self.health = Health(
@@ -876,6 +876,8 @@ class ElasticDriver:
         self._stepper.post(WorkerNotStarted(worker, str(error), random.random(), bad_command))
         self._standings.exited(worker)
         self._chronicle.worker_not_started(worker)
+        self.board.forget(worker)
+        self.health.forget(worker)
         self.rounds.gone(worker)  # it may have been there for a moment, and have asked
 
     def dying(self, worker: WorkerId, process: WorkerProcess, status: ExitStatus | str) -> None:

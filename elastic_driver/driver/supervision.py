@@ -6,6 +6,7 @@ Owns the heartbeats. Ends nobody: what a hang means, and that the worker is kill
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 
 from elastic_driver.core.events import WorkerHung
@@ -13,8 +14,6 @@ from elastic_driver.core.heartbeats import Heartbeats
 from elastic_driver.hosts import WorkerId
 
 _LATE_S = 0.005
-# Two beats of an agent: of what its workers do, nothing that is newer is known.
-_UNHEARD_S = 1.0
 
 
 class Supervisor:
@@ -24,7 +23,7 @@ class Supervisor:
         heartbeats: when each was heard last.
         clock: the job's time, seconds.
         report: takes who hangs.
-        unheard_s: for how long nothing has been heard of a host, on which workers are not blamed for their silence.
+        works_for_s: for how long a host has been heard without a gap: its workers could not have been heard before.
         debugged: whether a debugger has stopped a worker, which is not blamed for its silence either.
     """
 
@@ -34,11 +33,11 @@ class Supervisor:
         *,
         clock: Callable[[], float],
         report: Callable[[WorkerHung], None],
-        unheard_s: Callable[[str], float] = lambda hostname: 0.0,
+        works_for_s: Callable[[str], float] = lambda hostname: math.inf,
         debugged: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> None:
         self._debugged = debugged
-        self._unheard_s = unheard_s
+        self._works_for_s = works_for_s
         self._heartbeats = heartbeats
         self._clock = clock
         self._report = report
@@ -70,9 +69,9 @@ class Supervisor:
             # A little later than due: clocks are not compared for equality.
             await asyncio.sleep(self._heartbeats.look_in_s(self._clock()) + _LATE_S)
             for worker, reason, silent in self._heartbeats.find(
-                self._clock(), excused=self._is_unheard, debugged=self._debugged
+                self._clock(), audible_s=self._audible_s, debugged=self._debugged
             ):
                 self._report(WorkerHung(worker, reason, silent))
 
-    def _is_unheard(self, worker: WorkerId) -> bool:
-        return self._unheard_s(worker.hostname) > _UNHEARD_S
+    def _audible_s(self, worker: WorkerId) -> float:
+        return self._works_for_s(worker.hostname)

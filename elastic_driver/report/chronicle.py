@@ -148,6 +148,7 @@ class Chronicle:
         self._instant = instant or Instant()
         self.goodput = Goodput(self._instant)
         self._listeners: list[Listener] = [self.goodput, *listeners]
+        self._failed: list[Listener] = []
         self._book_from: float | None = None  # on the clock of look()
         self._first: list[_Round] = []
         self._last: deque[_Round] = deque()
@@ -168,7 +169,21 @@ class Chronicle:
     def _tell(self, happening: Happening) -> None:
         with self._instant:
             for listener in self._listeners:
-                listener.hear(happening)
+                try:
+                    listener.hear(happening)
+                except Exception as error:  # a bug; who only watches the job must not end it
+                    self._note_failure(listener, error)
+
+    def _note_failure(self, listener: Listener, error: Exception) -> None:
+        """Told once of each listener, to all others, and to this one if it can still hear that."""
+        if listener in self._failed:
+            return
+        self._failed.append(listener)
+        at = "".join(f", {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+        self.warning(
+            f"{type(listener).__name__} missed something of the job, which goes on; what it shows may be wrong from "
+            f"here on: {type(error).__name__}: {error}{at}"
+        )
 
     def stands(self, standing: Standing) -> None:
         """The job stands elsewhere than before."""
@@ -183,9 +198,10 @@ class Chronicle:
         self._tell(WorkersDrained(workers, undone))
 
     def _book(self) -> None:
-        booked = self.goodput.job()
-        if booked is not None:
-            self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
+        with self._instant:
+            booked = self.goodput.job()
+            if booked is not None:
+                self._tell(TimeBooked(booked.seconds, booked.wall_s, booked.share))
 
     def also(self, listener: Listener) -> None:
         """One more listener, from now on."""
@@ -268,9 +284,10 @@ class Chronicle:
         self._book_worker(worker)
 
     def _book_worker(self, worker: WorkerId) -> None:
-        booked = self.goodput.take_out(worker)
-        if booked is not None:
-            self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
+        with self._instant:
+            booked = self.goodput.take_out(worker)
+            if booked is not None:
+                self._tell(WorkerTimeBooked(worker, booked.seconds, booked.wall_s))
 
     def _note_last_words(self, worker: WorkerId, process: Process) -> None:
         # The first to fail is asked for. Hosts of always new names may fail as long as the job waits for slots.
@@ -484,8 +501,9 @@ class Chronicle:
 
     def ended(self, exit_code: int, message: str) -> None:
         """The job is over and nothing of it runs."""
-        self._book()
-        self._tell(JobEnded(exit_code, message, self._summary()))
+        with self._instant:
+            self._book()
+            self._tell(JobEnded(exit_code, message, self._summary()))
 
     def _summary(self) -> Summary:
         first, last = (

@@ -294,6 +294,8 @@ class Goodput:
     def _take_round(self, formed: RoundFormed) -> None:
         members = {member.worker for member in formed.members}
         self._lost_unknown = self._lost_unknown or formed.lost_s is None
+        if self._doing is Doing.TRAINING:
+            self._trained_until = self._clock()  # a loss and the round after it are one step: this is heard first
         for worker, one in self._workers.items():
             if one.place is _Place.MEMBER:
                 self._take_back(one.book, formed.lost_s or 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Instant:
-    """Used by one thread.
+    """Used by one thread. What is told of in a ``with`` has one time; inside another one, that one's.
 
     Args:
         clock: seconds that never go back, whatever becomes of the time of day.
@@ -20,17 +20,18 @@ class Instant:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.began = self.at = clock()
-        self._telling = False
+        self._tellings = 0
 
     def __call__(self) -> float:
         """The present; while a happening is told of, its time."""
-        if not self._telling:
+        if not self._tellings:
             self.at = self._clock()
         return self.at
 
     def __enter__(self) -> None:
-        self.at = self._clock()
-        self._telling = True
+        if not self._tellings:
+            self.at = self._clock()
+        self._tellings += 1
 
     def __exit__(self, *_: object) -> None:
-        self._telling = False
+        self._tellings -= 1

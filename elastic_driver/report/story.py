@@ -238,6 +238,8 @@ class Reader:
             formed.took_s = float(event["formed_in_s"])
         if lost_s is not None:
             formed.lost_s = float(lost_s)
+            if self._doing is Doing.TRAINING:
+                self._trained_until = at  # a loss and the round after it are one step: this is told first
             if formed.lost_s > 0 and self._trained_until is not None:
                 until = self._trained_until
                 _rewrite(story.pieces, until - formed.lost_s, until, Category.RECOMPUTED, only=Category.TRAINING)

@@ -319,13 +319,15 @@ class ElasticHandler(RendezvousHandler):
             self._thread.start()
 
     def _beat(self) -> None:
-        version, tells = 0, False
+        number, version, tells = 0, 0, False
         settings = self._settings
         member = Member(self._node, self._name, self._address, 0)
         while not self._ended.is_set():
             with self._state:
                 formed = self._formed
-            number = 0 if formed is None else formed.number
+            number, asked = 0 if formed is None else formed.number, number
+            if number != asked:
+                version = 0  # what was told then was told of another generation
             sent_at = time.monotonic()
             request = NodeRequest(
                 Saying.BEAT,

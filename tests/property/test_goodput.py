@@ -160,6 +160,43 @@ def replayed(lines: list[dict[str, Any]]) -> Any:
     return job
 
 
+def test_a_driver_that_stands_still_between_any_two_lines_of_it_says_the_same_twice() -> None:
+    job = History()
+
+    def later() -> float:
+        job.now += 0.05
+        return job.now
+
+    job.log._instant._clock = later
+    job.chronicle.started("http://a:1", "j")
+    training = list(Doing).index(Doing.TRAINING)
+    for move in [("start", 0, 0.0), ("start", 1, 0.0), ("phase", training, 0.0), ("wait", 0, 3.0)]:
+        job.go(*move)
+    job.chronicle.worker_exited(job.living[0], Gone(), Gone(), expected=True)
+    job.chronicle.ended(0, "over")
+    compared = replayed(job.log.lines)
+    assert (compared.differs, compared.compared) == ([], 2)
+    over, last = job.log.lines[-1], job.log.lines[-2]
+    assert (last["event"], last["at_s"]) == ("goodput", over["at_s"])
+
+
+def test_a_loss_and_the_next_round_in_one_step_are_booked_like_any_other() -> None:
+    """The round is told before the phase: the training that is lost ends with it, and not with an earlier one."""
+    job = History()
+    job.chronicle.started("http://a:1", "j")
+    training, forming = list(Doing).index(Doing.TRAINING), list(Doing).index(Doing.FORMING)
+    moves: list[tuple[str, int, float]] = [("start", 0, 0.0), ("round", 1, 0.0)]
+    for _ in range(3):
+        moves += [("phase", training, 0.0), ("wait", 0, 100.0), ("round", 2, 7.0), ("phase", forming, 0.0)]
+    for move in moves:
+        job.go(*move)
+    booked = job.chronicle.goodput.job()
+    assert booked is not None
+    assert (booked.seconds["training"], booked.seconds["recomputed"]) == (279.0, 21.0)
+    job.chronicle.ended(0, "over")
+    assert not replayed(job.log.lines).differs
+
+
 def test_the_second_program_shares_no_code_with_the_first() -> None:
     imports = [line for line in SCRIPT.read_text().splitlines() if line.startswith(("import ", "from "))]
     assert imports == ["import json", "import sys"]

@@ -296,10 +296,10 @@ class Fleet:
         """See Agents."""
         return self._hosts.get(self._call_of(hostname))
 
-    def unheard_s(self, hostname: str) -> float:
-        """For how long nothing has been heard of a host; 0 for one that has no agent. See AgentLink."""
+    def works_for_s(self, hostname: str) -> float:
+        """For how long a host has been heard without a gap; for ever if it has no agent. See AgentLink."""
         link = self.link_of(hostname)
-        return 0.0 if link is None else link.unheard_s
+        return math.inf if link is None else link.works_for_s
 
     def give_up(self, hostname: str, why: str) -> None:
         """A silent host is lost, before its lease has ended. One that is heard again, or has no agent, stays."""

@@ -35,6 +35,8 @@ MARGIN_S = 1.0
 _LOOK_S = 0.5
 # The kernel's times of acknowledgements are that coarse, at 100 ticks a second.
 _TICK_S = 0.01
+# Two beats: after that, nothing that is newer is known of what its workers do.
+_GAP_S = 1.0
 # Three beats: who has not been heard for so long when another one is silent may be so for the same reason.
 _DOUBT_S = 1.5
 # A call that comes so much later than it was due: this process has stood still.
@@ -131,6 +133,7 @@ class AgentLink:
         self._verdict: _Limit | None = None
         self._look: asyncio.TimerHandle | None = None
         self._look_due = 0.0
+        self._works_since = self._loop.time()
         self._overdue: dict[str, _Limit] = {}
 
     @property
@@ -157,6 +160,13 @@ class AgentLink:
     def unheard_s(self) -> float:
         """For how long its connection has not worked both ways, see FrameConnection; 0 without a connection."""
         return 0.0 if self._connection is None else self._connection.unheard_s
+
+    @property
+    def works_for_s(self) -> float:
+        """For how long it has worked both ways without a gap of a second; 0 while it does not, or is not there."""
+        if self._connection is None or self.unheard_s > _GAP_S:
+            return 0.0
+        return self._loop.time() - self._works_since
 
     def is_in_doubt(self) -> bool:
         """Whether it may turn out to be silent, too, and was not so when last asked. Its owner is told how it ends."""
@@ -187,6 +197,7 @@ class AgentLink:
             older.abort("the agent has a new connection")
         self._cancel()
         self._connection = connection
+        self._works_since = self._loop.time()
         self._channel.attach(connection, seen_there)
         self._look_in(_LOOK_S)
         self._is_heard()
@@ -267,6 +278,8 @@ class AgentLink:
             self._look_in(AGAIN_S)  # as _Limit does
             return
         unheard_s = self.unheard_s
+        if unheard_s > _GAP_S:
+            self._works_since = self._loop.time()
         if unheard_s > self._agent_timeout_s + MARGIN_S:
             comes = self.silent_s < unheard_s
             self.give_up(f"nothing has {'reached it' if comes else 'come from it'} for {unheard_s:.0f} s")

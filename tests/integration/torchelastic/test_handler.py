@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.utils import store as store_util
 
 from elastic_driver.errors import SettingsError
+from elastic_driver.rendezvous.node_messages import Outcome
 from elastic_driver.torchelastic.handler import ElasticHandler, HandlerSettings
 from elastic_driver.torchelastic.plugin import get_handler
 
@@ -111,6 +112,26 @@ def test_a_loss_is_told(rendezvous: RendezvousProcess) -> None:
     assert one.num_nodes_waiting() == 0
     one.shutdown()
     other.shutdown()
+
+
+def test_a_loss_is_told_to_one_whose_heartbeat_was_on_its_way_when_it_was_placed(rendezvous: RendezvousProcess) -> None:
+    """The answer to what it said before it had a place is no answer to what it says with one."""
+    one, other = a_handler(rendezvous), a_handler(rendezvous)
+    lost = threading.Event()
+    say = one._beats.say_node
+
+    def say_late(request: bytes, *, wait_s: float) -> bytes | None:
+        if not json.loads(request)["number"]:
+            assert lost.wait(PATIENCE_S)
+        return say(request, wait_s=wait_s)
+
+    one._beats.say_node = say_late  # type: ignore[method-assign]
+    together(one, other)
+    other._leave(Outcome.FAILED)
+    rendezvous.until("has failed")
+    lost.set()
+    until(one.num_nodes_waiting)
+    one.shutdown()
 
 
 def test_a_loss_while_ranks_are_agreed_on_ends_nobody(rendezvous: RendezvousProcess) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from elastic_driver.core.heartbeats import Heartbeats
@@ -112,15 +114,26 @@ def test_who_could_not_be_heard_has_its_time_anew() -> None:
     beats = Heartbeats(4.0, 10.0)
     beats.heard(A, 1, waiting=False, now=0.0)
     beats.heard(B, 1, waiting=True, now=0.0)
-    assert names(beats.find(5.0, excused=lambda worker: worker == A)) == [B]
+    audible_s = {A: 0.0, B: math.inf}
+    assert names(beats.find(5.0, audible_s=audible_s.__getitem__)) == [B]
     assert beats.find(8.9) == []
     assert names(beats.find(9.0)) == [A]
+
+
+def test_who_can_be_heard_again_only_now_has_its_time_from_then_on() -> None:
+    """Its host is heard again a moment before what its worker has said comes: no reason to end it."""
+    beats = Heartbeats(4.0, 10.0)
+    beats.heard(A, 1, waiting=False, now=0.0)
+    assert beats.find(4.0, audible_s=lambda worker: 0.5) == []
+    assert beats.look_in_s(4.0) == pytest.approx(1.0)  # an interval; it is due at 7.5
+    assert beats.find(7.4, audible_s=lambda worker: 3.9) == []
+    assert names(beats.find(7.5, audible_s=lambda worker: 4.0)) == [A]
 
 
 def test_who_stands_still_on_a_host_that_was_not_heard_has_its_time_anew() -> None:
     beats = Heartbeats(0.0, 10.0)
     beats.heard(A, 1, waiting=False, now=0.0)
-    assert beats.find(11.0, excused=lambda worker: True) == []
+    assert beats.find(11.0, audible_s=lambda worker: 0.0) == []
     assert beats.find(20.9) == []
     assert beats.find(21.0) == [(A, "no progress for 10.0 s", False)]
 

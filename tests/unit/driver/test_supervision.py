@@ -56,16 +56,18 @@ def test_who_is_forgotten_is_not_missed() -> None:
 
 def test_workers_of_a_host_that_is_not_heard_are_not_blamed_for_their_silence() -> None:
     found: list[WorkerHung] = []
-    unheard_s = {"a": 1.1, "b": 0.6}
+    works_for_s = {"a": 0.0, "b": 100.0}
 
     async def main(loop: VirtualLoop) -> None:
-        watch = Supervisor(Heartbeats(40.0, 0.0), clock=loop.time, report=found.append, unheard_s=unheard_s.__getitem__)
+        watch = Supervisor(
+            Heartbeats(40.0, 0.0), clock=loop.time, report=found.append, works_for_s=works_for_s.__getitem__
+        )
         task = asyncio.ensure_future(watch.watch_over())
         watch.heard(A)
         watch.heard(B)
         await asyncio.sleep(60)
         assert [hung.worker for hung in found] == [B]
-        unheard_s["a"] = 0.0
+        works_for_s["a"] = 100.0
         await asyncio.sleep(15)
         assert len(found) == 1
         await asyncio.sleep(10)

@@ -483,3 +483,21 @@ def test_many_folders_are_cut(story: Story) -> None:
     assert said[0] == "elasticrun: on disc: commit 199 in /d on h199"
     assert said[6] == "elasticrun: on disc: 58 folders more, none of them further", "the oldest are forgotten"
     assert len(said) == 8
+
+
+def test_who_watches_and_fails_is_told_of_once_and_keeps_nobody_from_hearing(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+
+    class Broken:
+        live = False
+
+        def hear(self, happening: Happening) -> None:
+            raise ValueError("a bug")
+
+    story.chronicle._listeners.insert(0, Broken())
+    story.chronicle.started("http://a:1", "j")
+    story.chronicle.remark("it goes on")
+    told = "\n".join(story.said())
+    assert told.count("Broken missed something of the job, which goes on") == 1
+    assert "from here on: ValueError: a bug, " in told
+    assert "it goes on" in told

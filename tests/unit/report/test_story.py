@@ -107,6 +107,20 @@ def test_a_story() -> None:
     )
 
 
+def test_a_loss_and_the_next_round_in_one_step() -> None:
+    """The round is told before the phase."""
+    log = Log()
+    log.round(1, "a[0]#0", "b[0]#0")
+    log.resumed(1, 5.0)
+    log.now += 20.0
+    log.round(2, "a[0]#0", lost_s=3.0, cause="host b lost")
+    log.phase("forming")
+    log.resumed(2, 2.0)
+    log.phase("ended", 10.0)
+    seconds = read(log).booked.seconds
+    assert (seconds["training"], seconds["recomputed"], seconds["reset"]) == (27.0, 3.0, 2.0)
+
+
 def test_a_running_job_and_a_broken_last_line() -> None:
     log = a_job()
     whole = b"".join(log.lines)

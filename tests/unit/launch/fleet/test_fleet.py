@@ -675,8 +675,10 @@ def test_hosts_that_may_be_silent_for_the_same_reason_are_told_of_before() -> No
         b.is_back()
         await asyncio.sleep(0.6)
         assert fleet.listener.heard == ["b"]
-        assert fleet.fleet.unheard_s("a") > HOST_TIMEOUT_S
-        assert fleet.fleet.unheard_s("b") == fleet.fleet.unheard_s("nobody") == 0.0
+        assert fleet.fleet.works_for_s("a") == 0.0
+        assert 0.0 < fleet.fleet.works_for_s("b") < 1.2, "since it is back"
+        assert fleet.fleet.works_for_s("c") > HOST_TIMEOUT_S
+        assert fleet.fleet.works_for_s("nobody") == math.inf
         assert fleet.listener.lost == []
         c.link.close("the test is over")
 

@@ -363,3 +363,22 @@ def test_who_is_given_up_is_cut_off_at_once() -> None:
         assert len(owner.lost) == 1
 
     run_virtually(main)
+
+
+def test_for_how_long_it_works_begins_with_each_connection() -> None:
+    """What its workers have said comes after that, not with it."""
+
+    async def main(loop: VirtualLoop) -> None:
+        owner = Owner()
+        owner.lives()
+        await asyncio.sleep(5)
+        assert owner.link.works_for_s == pytest.approx(5)
+        owner.agent.hang_up()
+        assert owner.link.works_for_s == 0.0
+        await asyncio.sleep(0.5)
+        owner.agent.connect()
+        await asyncio.sleep(0.2)
+        assert owner.link.works_for_s == pytest.approx(0.2)
+        owner.link.close("the test is over")
+
+    run_virtually(main)

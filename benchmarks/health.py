@@ -1,0 +1,308 @@
+"""What it costs to know how each worker is: in the worker, in its agent, and in the driver of a large job.
+
+    python benchmarks/health.py [--workers 1000] [--local 8] [--runs 5] [--seconds 10]
+
+Measured are the product's own parts:
+
+    step      a worker's step() on its page, as a share of a step of 10 ms; yardstick: a read of the clock
+    pulse     the thread of a worker that says that it lives, as a share of a processor; yardstick: the same process
+              without a page
+    agent     an agent's looks at its workers, two a second, as a share of a processor; yardstick: psutil's look at the
+              same figures of the same processes
+    driver    a second of the driver of a large job: what its agents tell is read, taken, and looked at twice, for hangs
+              and for slow workers; yardstick: what reading the same JSON takes alone
+
+Each figure is the median of the runs, with the range in brackets. Its ratio to the yardstick, in the same run, depends
+less on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
+from elastic_driver.core.membership import Policy
+from elastic_driver.driver.health import Health
+from elastic_driver.driver.stepper import Stepper
+from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.launch.agent.vitals import VitalsWatch
+from elastic_driver.launch.agent.vitals_page import VitalsPage
+from elastic_driver.rendezvous.vitals_words import vitals_from_json, vitals_to_json
+from elastic_driver.report.chronicle import Chronicle
+from elastic_driver.system.tasks import Tasks
+from elastic_driver.vitals import Vitals
+from elastic_driver.words import Backend, ReadyCause
+
+LOOKS_A_SECOND = 2
+SLOTS_PER_HOST = 8
+STEP_S = 0.1
+
+# Run with the page's path, or "", what to do, and for how long; prints what it found.
+WORKER = """
+import sys, time
+from elastic_driver.worker.engine.native_loader import load
+path, what, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+native = load()
+if path:
+    assert native.vitals_open(path), "no page"
+    native.vitals_round(1, 0)
+if what == "steps":
+    print("ready", flush=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        native.vitals_step()
+        time.sleep(0.02)
+elif what == "still":
+    time.sleep(0.2)
+    cpu, began = time.process_time(), time.monotonic()
+    time.sleep(seconds)
+    print((time.process_time() - cpu) / (time.monotonic() - began))
+else:
+    def took(act, count=200_000):
+        began = time.perf_counter()
+        for _ in range(count):
+            act()
+        return (time.perf_counter() - began) / count
+    print(took(native.vitals_step), took(time.monotonic_ns))
+"""
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=1000, help="of the large job (default 1000)")
+    parser.add_argument("--local", type=int, default=8, help="that an agent looks at (default 8)")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each run of pulse and agent (default 10)")
+    options = parser.parse_args()
+
+    steps = [step() for _ in range(options.runs)]
+    tell("step", [ours for ours, _ in steps], 1e9, "ns", [ours / clock for ours, clock in steps], "reads of the clock")
+    print(f"        {100 * statistics.median(ours for ours, _ in steps) / 0.01:.4f} % of a step of 10 ms")
+
+    pulses = [pulse(options.seconds) for _ in range(options.runs)]
+    tell("pulse", [100 * (ours - without) for ours, without in pulses], 1, "% of a processor", None, "")
+
+    agents = [asyncio.run(agent(options.local, options.seconds)) for _ in range(options.runs)]
+    tell(
+        f"agent, {options.local} workers",
+        [100 * LOOKS_A_SECOND * ours for ours, _ in agents],
+        1,
+        "% of a processor",
+        [ours / theirs for ours, theirs in agents],
+        "psutil's looks",
+    )
+
+    seconds = [asyncio.run(driver(options.workers, seed)) for seed in range(options.runs)]
+    for part in ("read", "take", "look", "all"):
+        tell(
+            f"driver, {options.workers} workers: {part}",
+            [100 * parts[part] for parts in seconds],
+            1,
+            "% of a processor",
+            [parts[part] / parts["json"] for parts in seconds],
+            "readings of the same JSON",
+        )
+
+
+def tell(
+    what: str, values: Sequence[float], scale: float, unit: str, ratios: Sequence[float] | None, yardstick: str
+) -> None:
+    """One line: the median, its range, and the ratio."""
+    scaled = sorted(value * scale for value in values)
+    line = f"{what}: {statistics.median(scaled):.3g} {unit} ({scaled[0]:.3g} to {scaled[-1]:.3g})"
+    if ratios:
+        line += f"; {statistics.median(ratios):.2f} {yardstick}"
+    print(line, flush=True)
+
+
+# --- the worker ------------------------------------------------------------------------------------------------------
+
+
+def worker(path: str, what: str, seconds: float) -> subprocess.Popen[str]:
+    """A process with a page, or none."""
+    command = [sys.executable, "-c", WORKER, path, what, str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[1])
+
+
+def said_by(process: subprocess.Popen[str]) -> list[float]:
+    """What it has found, when it has ended."""
+    said, _ = process.communicate(timeout=300)
+    if process.returncode:
+        raise SystemExit(f"a worker failed with exit code {process.returncode}")
+    return [float(word) for word in said.split()]
+
+
+def step() -> tuple[float, float]:
+    """Seconds of a step() and of a read of the clock."""
+    page = VitalsPage()
+    ours, clock = said_by(worker(page.path, "cost", 0))
+    page.close()
+    return ours, clock
+
+
+def pulse(seconds: float) -> tuple[float, float]:
+    """Shares of a processor of a process that sleeps, with a page and without."""
+    page = VitalsPage()
+    both = [worker(page.path, "still", seconds), worker("", "still", seconds)]
+    (ours,), (without,) = map(said_by, both)
+    page.close()
+    return ours, without
+
+
+# --- the agent -------------------------------------------------------------------------------------------------------
+
+
+class _Watched:
+    """Processes that an agent has started."""
+
+    def __init__(self, workers: Iterable[tuple[WorkerId, int, VitalsPage]]) -> None:
+        self._workers = list(workers)
+
+    def watched(self) -> Iterable[tuple[WorkerId, int, VitalsPage]]:
+        return self._workers
+
+
+async def agent(number: int, seconds: float) -> tuple[float, float]:
+    """Processor time of a look at that many workers that step, and of psutil's; means of many."""
+    pages = [VitalsPage() for _ in range(number)]
+    processes = [worker(page.path, "steps", seconds + 30) for page in pages]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        watch = VitalsWatch(
+            _Watched((WorkerId("a", slot, 0), one.pid, pages[slot]) for slot, one in enumerate(processes)),
+            lambda message: None,
+            is_heard=lambda: True,
+        )
+        theirs = [psutil.Process(one.pid) for one in processes]
+        ours_s = theirs_s = 0.0
+        looks = int(seconds * LOOKS_A_SECOND)
+        for look in range(looks):
+            began = time.thread_time()
+            seen = watch.look(everybody=look % 2 == 0)
+            if look % 2 == 0:
+                assert len(seen) == number
+                vitals_to_json({one.key: vitals for one, vitals in seen.items()})
+            between = time.thread_time()
+            for one in theirs:
+                one.as_dict(["status", "cpu_times", "memory_info", "io_counters", "num_threads"])
+            ours_s += between - began
+            theirs_s += time.thread_time() - between
+            await asyncio.sleep(1 / LOOKS_A_SECOND)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        for page in pages:
+            page.close()
+    return ours_s / looks, theirs_s / looks
+
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+
+def a_large_job(size: int, clock: Callable[[], float]) -> tuple[Stepper, list[WorkerId]]:
+    """A job all of whose workers train, brought there by the core's own steps; its members, by rank."""
+    started: list[WorkerId] = []
+
+    def carry_out(commands: Any, now: float) -> None:
+        started.extend(command.worker for command in commands if isinstance(command, StartWorker))
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    stepper = Stepper(Policy(num_proc=size, min_num_proc=1), clock=clock, carry_out=carry_out, on_error=fail)
+    stepper.post(HostsDiscovered(tuple(Host(f"host-{n:05}", SLOTS_PER_HOST) for n in range(size // SLOTS_PER_HOST))))
+    for one in started:
+        stepper.report(WorkerReady(one, 0, 0, ReadyCause.START, "", (Backend.NATIVE,)))
+    stepper.catch_up()
+    for one in started:
+        stepper.report(WorkerRunning(one, 1, 0))
+    stepper.catch_up()
+    return stepper, list(stepper.state.members)
+
+
+async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
+    """Processor seconds of one second of the job, by part; means over a minute of it, after a minute to learn in."""
+    dice = random.Random(seed)
+    now = 1000.0
+    stepper, members = a_large_job(size, lambda: now)
+    told: list[object] = []
+
+    class Ear:
+        live = False
+
+        def hear(self, happening: object) -> None:
+            told.append(happening)
+
+    health = Health(stepper, chronicle=Chronicle(Ear()), clock=lambda: now, tasks=Tasks())
+    waited = [0.0] * size
+    spent = dict.fromkeys(("json", "read", "take", "look"), 0.0)
+    for second in range(2 * seconds):
+        messages = []
+        for first in range(0, size, SLOTS_PER_HOST):
+            seen = {}
+            for rank in range(first, min(first + SLOTS_PER_HOST, size)):
+                waited[rank] += 0.2 + 0.02 * dice.random()
+                seen[members[rank].key] = a_look(now, rank, second, waited[rank])
+            messages.append(vitals_to_json(seen))
+        marks = [time.thread_time()]
+        for message in messages:
+            json.loads(message)
+        marks.append(time.thread_time())
+        read = [vitals_from_json(message) for message in messages]
+        marks.append(time.thread_time())
+        for seen in read:
+            for key, vitals in seen.items():
+                health.on_vitals(WorkerId.parse(key), vitals, now)
+        marks.append(time.thread_time())
+        health._look(stragglers=False)
+        now += 0.5
+        health._look(stragglers=True)
+        now += 0.5
+        marks.append(time.thread_time())
+        if second >= seconds:
+            for part, since, until in zip(spent, marks, marks[1:], strict=False):
+                spent[part] += (until - since) / seconds
+    assert not told, f"nobody was slow, and nobody hung: {told[:3]}"
+    return {**spent, "all": spent["read"] + spent["take"] + spent["look"]}
+
+
+def a_look(now: float, rank: int, second: int, waited_s: float) -> Vitals:
+    """At a worker that has made ten steps a second."""
+    steps = int(second / STEP_S) + 1
+    return Vitals(
+        at_s=round(now, 3),
+        pid=1000 + rank,
+        state="R",
+        cpu_s=0.8 * second,
+        rss_bytes=1 << 30,
+        pulse_s=0.1,
+        round_id=1,
+        rank=rank,
+        steps=steps,
+        submitted=20 * steps,
+        finished=20 * steps,
+        waited_s=round(waited_s, 6),
+        commits=steps,
+        committed_s=0.05,
+        can_dump=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
