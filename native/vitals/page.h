@@ -41,8 +41,7 @@ struct Page {
   std::atomic<uint64_t> waits_since, waited;
   std::atomic<uint64_t> commits, committed_at;
   std::atomic<uint64_t> dumps;  // the number of the signal at which stacks are written behind the page; 0: none
-  // When the last step ended, and for how long this process had waited until then.
-  std::atomic<uint64_t> stepped_at, waited_then;
+  uint64_t spare[2];
   Traffic traffic[kMostKinds];
   // Odd while the text is being written.
   std::atomic<uint64_t> sequence, text_bytes;

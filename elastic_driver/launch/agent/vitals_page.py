@@ -10,8 +10,9 @@ import contextlib
 import os
 import struct
 from dataclasses import dataclass
+from statistics import median_low
 
-from elastic_driver.vitals import OWN_STEPS, Traffic, Waiting
+from elastic_driver.vitals import OWN_CAP, OWN_STEPS, Traffic, Waiting
 
 PAGE_BYTES = 8192
 _MAGIC, _VERSION = b"ELVITALS", 2
@@ -99,9 +100,11 @@ class VitalsPage:
             after = os.pread(self._descriptor, _SEQUENCE.size, _SEQUENCE_AT)
         except OSError:
             return None
+        if len(sequence) != len(after) or len(after) != _SEQUENCE.size:
+            return None
         # What is being written meanwhile is read the next time.
-        text, _, stepping = (one == other for one, other in zip(*map(_SEQUENCE.unpack, (sequence, after)), strict=True))
-        return parse_page(page, now_ns, text=text, last_steps=stepping)
+        before, now = _SEQUENCE.unpack(sequence), _SEQUENCE.unpack(after)
+        return parse_page(page, now_ns, text=before[:2] == now[:2], last_steps=before[2] == now[2])
 
     # --- stacks ----------------------------------------------------------------------------------------------------
 
@@ -179,15 +182,15 @@ def _age_s(at_ns: int, now_ns: int) -> float | None:
 
 
 def _own_s(page: bytes, steps: int) -> float | None:
-    """What a step takes of its own: the mean of the middle half of the last ones; None before there are as many."""
+    """What a step takes of its own, see Vitals; None before there are as many."""
     if _SEQUENCE.unpack_from(page, _SEQUENCE_AT)[2] % 2 or steps < OWN_STEPS:
         return None
-    kept = _STEPS.unpack_from(page, _STEPS_AT)
-    last = sorted(kept[number % len(kept)] for number in range(steps - OWN_STEPS, steps))
-    if not last[0]:
+    kept: tuple[int, ...] = _STEPS.unpack_from(page, _STEPS_AT)
+    last = [kept[number % len(kept)] for number in range(steps - OWN_STEPS, steps)]
+    if not all(last):
         return None  # one in which a round began
-    quarter = OWN_STEPS // 4
-    return sum(last[quarter:-quarter]) / (OWN_STEPS - 2 * quarter) / 1e6
+    cap = OWN_CAP * median_low(last)
+    return sum(min(each, cap) for each in last) / OWN_STEPS / 1e6
 
 
 def _waiting(page: bytes, now_ns: int) -> tuple[Waiting, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median_low
 
 import pytest
 
 from elastic_driver.core.stragglers import StragglerFound, StragglerGone, StragglerWatch
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import OWN_CAP, OWN_STEPS, Vitals
 
 pytestmark = pytest.mark.unit
 
@@ -24,6 +26,14 @@ def jitter(draws: random.Random) -> float:
 def heavy(draws: random.Random) -> float:
     """One step of 1,000 takes 5 times as long."""
     return draws.uniform(0.8, 1.2) * (5.0 if draws.random() < 0.001 else 1.0)
+
+
+def taken(own: deque[float]) -> float | None:
+    """As an agent takes it from a worker's page."""
+    if len(own) < OWN_STEPS:
+        return None
+    cap_s = OWN_CAP * median_low(own)
+    return sum(min(each_s, cap_s) for each_s in own) / OWN_STEPS
 
 
 @dataclass
@@ -56,14 +66,14 @@ def simulate(
     watch = StragglerWatch()
     watch.begin(1, {worker: rank for rank, worker in enumerate(workers)}, 0.0)
     waited = [0.0] * size
-    ended: list[tuple[float | None, float]] = [(None, 0.0)] * size
+    last = [deque[float](maxlen=OWN_STEPS) for _ in range(size)]
     due = [look_s * draws.random() for _ in range(size)]
     now, judged, told, began = 0.0, 0.0, [], {}
     for step in range(steps):
         began[step] = now
         own = [step_s * draw(draws) for _ in range(size)]
-        for rank, (first, last, factor) in (slow or {}).items():
-            if first <= step < last:
+        for rank, (first, until, factor) in (slow or {}).items():
+            if first <= step < until:
                 own[rank] *= factor
         end = now + max(own)
         for rank in range(size):
@@ -78,14 +88,13 @@ def simulate(
                     steps=step,
                     waited_s=waited[rank],
                     waits_s=max(0.0, into - own[rank]),
-                    stepped_at_s=ended[rank][0],
-                    waited_then_s=ended[rank][1],
+                    own_s=taken(last[rank]),
                 )
                 watch.take(workers[rank], look)
                 watch.take(workers[rank], look)
                 due[rank] += look_s
             waited[rank] += end - now - own[rank]
-            ended[rank] = end + 100 * rank, waited[rank]
+            last[rank].append(own[rank])
         now = end
         if now - judged >= look_s:
             judged = now
@@ -144,7 +153,13 @@ def test_a_round_that_ends_ends_the_straggler() -> None:
             waits_s = 0.0 if rank == 2 else 0.5 * second
             steps, at_s = 10 * second, float(second)
             seen = Vitals(
-                at_s, 1, pulse_s=0.1, round_id=1, steps=steps, waited_s=waits_s, stepped_at_s=at_s, waited_then_s=waits_s
+                at_s,
+                1,
+                pulse_s=0.1,
+                round_id=1,
+                steps=steps,
+                waited_s=waits_s,
+                own_s=0.05 * (1 + (rank == 2)) if steps >= 20 else None,
             )
             watch.take(worker, seen)
         named += [one.rank for one in watch.look(20.0)]
