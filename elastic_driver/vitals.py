@@ -14,6 +14,12 @@ DEBUGGED = "t"
 """One that a debugger has stopped."""
 
 
+OWN_STEPS = 20
+"""Of so many steps the own time is told: few, since who gets slow is to be found soon, and enough, as steps differ."""
+OWN_CAP = 1.25
+"""Of these, one that took longer than so many times their median counts for so many times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A collective that some ranks of a round have submitted, and others have not.
@@ -64,6 +70,9 @@ class Vitals:
         round_id: the round that it is in, as it knows itself; 0 for none.
         rank: its rank there; -1 for none.
         steps: of its training, since its process began: calls of an optimizer's step(), or else commits.
+        own_s: what a step takes without waiting for others, seconds: the mean of the last OWN_STEPS, of which none
+            counts for more than OWN_CAP times their median. None before there are as many in the round, and where it
+            is not known at the moment.
         submitted, finished: collectives, since its process began.
         waits_s: for how long it has been waiting now in a collective; 0.0 when it does not.
         waited_s: for how long it has waited in collectives since its process began, without the present wait.
@@ -94,3 +103,4 @@ class Vitals:
     traffic: tuple[Traffic, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     can_dump: bool = False
+    own_s: float | None = None

@@ -4,37 +4,36 @@ Owns the scores. Reads no clock and does no I/O: looks at workers come in, findi
 all ranks make as many steps a second; who is slow is the one for whom the others wait. So what counts of a step is a
 rank's own time: what it took, less what it has waited in collectives.
 
-Looks come about once a second and cut steps in two, so that a single one is worth little. A score is of a window of at
-least 20 steps and two looks, in groups of at least three steps. Within it a slow step now and then (a collection of
-garbage, a page that comes from the disc) counts for a quarter more than usual, however slow it was.
+A worker's page keeps the own times of its last steps, and a look at it tells the mean of twenty of them. In it a slow
+step now and then (a collection of garbage, a page that comes from the disc) counts for a quarter more than usual,
+however slow it was.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median_low
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from elastic_driver.hosts import WorkerId
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import OWN_STEPS, Vitals
 
 SLOWER = 1.2
-"""Who is slower by this over a window is named: a rank of 1.3 times the median has to be found in 20 of its steps, of
-which the looks cut off up to one, and steps differ."""
+"""Who is slower by this over a window is named: a rank of 1.3 times the median has to be found in 20 of its steps, and
+steps differ."""
 GONE = 1.1
 """Who is slower by less is a straggler no more; between the two nothing changes."""
 FLOOR_S = 0.002
 """Steps that are shorter than this without waiting are scheduling noise: a time slice is 3 ms."""
 
-_WINDOW_STEPS, _WINDOW_LOOKS, _GROUP_STEPS = 20, 2, 3
-_CAP = 1.25
 # A worker is named when it is beyond what the others' values, which differ by chance, explain in years.
 _SIGMAS = 5.0
-# Nearly all of the window has to be slow, if only by this: not a part of it that was very slow.
-_ALL_SLOWER, _NEARLY_ALL = 1.05, 0.75
-# Of so many members the values tell how much they differ; of fewer only what differs within each, which is little.
-_ENOUGH_FOR_SPREAD, _MOST_WITHIN = 8, 0.045
+# Of so many members the values tell how much they differ; of fewer only how much each differs from its own last one.
+_ENOUGH_FOR_SPREAD = 8
+_MOST_CHANGES, _ENOUGH_CHANGES, _MOST_BY_CHANGES = 64, 4, 0.045
+# Half of the normally distributed are within so many standard deviations of the middle.
+_PROBABLE = 0.6745
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class StragglerFound:
         own_s, median_s: a step without waiting, seconds: its own, and the median of all.
         against_others: the median as a share of its own.
         against_past: its own best as a share of its own.
-        steps: in the window.
+        steps: that this was seen in.
     """
 
     worker: WorkerId
@@ -71,11 +70,10 @@ class StragglerGone:
 @dataclass(slots=True)
 class _Member:
     base: Vitals
-    looks: deque[tuple[int, float]] = field(default_factory=deque)  # steps, and their own time in all
-    steps: int = 0
     own_s: float | None = None
     best_s: float | None = None
-    noise: float = 0.0
+    window_s: float = 0.0  # the last value that shares no step with the ones before it
+    window_steps: int = 0
 
 
 class StragglerWatch:
@@ -86,7 +84,8 @@ class StragglerWatch:
         self._ranks: dict[WorkerId, int] = {}
         self._members: dict[WorkerId, _Member] = {}
         self._slow: dict[WorkerId, float] = {}
-        self._over: dict[WorkerId, int] = {}  # who may be one, and its steps when that was seen first
+        self._over: dict[WorkerId, float] = {}  # who may be one, and the look at it that has shown that
+        self._changes: deque[float] = deque(maxlen=_MOST_CHANGES)
         self._gone: list[StragglerGone] = []
         self._is_new = False
 
@@ -95,6 +94,7 @@ class StragglerWatch:
         for worker in list(self._slow):
             self._end(worker, "a new round began", now)
         self._round_id, self._ranks, self._members, self._over = round_id, dict(ranks), {}, {}
+        self._changes.clear()
 
     def forget(self, worker: WorkerId, now: float) -> None:
         """It has ended."""
@@ -111,30 +111,16 @@ class StragglerWatch:
             if vitals.pulse_s is not None:
                 self._members[worker] = _Member(vitals)
             return
-        base = member.base
-        done = vitals.steps - base.steps
-        if done < 1 or vitals.at_s <= base.at_s:
+        done, member.base = vitals.steps - member.base.steps, vitals
+        own_s = vitals.own_s
+        if own_s is None or (done < 1 and member.own_s is not None):
             return
-        waited_s = vitals.waited_s + vitals.waits_s - base.waited_s - base.waits_s
-        member.base = vitals
-        looks = member.looks
-        looks.append((done, max(0.0, vitals.at_s - base.at_s - max(0.0, waited_s))))
-        member.steps += done
-        while len(looks) > _WINDOW_LOOKS and member.steps - looks[0][0] >= _WINDOW_STEPS:
-            member.steps -= looks.popleft()[0]
-        if member.steps < _WINDOW_STEPS or len(looks) < _WINDOW_LOOKS:
-            return
-        groups = _grouped(looks)
-        cap_s = _CAP * median_low([own_s for _, own_s in groups])
-        counted, total_s, square = 0, 0.0, 0.0
-        for steps, each_s in groups:
-            capped_s = min(each_s, cap_s)
-            counted += steps
-            total_s += steps * capped_s
-            square += steps * capped_s * capped_s
-        member.own_s = own_s = total_s / counted
-        member.noise = (max(0.0, square / counted - own_s * own_s) / max(1, len(groups) - 1)) ** 0.5
+        member.own_s = own_s
         member.best_s = own_s if member.best_s is None else min(own_s, member.best_s)
+        if vitals.steps - member.window_steps >= OWN_STEPS:
+            if member.window_s > 0:
+                self._changes.append(abs(own_s - member.window_s) / member.window_s)
+            member.window_s, member.window_steps = own_s, vitals.steps
         self._is_new = True
 
     def look(
@@ -160,58 +146,45 @@ class StragglerWatch:
         median_s = ordered[0] if len(ordered) == 2 else ordered[len(ordered) // 2]
         if median_s <= 0:
             return found
-        limit_s = median_s * max(SLOWER, 1 + _SIGMAS * _spread(ordered, [m for _, _, m in values], median_s))
+        limit_s = median_s * max(SLOWER, 1 + _SIGMAS * self._spread(ordered, median_s))
         least_s = min(limit_s, GONE * median_s)
         slow = [(own_s, worker, member) for own_s, worker, member in values if own_s > least_s]
         slow.sort(key=lambda one: self._ranks[one[1]])
-        over = dict.fromkeys(worker for _, worker, _ in slow)
+        over = {worker for _, worker, _ in slow}
         before, self._over = self._over, {}
         for worker in [each for each in self._slow if each not in over and each in self._members]:
             self._end(worker, "it is as fast as the others", now)
         for own_s, worker, member in slow:
             if worker in self._slow or own_s < max(limit_s, FLOOR_S) or not trains(worker):
                 continue
-            groups = _grouped(member.looks)
-            if sum(each_s >= _ALL_SLOWER * median_s for _, each_s in groups) < _NEARLY_ALL * len(groups):
-                continue
-            since = before.get(worker, member.base.steps)
-            self._over[worker] = since
-            if member.base.steps - since < _GROUP_STEPS:
-                continue  # the ends of steps that the last look has cut off may be all of it
+            self._over[worker] = member.base.at_s
+            if before.get(worker, member.base.at_s) == member.base.at_s:
+                continue  # another look has to show it, too
             self._slow[worker] = now
-            best_s = member.best_s or own_s
             found.append(
                 StragglerFound(
-                    worker, self._ranks[worker], own_s, median_s, median_s / own_s, best_s / own_s, member.steps
+                    worker,
+                    self._ranks[worker],
+                    own_s,
+                    median_s,
+                    median_s / own_s,
+                    (member.best_s or own_s) / own_s,
+                    OWN_STEPS,
                 )
             )
         found += self._gone
         self._gone = []
         return found
 
+    def _spread(self, ordered: Sequence[float], median_s: float) -> float:
+        """By how much two members' values differ by chance, as a share of the median: one standard deviation."""
+        if len(ordered) >= _ENOUGH_FOR_SPREAD:
+            quarter = len(ordered) // 4
+            return (ordered[-1 - quarter] - ordered[quarter]) / (2 * _PROBABLE) / median_s
+        if len(self._changes) < _ENOUGH_CHANGES:
+            return 0.0
+        # Twice the same worker's differ as two workers' do.
+        return min(median(self._changes) / _PROBABLE, _MOST_BY_CHANGES)
+
     def _end(self, worker: WorkerId, why: str, now: float) -> None:
         self._gone.append(StragglerGone(worker, self._ranks[worker], why, now - self._slow.pop(worker)))
-
-
-def _grouped(looks: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Looks put together to at least three steps each: steps, and the own time of one."""
-    groups = []
-    steps, own_s = 0, 0.0
-    for done, took_s in looks:
-        steps, own_s = steps + done, own_s + took_s
-        if steps >= _GROUP_STEPS:
-            groups.append((steps, own_s / steps))
-            steps, own_s = 0, 0.0
-    if steps:
-        groups.append((steps, own_s / steps))
-    return groups
-
-
-def _spread(ordered: Sequence[float], members: Sequence[_Member], median_s: float) -> float:
-    """By how much windows differ by chance, as a share of the median."""
-    within = sorted(member.noise for member in members)[len(members) // 2] / median_s
-    if len(ordered) < _ENOUGH_FOR_SPREAD:
-        return min(within, _MOST_WITHIN)
-    quarter = len(ordered) // 4
-    # Of a normal distribution, between the quarters there are 1.35 standard deviations.
-    return (ordered[-1 - quarter] - ordered[quarter]) / 1.35 / median_s

@@ -61,6 +61,7 @@ def _row_of(vitals: Vitals) -> list[object]:
         [[each.kind, each.operations, each.payload_bytes] for each in vitals.traffic],
         [[each.name, round(each.since_s, 3), list(each.missing)] for each in vitals.waiting],
         int(vitals.can_dump),
+        None if vitals.own_s is None else round(vitals.own_s, 6),
     ]
 
 
@@ -70,6 +71,7 @@ def _vitals_of(row: Any) -> Vitals:
         traffic,
         waiting,
         can_dump,
+        own,
     ) = row
     at_s, pid, state, traced, cpu_s, io, rss, pulse, round_id, rank, steps, submitted, finished, *rest = first
     waits_s, waited_s, commits, committed = rest
@@ -96,6 +98,7 @@ def _vitals_of(row: Any) -> Vitals:
         traffic=tuple(Traffic(_text(kind), _count(number), _count(payload)) for kind, number, payload in traffic),
         waiting=tuple(Waiting(_text(name), _seconds(since), _ranks(missing)) for name, since, missing in waiting),
         can_dump=bool(_count(can_dump)),
+        own_s=None if own is None else _seconds(own),
     )
 
 

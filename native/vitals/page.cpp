@@ -28,9 +28,10 @@ struct State {
   std::mutex ending;  // guards what follows
   std::condition_variable ended;
   bool ends = false;
-  std::mutex waiting;  // guards what follows, and the page's waits_since
+  std::mutex waiting;  // guards what follows, the page's waits_since, and its steps
   int waiters = 0;
-  std::mutex telling;  // guards what follows
+  uint64_t stepped_at = 0, waited_then = 0;  // the end of the last step; 0 if a round has begun since
+  std::mutex telling;                        // guards what follows
   std::function<std::optional<std::string>()>* source = nullptr;
 };
 
@@ -147,13 +148,18 @@ bool open(const std::string& path) {
   stop(own);
   // What was there is of a process that is no more, or of this one before it has called exec.
   for (auto* field : {&found->round, &found->steps, &found->submitted, &found->finished, &found->waits_since,
-                      &found->waited, &found->commits, &found->committed_at, &found->dumps}) {
+                      &found->waited, &found->commits, &found->committed_at, &found->dumps, &found->stepping}) {
     field->store(0);
   }
   found->rank.store(-1);
+  for (auto& each : found->own_us) each.store(0);
   for (Traffic& traffic : found->traffic) {
     traffic.operations.store(0);
     traffic.payload_bytes.store(0);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(own.waiting);
+    own.stepped_at = own.waited_then = 0;
   }
   write_text(*found, "");
   found->pulse.store(now());
@@ -184,14 +190,34 @@ void close() {
 }
 
 void enter_round(uint64_t round, int64_t rank) {
-  if (Page* const to = page()) {
-    to->rank.store(rank, std::memory_order_relaxed);
-    to->round.store(round, std::memory_order_relaxed);
-  }
+  State& own = state();
+  Page* const to = own.page.load(std::memory_order_acquire);
+  if (to == nullptr) return;
+  const std::lock_guard<std::mutex> lock(own.waiting);
+  own.stepped_at = 0;  // the step under way says nothing of this rank
+  to->rank.store(rank, std::memory_order_relaxed);
+  to->round.store(round, std::memory_order_relaxed);
 }
 
 void step() {
-  if (Page* const to = page()) to->steps.fetch_add(1, std::memory_order_relaxed);
+  State& own = state();
+  Page* const to = own.page.load(std::memory_order_acquire);
+  if (to == nullptr) return;
+  const std::lock_guard<std::mutex> lock(own.waiting);
+  const uint64_t at = now(), since = to->waits_since.load(std::memory_order_relaxed);
+  const uint64_t sequence = to->stepping.load(std::memory_order_relaxed) | 1;
+  // Not a store: what follows must not come before it.
+  to->stepping.exchange(sequence, std::memory_order_acq_rel);
+  const uint64_t number = to->steps.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t before = std::exchange(own.stepped_at, at);
+  // Who steps while another of its threads waits has waited so far.
+  const uint64_t waited = to->waited.load(std::memory_order_relaxed) + (since == 0 ? 0 : at - since);
+  const uint64_t waited_in = waited - std::exchange(own.waited_then, waited);
+  uint64_t took = 0;
+  if (before != 0) took = std::max<uint64_t>(1, (at - before - std::min(at - before, waited_in)) / 1000);
+  to->own_us[number % kStepsKept].store(static_cast<uint32_t>(std::min<uint64_t>(took, UINT32_MAX)),
+                                        std::memory_order_relaxed);
+  to->stepping.store(sequence + 1, std::memory_order_release);
 }
 
 void commit(uint64_t commits) {

@@ -19,9 +19,10 @@ namespace elastic::vitals {
 
 // Known to elastic_driver/launch/agent/vitals_page.py, too: a change of what follows needs another version.
 constexpr uint64_t kMagic = 0x534c415449564c45;  // "ELVITALS" in memory
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kPageBytes = 8192;
 constexpr int kMostKinds = 8;
+constexpr int kStepsKept = 32;
 
 struct Traffic {
   std::atomic<uint64_t> operations, payload_bytes;
@@ -44,10 +45,15 @@ struct Page {
   Traffic traffic[kMostKinds];
   // Odd while the text is being written.
   std::atomic<uint64_t> sequence, text_bytes;
-  uint64_t more[2];
-  char text[kPageBytes - 288];
+  // Odd while a step is being written. The last steps' own times, without what was waited, in microseconds: that of
+  // step N, counted from 1, is number (N - 1) % kStepsKept. 0 for one in which a round began.
+  std::atomic<uint64_t> stepping;
+  uint64_t more;
+  std::atomic<uint32_t> own_us[kStepsKept];
+  char text[kPageBytes - 416];
 };
-static_assert(sizeof(Page) == kPageBytes && offsetof(Page, traffic) == 128 && offsetof(Page, text) == 288);
+static_assert(sizeof(Page) == kPageBytes && offsetof(Page, traffic) == 128 && offsetof(Page, own_us) == 288 &&
+              offsetof(Page, text) == 416);
 
 // Makes the file the page of this process, and begins to beat. Returns whether it has it: not one that is no page, or
 // that another living process has.

@@ -87,6 +87,47 @@ def test_what_is_told_stands_there(page: VitalsPage) -> None:
     assert facts(page).steps == 1, "it is nobody's any more"
 
 
+def test_what_steps_take_of_their_own_stands_there(page: VitalsPage) -> None:
+    """Not what the process has waited in collectives for others, and nothing of the round before."""
+    assert native.vitals_open(page.path)
+    native.vitals_round(1, 0)
+    for _ in range(20):
+        native.vitals_step()
+    assert facts(page).own_s is None, "the round began in one of them"
+    native.vitals_step()
+    own_s = facts(page).own_s
+    assert own_s is not None
+    assert 0 < own_s < LIMIT_S
+    for _ in range(20):
+        time.sleep(0.01)
+        native.vitals_step()
+    slower_s = facts(page).own_s
+    assert slower_s is not None
+    assert slower_s >= 0.01
+    native.vitals_round(2, 0)
+    native.vitals_step()
+    assert facts(page).own_s is None, "of the present round nothing is known yet"
+
+
+def test_what_a_rank_waits_for_others_is_not_its_own(page: VitalsPage) -> None:
+    assert native.vitals_open(page.path)
+    native.vitals_round(1, 0)
+    with engines(2) as made:
+        native.vitals_step()
+        for _ in range(20):
+
+            def late(engine: object, rank: int) -> None:
+                if rank:
+                    time.sleep(0.03)
+                allreduce(made[rank], np.ones(1, np.float32))
+
+            each_rank(made, late)
+            native.vitals_step()
+    own_s = facts(page).own_s
+    assert own_s is not None
+    assert own_s < 0.025, "both are this process, and one of them waited all the time"
+
+
 def test_collectives_are_counted_and_who_lacks_is_named(page: VitalsPage) -> None:
     assert native.vitals_open(page.path)
     with engines(3) as made:

@@ -129,6 +129,7 @@ class _Process:
             traffic=page.traffic,
             waiting=page.waiting,
             can_dump=page.dump_signal != 0,
+            own_s=page.own_s,
         )
 
     def _is_still(self, at_s: float, page: PageFacts | None, state: bytes) -> bool:

@@ -10,14 +10,16 @@ import contextlib
 import os
 import struct
 from dataclasses import dataclass
+from statistics import median_low
 
-from elastic_driver.vitals import Traffic, Waiting
+from elastic_driver.vitals import OWN_CAP, OWN_STEPS, Traffic, Waiting
 
 PAGE_BYTES = 8192
-_MAGIC, _VERSION = b"ELVITALS", 1
+_MAGIC, _VERSION = b"ELVITALS", 2
 _HEAD = struct.Struct("<8sII3Qq10Q")
-_TRAFFIC_AT, _SEQUENCE_AT, _TEXT_AT = 128, 256, 288
-_SEQUENCE = struct.Struct("<2Q")
+_TRAFFIC_AT, _SEQUENCE_AT, _STEPS_AT, _TEXT_AT = 128, 256, 288, 416
+_SEQUENCE = struct.Struct("<3Q")  # of the text, its size, of the steps
+_STEPS = struct.Struct("<32I")  # the last ones' own times, microseconds
 # By number, as elastic_driver.worker.engine.Kind has them.
 KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")
 _TRAFFIC = struct.Struct(f"<{2 * len(KINDS)}Q")
@@ -45,6 +47,7 @@ class PageFacts:
     round_id: int
     rank: int
     steps: int
+    own_s: float | None
     submitted: int
     finished: int
     waits_s: float
@@ -97,8 +100,11 @@ class VitalsPage:
             after = os.pread(self._descriptor, _SEQUENCE.size, _SEQUENCE_AT)
         except OSError:
             return None
-        # Where the text is being written it is read the next time.
-        return parse_page(page, now_ns, text=sequence == after)
+        if len(sequence) != len(after) or len(after) != _SEQUENCE.size:
+            return None
+        # What is being written meanwhile is read the next time.
+        before, now = _SEQUENCE.unpack(sequence), _SEQUENCE.unpack(after)
+        return parse_page(page, now_ns, text=before[:2] == now[:2], last_steps=before[2] == now[2])
 
     # --- stacks ----------------------------------------------------------------------------------------------------
 
@@ -125,18 +131,19 @@ class VitalsPage:
             os.ftruncate(self._descriptor, PAGE_BYTES)
 
 
-def parse_page(page: bytes, now_ns: int, *, text: bool = True) -> PageFacts | None:
+def parse_page(page: bytes, now_ns: int, *, text: bool = True, last_steps: bool = True) -> PageFacts | None:
     """What a page says; None for nothing, and for rubbish.
 
     Args:
         page: its bytes.
         now_ns: the present, by CLOCK_MONOTONIC.
         text: whether its text is to be read.
+        last_steps: whether what it says of the last steps is.
     """
     if len(page) != PAGE_BYTES:
         return None
     magic, version, size, pid, pulse, round_id, rank, steps, submitted, finished, *more = _HEAD.unpack_from(page)
-    waits_since, waited, commits, committed_at, dump_signal = more[:5]
+    waits_since, waited, commits, committed_at, dump_signal, *_ = more
     counts = (round_id, steps, submitted, finished, commits)
     if (magic, version, size) != (_MAGIC, _VERSION, PAGE_BYTES) or not 0 < pid < 1 << 31:
         return None
@@ -153,6 +160,7 @@ def parse_page(page: bytes, now_ns: int, *, text: bool = True) -> PageFacts | No
         round_id=round_id,
         rank=rank,
         steps=steps,
+        own_s=_own_s(page, steps) if last_steps else None,
         submitted=submitted,
         finished=finished,
         waits_s=_age_s(waits_since, now_ns) or 0.0,
@@ -173,8 +181,20 @@ def _age_s(at_ns: int, now_ns: int) -> float | None:
     return max(0, now_ns - at_ns) / 1e9 if at_ns else None
 
 
+def _own_s(page: bytes, steps: int) -> float | None:
+    """What a step takes of its own, see Vitals; None before there are as many."""
+    if _SEQUENCE.unpack_from(page, _SEQUENCE_AT)[2] % 2 or steps < OWN_STEPS:
+        return None
+    kept: tuple[int, ...] = _STEPS.unpack_from(page, _STEPS_AT)
+    last = [kept[number % len(kept)] for number in range(steps - OWN_STEPS, steps)]
+    if not all(last):
+        return None  # one in which a round began
+    cap = OWN_CAP * median_low(last)
+    return sum(min(each, cap) for each in last) / OWN_STEPS / 1e6
+
+
 def _waiting(page: bytes, now_ns: int) -> tuple[Waiting, ...]:
-    sequence, size = _SEQUENCE.unpack_from(page, _SEQUENCE_AT)
+    sequence, size, _ = _SEQUENCE.unpack_from(page, _SEQUENCE_AT)
     if sequence % 2 or size > PAGE_BYTES - _TEXT_AT:
         return ()
     found = []

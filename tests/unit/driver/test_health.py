@@ -126,6 +126,7 @@ class World:
     def _look(self, rank: int, worker: WorkerId, lacking: tuple[int, ...]) -> Vitals:
         round_id = self.stepper.state.round_id
         last = self.looks.get(worker) or Vitals(self.loop.time() - 1, 100 + rank, "S", pulse_s=0.1, can_dump=True)
+        is_new = last.round_id != round_id
         last = replace(last, round_id=round_id, rank=rank, at_s=last.at_s + 1)
         if rank in self.stopped:
             return replace(last, state="T", waits_s=0.0)
@@ -144,6 +145,7 @@ class World:
             steps=last.steps + round(1 / STEP_S),
             waited_s=last.waited_s + 1 - own,
             cpu_s=last.cpu_s + 1,
+            own_s=None if is_new else own * STEP_S,
         )
 
     # --- what a test asks --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,22 @@ HEAD = ("pid", "pulse", "round", "rank", "steps", "submitted", "finished")
 HEAD += ("waits_since", "waited", "commits", "committed_at", "dumps")
 
 
-def page_of(text: bytes = b"", sequence: int = 2, text_bytes: int | None = None, **values: int) -> bytes:
+def page_of(
+    text: bytes = b"",
+    sequence: int = 2,
+    text_bytes: int | None = None,
+    stepping: int = 0,
+    own_us: Sequence[int] = (),
+    **values: int,
+) -> bytes:
     """As native/vitals/page.h lays it out."""
     numbers = {"pid": 7, "rank": -1, **values}
-    head = b"ELVITALS" + struct.pack("<II", 1, PAGE_BYTES)
+    head = b"ELVITALS" + struct.pack("<II", 2, PAGE_BYTES)
     head += b"".join(struct.pack("<q" if name == "rank" else "<Q", numbers.pop(name, 0)) for name in HEAD)
     traffic = b"".join(struct.pack("<Q", numbers.pop(f"kind{i}", 0)) for i in range(16))
     assert not numbers
-    tail = struct.pack("<QQ", sequence, len(text) if text_bytes is None else text_bytes) + bytes(16) + text
+    tail = struct.pack("<4Q", sequence, len(text) if text_bytes is None else text_bytes, stepping, 0)
+    tail += struct.pack("<32I", *own_us, *[0] * (32 - len(own_us))) + text
     return (head.ljust(128, b"\0") + traffic + tail).ljust(PAGE_BYTES, b"\0")
 
 
@@ -77,6 +85,7 @@ def test_what_a_worker_has_written_is_read(page: VitalsPage) -> None:
         round_id=3,
         rank=2,
         steps=10,
+        own_s=None,
         submitted=9,
         finished=8,
         waits_s=2.0,
@@ -101,7 +110,8 @@ def test_what_a_worker_has_written_is_read(page: VitalsPage) -> None:
         page_of(committed_at=1 << 63),
         page_of(kind3=1 << 63),
         page_of().replace(b"ELVITALS", b"RUBBISH!"),
-        page_of().replace(b"ELVITALS\x01", b"ELVITALS\x02"),
+        page_of().replace(b"ELVITALS\x02", b"ELVITALS\x01"),
+        page_of().replace(b"ELVITALS\x02", b"ELVITALS\x03"),
         b"",
         page_of()[:-1],
         page_of() + b"x",
@@ -129,6 +139,57 @@ def test_its_text_may_be_anything(text: bytes, more: dict[str, int], expected: t
     found = parse_page(page_of(text, **more), NOW_NS)
     assert found is not None
     assert found.waiting == expected
+
+
+def own_s_of(own_us: Sequence[int], steps: int = 20, **more: int) -> float | None:
+    found = parse_page(page_of(steps=steps, own_us=own_us, **more), NOW_NS)
+    assert found is not None
+    return found.own_s
+
+
+def test_what_a_step_takes_of_its_own_is_the_mean_of_the_last_twenty() -> None:
+    assert own_s_of([1000] * 10 + [3000] * 10) == pytest.approx(0.001125), (
+        "more than 1.25 times their median is no more"
+    )
+    assert own_s_of([2000] * 10 + [2400] * 10) == pytest.approx(0.0022)
+    assert own_s_of([1000] * 19 + [10_000_000]) == pytest.approx(0.0010125)
+    # The ring goes round: of 45 steps the last twenty are 26 to 45, in places 25 to 31 and 0 to 12.
+    assert own_s_of([4000] * 13 + [9] * 12 + [4000] * 7, steps=45) == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("own_us", "more"),
+    [
+        ([1000] * 19, {"steps": 19}),  # too few
+        ([1000] * 32, {"steps": 19}),
+        ([1000] * 8 + [0] + [1000] * 23, {"steps": 20}),  # a round began
+        ([1000] * 32, {"steps": 30, "stepping": 7}),  # a step is being written
+    ],
+)
+def test_when_it_is_not_known_what_a_step_takes(own_us: list[int], more: dict[str, int]) -> None:
+    assert own_s_of(own_us, **more) is None
+
+
+def test_steps_that_are_written_while_the_page_is_read_are_read_the_next_time(
+    page: VitalsPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(page, page_of(steps=20, own_us=[1000] * 20))
+    pread, reads = os.pread, 0
+
+    def late(descriptor: int, size: int, at: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == 3:  # between the page and the second look at what says whether it is whole
+            write(page, page_of(steps=21, stepping=2, own_us=[1000] * 21))
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", late)
+    found = page.read(NOW_NS)
+    assert found is not None
+    assert (found.steps, found.own_s) == (20, None)
+    found = page.read(NOW_NS)
+    assert found is not None
+    assert (found.steps, found.own_s) == (21, 0.001)
 
 
 @given(

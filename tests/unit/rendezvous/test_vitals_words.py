@@ -36,6 +36,7 @@ FULL = Vitals(
     traffic=(Traffic("allreduce", 11, 12),),
     waiting=(Waiting("allreduce 'é'", 1.5, (0, 3)),),
     can_dump=True,
+    own_s=0.0625,
 )
 
 
@@ -44,7 +45,7 @@ def test_what_is_sent_arrives() -> None:
     assert vitals_from_json(vitals_to_json(looks)) == looks
 
 
-@pytest.mark.parametrize("place", range(20))
+@pytest.mark.parametrize("place", range(21))
 @pytest.mark.parametrize("wrong", [-2, 1 << 60, "x" * 300, [[]], {"a": 1}, float("nan"), float("inf")])
 def test_each_field_is_checked(place: int, wrong: Any) -> None:
     (row,) = json.loads(vitals_to_json({"a": FULL})).values()
@@ -53,7 +54,7 @@ def test_each_field_is_checked(place: int, wrong: Any) -> None:
         vitals_from_json(json.dumps({"a": row}).encode())
 
 
-@pytest.mark.parametrize("rows", [[], {"a": []}, {"a": None}, {"a": [1] * 20}, {"a": [1] * 21}])
+@pytest.mark.parametrize("rows", [[], {"a": []}, {"a": None}, {"a": [1] * 20}, {"a": [1] * 21}, {"a": [1] * 22}])
 def test_other_shapes_are_refused(rows: Any) -> None:
     with pytest.raises(RendezvousProtocolError):
         vitals_from_json(json.dumps(rows).encode())
