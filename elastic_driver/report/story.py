@@ -188,7 +188,8 @@ class Reader:
             case "host_ready":
                 story.marks.append(Mark(at, kind, f"host {event['host']} is ready", str(event["host"])))
             case "host_lost":
-                story.marks.append(Mark(at, kind, f"host {event['host']} is lost: {event['reason']}", str(event["host"])))
+                text = f"host {event['host']} is lost: {event['reason']}"
+                story.marks.append(Mark(at, kind, text, str(event["host"])))
             case "notice":
                 story.marks.append(Mark(at, kind, f"round {event['round_id']}: {event['kind']} ({event['reason']})"))
             case "round_formed":
