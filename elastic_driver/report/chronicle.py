@@ -7,6 +7,7 @@ terminal, :mod:`~elastic_driver.report.event_log`). One more listener is one mor
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -172,10 +173,12 @@ class Chronicle:
                 try:
                     listener.hear(happening)
                 except Exception as error:  # a bug; who only watches the job must not end it
-                    self._note_failure(listener, error)
+                    self._note_failure(listener, error, happening)
 
-    def _note_failure(self, listener: Listener, error: Exception) -> None:
+    def _note_failure(self, listener: Listener, error: Exception, happening: Happening) -> None:
         """Told once of each listener, to all others, and to this one if it can still hear that."""
+        if isinstance(happening, InternalError) and sys.stderr is not None:
+            print(happening.error, file=sys.stderr)  # this listener may be the terminal
         if listener in self._failed:
             return
         self._failed.append(listener)

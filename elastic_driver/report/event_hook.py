@@ -4,8 +4,9 @@ Owns the runs: their order, their time, their output and their processes. What a
 :mod:`elastic_driver.report.event_records`'s.
 
 A hook must not end the job that it is told of, nor hold it up: one thread runs it, event after event, and what it
-cannot keep up with is dropped and counted. What it does wrong is said once for each kind, and not as an event: such an
-event would be the next one that it fails at.
+cannot keep up with is dropped and counted. The job's end is told all the same: that is what most hooks are for, and
+just before it thousands of workers may end. What a hook does wrong is said once for each kind, and not as an event:
+such an event would be the next one that it fails at.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ import psutil
 
 from elastic_driver.rendezvous.environment import ENV_JOB
 from elastic_driver.report.event_records import line_of, records_of
-from elastic_driver.report.happenings import Happening
+from elastic_driver.report.happenings import Happening, JobEnded
 from elastic_driver.report.instant import Instant
 
 RUN_S = 30.0
 """How long a run may take."""
 GRACE_S = 3.0
 """How long the end of the job waits for the runs that are left."""
+LAST_S = 1.5
+"""How much of that is kept for the event of the end itself."""
 MOST_WAITING = 1000
 """Events that wait for their run; each may be some 100 bytes a worker."""
 # A killed process ends at once, unless the kernel holds it (a dead network disc).
@@ -89,10 +92,14 @@ class EventHook:
         self._said: queue.SimpleQueue[tuple[_Tell, str]] = queue.SimpleQueue()  # by the thread, told on the loop
         self._told: set[str] = set()  # kinds of failures
         self._dropped = 0
+        self._last: tuple[str, bytes] | None = None  # the job's end
+        self._hurrying = False  # to the last
+        self._was_cut = False  # by that
         self._closing = False
         self._thread: threading.Thread | None = None
         if command:
             self._stop_reader, self._stop_writer = os.pipe()
+            self._hurry_reader, self._hurry_writer = os.pipe()
             self._tie_reader, self._tie_writer = os.pipe()
             # Woken by the queue, ended by None in it; a run under way by the pipe. A daemon: a process that the kernel
             # does not let end must not keep this one.
@@ -104,7 +111,9 @@ class EventHook:
         if self._thread is None:
             return
         for record in records_of(happening):
-            if self._events.qsize() >= MOST_WAITING:
+            if isinstance(happening, JobEnded):
+                self._last = record["event"], line_of(record, self._instant)
+            elif self._events.qsize() >= MOST_WAITING:
                 self._drop()
             else:
                 self._events.put((record["event"], line_of(record, self._instant)))
@@ -127,23 +136,34 @@ class EventHook:
         if thread is None:
             return
         self._events.put(None)
-        thread.join(self._grace_s)
+        keep_s = min(LAST_S, self._grace_s / 2) if self._last is not None else 0.0
+        thread.join(self._grace_s - keep_s)
+        left = max(0, self._events.qsize() - 1)
+        if thread.is_alive() and self._last is not None:
+            self._hurrying = True
+            os.write(self._hurry_writer, b"x")
+            thread.join(keep_s)
+            left = left + 1 if self._was_cut else 0  # with the one that was under way
         if thread.is_alive():
             self._closing = True
-            left = self._events.qsize() - 1
             os.write(self._stop_writer, b"x")
             thread.join(_REAP_S + 1.0)
             more = f", and {left} event{'' if left == 1 else 's'} more {'is' if left == 1 else 'are'} not told"
             self._on_warning(
                 f"{self._subject} had not ended {self._grace_s:g} s after the job and was killed{more if left else ''}"
             )
+        elif self._was_cut:
+            number = f"{left} event{'' if left == 1 else 's'}"
+            self._on_warning(f"{self._subject} was not told of {number} just before the job's end: it did not keep up")
         self._tell()
         if self._dropped:
             number = f"{self._dropped} event{'' if self._dropped == 1 else 's'}"
             self._on_warning(f"{self._subject} was not told of {number}: it did not keep up")
         if not thread.is_alive():  # else it may still look at these
-            for descriptor in (self._stop_reader, self._stop_writer, self._tie_reader, self._tie_writer):
-                os.close(descriptor)
+            for pipe in (self._stop_reader, self._stop_writer, self._hurry_reader, self._hurry_writer):
+                os.close(pipe)
+            os.close(self._tie_reader)
+            os.close(self._tie_writer)
 
     def __enter__(self) -> Self:
         return self
@@ -160,14 +180,23 @@ class EventHook:
         return f"the event hook {self._command!r}"
 
     def _run_all(self) -> None:
-        while not self._closing and (item := self._events.get()) is not None:
-            event, line = item
-            try:
-                failure, output = self._run(line)
-            except (OSError, MemoryError, RuntimeError, psutil.Error) as error:  # no descriptors, no processes
-                failure, output = f"cannot be run: {getattr(error, 'strerror', None) or error}", b""
-            if failure and not self._closing:
-                self._complain(event, failure, output)
+        while not self._hurries and (item := self._events.get()) is not None:
+            self._run_once(*item)
+        self._was_cut = self._hurries
+        if self._last is not None and not self._closing:
+            self._run_once(*self._last, is_last=True)
+
+    @property
+    def _hurries(self) -> bool:
+        return self._hurrying or self._closing
+
+    def _run_once(self, event: str, line: bytes, *, is_last: bool = False) -> None:
+        try:
+            failure, output = self._run(line, is_last=is_last)
+        except (OSError, MemoryError, RuntimeError, psutil.Error) as error:  # no descriptors, no processes
+            failure, output = f"cannot be run: {getattr(error, 'strerror', None) or error}", b""
+        if failure and not self._closing and (is_last or not self._hurrying):
+            self._complain(event, failure, output)
 
     def _complain(self, event: str, failure: str, output: bytes) -> None:
         if failure not in self._told:
@@ -177,7 +206,7 @@ class EventHook:
         said = f": {printed}" if printed else " and printed nothing"
         self._said.put((self._on_detail, f"{self._subject} {failure}, at the event {event}{said}"))
 
-    def _run(self, line: bytes) -> tuple[str, bytes]:
+    def _run(self, line: bytes, *, is_last: bool) -> tuple[str, bytes]:
         """Runs it once. Returns how it failed, "" when it has not, and the end of its output."""
         mark = secrets.token_hex(8)
         # A file and no pipe: a command that does not read holds up nobody, and one that ends early breaks nothing.
@@ -193,7 +222,7 @@ class EventHook:
                 env={**os.environ, ENV_JOB: self._job_id, _ENV_RUN: mark},
             )
         try:
-            ended, output = self._follow(popen)
+            ended, output = self._follow(popen, is_last=is_last)
             if not ended:
                 _kill_tree(popen, mark)
                 return f"did not end within {self._run_s:g} s and was killed", output
@@ -208,7 +237,7 @@ class EventHook:
                 popen.wait(_REAP_S)
         return _failed(popen.returncode), output
 
-    def _follow(self, popen: subprocess.Popen[bytes]) -> tuple[bool, bytes]:
+    def _follow(self, popen: subprocess.Popen[bytes], *, is_last: bool) -> tuple[bool, bytes]:
         """Reads its output until the shell has ended. Returns whether it has, and the last of the output."""
         assert popen.stdout is not None
         output, deadline = b"", time.monotonic() + self._run_s
@@ -220,9 +249,11 @@ class EventHook:
                 selector.register(descriptor, selectors.EVENT_READ)
                 selector.register(shell, selectors.EVENT_READ)
                 selector.register(self._stop_reader, selectors.EVENT_READ)
+                if not is_last:
+                    selector.register(self._hurry_reader, selectors.EVENT_READ)
                 while (left_s := deadline - time.monotonic()) > 0:
                     ready = {key.fd for key, _ in selector.select(left_s)}
-                    if self._stop_reader in ready:
+                    if ready & {self._stop_reader, self._hurry_reader}:
                         return False, output
                     if descriptor in ready:
                         piece = _read(descriptor)

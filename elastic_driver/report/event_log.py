@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +56,9 @@ class EventLog:
             except OSError as error:
                 raise SettingsError(f"cannot write the event log {path} (--event-log): {error.strerror}") from error
             self._writer = FileWriter("elasticrun-events")
+            if _is_torn(self._descriptor):
+                # Else the first event would be a part of a line that nobody can read.
+                self._writer.put(functools.partial(self._append, b"\n"), 1)
 
     def hear(self, happening: Happening) -> None:
         """See Listener."""
@@ -115,3 +119,21 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_torn(descriptor: int) -> bool:
+    """Whether the last line of a file has no end: its writer was killed in the middle of it, or the disc was full."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    try:
+        # The same file, also where another has its name by now.
+        reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # it may be written only
+        return False
+    try:
+        return os.pread(reader, 1, status.st_size - 1) != b"\n"
+    except OSError:
+        return False
+    finally:
+        os.close(reader)

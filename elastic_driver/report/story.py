@@ -18,6 +18,9 @@ from elastic_driver.report.goodput import Booked, Category
 # What a worker did in a piece of its life.
 BOOTS, WORKS, WAITS, DRAINED, ENDS = "boots", "works", "waits", "drained", "ends"
 
+# Seconds that a log can mean, also since 1970: thousands of years. JSON takes "NaN" and "1e999" for numbers, too.
+_MOST_S = 1e11
+
 
 @dataclass(slots=True)
 class Piece:
@@ -157,14 +160,14 @@ class Reader:
             if kind == "job_started":
                 self._begin(event)
             elif self._open and self.story is not None:
-                at = max(float(event["at_s"]) - self._zero, self.story.last)
+                at = max(_seconds(event["at_s"]) - self._zero, self.story.last)
                 self._take(self.story, kind, event, at)
                 self.story.last = at
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             self._skipped += 1
 
     def _begin(self, event: Mapping[str, Any]) -> None:
-        job_id, began, zero = str(event["job_id"]), float(event["time"]), float(event["at_s"])
+        job_id, began, zero = str(event["job_id"]), _seconds(event["time"]), _seconds(event["at_s"])
         self._open = job_id.startswith(self._wanted)
         if not self._open:
             return
@@ -177,14 +180,16 @@ class Reader:
             case "phase":
                 self._phase(story, event, at)
             case "stood_still":
-                _rewrite(story.pieces, at - float(event["stood_s"]), at, Category.UNEXPLAINED)
-                story.marks.append(Mark(at, kind, f"the driver stood still for {float(event['stood_s']):.0f} s"))
+                stood_s = _seconds(event["stood_s"])
+                _rewrite(story.pieces, at - stood_s, at, Category.UNEXPLAINED)
+                story.marks.append(Mark(at, kind, f"the driver stood still for {stood_s:.0f} s"))
             case "hosts_discovered":
                 story.hosts.update(dict.fromkeys(map(str, event["hosts"])))
             case "host_ready":
                 story.marks.append(Mark(at, kind, f"host {event['host']} is ready", str(event["host"])))
             case "host_lost":
-                story.marks.append(Mark(at, kind, f"host {event['host']} is lost: {event['reason']}", event["host"]))
+                text = f"host {event['host']} is lost: {event['reason']}"
+                story.marks.append(Mark(at, kind, text, str(event["host"])))
             case "notice":
                 story.marks.append(Mark(at, kind, f"round {event['round_id']}: {event['kind']} ({event['reason']})"))
             case "round_formed":
@@ -192,7 +197,7 @@ class Reader:
             case "round_resumed":
                 if story.rounds and story.rounds[-1].round_id == event["round_id"]:
                     commits = event["commits"]
-                    story.rounds[-1].took_s = float(event["took_s"])
+                    story.rounds[-1].took_s = _seconds(event["took_s"])
                     story.rounds[-1].commit = None if commits is None else int(commits)
             case "job_ended":
                 story.exit_code, story.message = int(event["exit_code"]), str(event["message"])
@@ -235,9 +240,9 @@ class Reader:
         cause, old = str(event["cause"]), int(event["old_size"])
         formed = Round(int(event["round_id"]), at, len(ranks), old, cause, commit)
         if event["backend"] is None:
-            formed.took_s = float(event["formed_in_s"])
+            formed.took_s = _seconds(event["formed_in_s"])
         if lost_s is not None:
-            formed.lost_s = float(lost_s)
+            formed.lost_s = _seconds(lost_s)
             if self._doing is Doing.TRAINING:
                 self._trained_until = at  # a loss and the round after it are one step: this is told first
             if formed.lost_s > 0 and self._trained_until is not None:
@@ -288,7 +293,7 @@ class Reader:
             case "worker_suspected":
                 story.marks.append(Mark(at, "stall", f"worker {worker}: {event['why']}", worker.hostname))
             case "straggler":
-                text = f"worker {worker} is {float(event['against_others']):.1f} times slower than the others"
+                text = f"worker {worker} is {_seconds(event['against_others']):.1f} times slower than the others"
                 story.marks.append(Mark(at, "stall", text, worker.hostname))
             case "worker_exited":
                 known.ended_at = known.pieces[-1].until = at
@@ -299,6 +304,14 @@ class Reader:
                 del self._living[key]
             case _:
                 pass
+
+
+def _seconds(value: Any) -> float:
+    """A number that a log can hold. Raises ValueError or TypeError for what is none."""
+    seconds = float(value)
+    if not abs(seconds) <= _MOST_S:  # also for nan
+        raise ValueError(f"{seconds} s")
+    return seconds
 
 
 def _rewrite(pieces: list[Piece], since: float, until: float, kind: str, *, only: str | None = None) -> None:

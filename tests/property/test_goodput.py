@@ -155,8 +155,8 @@ def replayed(lines: list[dict[str, Any]]) -> Any:
     job = SECOND.Job(lines[0], lines[0]["at_s"])
     for line in lines[1:]:
         job.take(line, line["at_s"])
-    event, ours, wall_s = job.said
-    job.compare("job", event, ours, wall_s)
+    event, at, then = job.said
+    job.compare("job", event, then.figures(at), at - job.began)
     return job
 
 
@@ -199,7 +199,7 @@ def test_a_loss_and_the_next_round_in_one_step_are_booked_like_any_other() -> No
 
 def test_the_second_program_shares_no_code_with_the_first() -> None:
     imports = [line for line in SCRIPT.read_text().splitlines() if line.startswith(("import ", "from "))]
-    assert imports == ["import json", "import sys"]
+    assert imports == ["import copy", "import json", "import sys", "from bisect import bisect_right"]
 
 
 def doctored(change: Callable[[dict[str, Any]], None]) -> Any:

@@ -77,6 +77,9 @@ _PIECE = 256 << 10
 _COPY_BELOW = 16 << 10
 # What a reader of a stream may leave unread before it is cut: it comes again, and is told all there is.
 _UNREAD_STREAM = 1 << 20
+# What whoever asks for more may have left unread of what is not under /v1. Browsers and scrapers ask when they have
+# read all; a stranger who never reads, and asks and asks, must not fill the memory.
+_UNREAD_WEB = 64 << 10
 _API = f"{API}/".encode()
 # A host that vanished without a word is noticed after 60 + 6 * 10 s, so that its connections do not pile up.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
@@ -120,6 +123,30 @@ class Parked(Protocol):
         """Nobody waits for the answer any more."""
 
 
+class Guest(Protocol):
+    """Who is connected, as the server sees it."""
+
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; below 0 when there is none."""
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the peer has sent what the loop has not come to read yet."""
+
+    def refuse(self, status: int, text: str) -> None:
+        """Answers an error, where that can be, and takes nothing more from this peer."""
+
+    def say_goodbye(self, text: str) -> None:
+        """The server ends."""
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+
+    def check_time(self, now: float) -> None:
+        """Cuts the connection if it has stalled."""
+
+
 class Service(Protocol):
     """What a connection needs of the server."""
 
@@ -138,7 +165,7 @@ class Service(Protocol):
     ) -> None:
         """Answers a request to what is not under /v1 (:meth:`Connection.reply_web`)."""
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: Guest) -> None:
         """A peer connected."""
 
     def met(self, connection: Connection) -> None:
@@ -147,10 +174,10 @@ class Service(Protocol):
     def trusted(self, connection: Connection) -> None:
         """The peer has proven who it is."""
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Guest) -> None:
         """The connection is closing or gone. May be called more than once."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: Guest) -> None:
         """The connection is gone."""
 
 
@@ -166,6 +193,15 @@ def _is_ours(sock: socket.socket) -> bool:
     """Whether the other end of a local socket is a process of this user, or root's."""
     _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid in (os.getuid(), 0)
+
+
+def has_unread(descriptor: int) -> bool:
+    """Whether there is something to be read; False for no descriptor."""
+    if descriptor < 0:
+        return False
+    count = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, count)
+    return count[0] > 0
 
 
 def _web_head(status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -292,6 +328,9 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if transport.get_write_buffer_size() > _UNREAD_WEB:
+            self.abort()  # it asks and does not read
+            return
         head = _web_head(
             answer.status, answer.content_type, (*answer.headers, ("Content-Length", str(len(answer.body))))
         )
@@ -386,12 +425,7 @@ class Connection(asyncio.Protocol):
     @property
     def has_unread(self) -> bool:
         """Whether the peer has sent what the loop has not come to read yet."""
-        descriptor = self.descriptor
-        if descriptor < 0:
-            return False
-        count = array.array("i", [0])
-        fcntl.ioctl(descriptor, termios.FIONREAD, count)
-        return count[0] > 0
+        return has_unread(self.descriptor)
 
     def check_time(self, now: float) -> None:
         """Cuts the connection if it has stalled."""

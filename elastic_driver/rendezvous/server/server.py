@@ -40,7 +40,8 @@ from elastic_driver.rendezvous.messages import (
 )
 from elastic_driver.rendezvous.proof import Session
 from elastic_driver.rendezvous.routes import AGENT, DRIVER_ROUTES, RouteRequest, Routes, table_of
-from elastic_driver.rendezvous.server.connection import Connection, ServerLimits, error_body
+from elastic_driver.rendezvous.server.connection import Connection, Guest, ServerLimits, error_body
+from elastic_driver.rendezvous.server.encrypted import EncryptedListener, listen_encrypted
 from elastic_driver.rendezvous.server.parked import KeyWaiter, PendingAnswer, Waiter, Waiters
 from elastic_driver.rendezvous.server.store import RoundStore
 from elastic_driver.rendezvous.server.web import Web, WebAnswer, WebRequest, WebStreaming
@@ -59,6 +60,8 @@ CONNECTIONS_EACH = 3
 """Of a worker: for its main thread, for its watch, and for what its engine asks when it connects."""
 # Descriptors that no worker takes: of the discovery script, logs, libraries.
 _OTHER_DESCRIPTORS = 256
+# Of connections that the loop has not come to take yet.
+_BACKLOG = 4096
 # How long close() waits for peers to take their last answers.
 _FLUSH_S = 1.0
 # A build or a wait that takes longer than a day is no wait any more.
@@ -171,13 +174,13 @@ class RendezvousServer:
         self._on_error = on_error
         self._call_later = call_later
         self._on_full = on_full
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | EncryptedListener] = []
         self._closing = False
         self._all_lost = asyncio.Event()  # set when closing and the last connection is lost
         self._sweeper: asyncio.TimerHandle | None = None
         self._max_connections = 0
-        self._connections: set[Connection] = set()
-        self._strangers: dict[Connection, float] = {}  # and when they came, oldest first
+        self._connections: set[Guest] = set()
+        self._strangers: dict[Guest, float] = {}  # and when they came, oldest first
         self._waiters = Waiters()
         self._pending: set[PendingAnswer] = set()
 
@@ -241,7 +244,9 @@ class RendezvousServer:
         actual: int = server.sockets[0].getsockname()[1]
         return actual
 
-    async def _listen_on_one(self, host: str, ports: Sequence[int], ssl: SSLContext | None) -> asyncio.Server:
+    async def _listen_on_one(
+        self, host: str, ports: Sequence[int], ssl: SSLContext | None
+    ) -> asyncio.Server | EncryptedListener:
         for port in ports:
             try:
                 return await self._listen(host, port, ssl)
@@ -256,17 +261,15 @@ class RendezvousServer:
 
     async def _listen(
         self, host: str, port: int, ssl: SSLContext | None, listener: socket.socket | None = None
-    ) -> asyncio.Server:
-        times: dict[str, Any] = {}
+    ) -> asyncio.Server | EncryptedListener:
+        server: asyncio.Server | EncryptedListener
         if ssl is not None:
-            # Who has not finished its handshake is no connection yet, and nobody else cuts it.
-            times = {"ssl_handshake_timeout": self.limits.request_s, "ssl_shutdown_timeout": _FLUSH_S}
-        where: dict[str, Any] = {"sock": listener}
-        if listener is None:
-            where = {"host": host, "port": port, "reuse_address": True}
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), backlog=4096, ssl=ssl, **where, **times
-        )
+            server = await listen_encrypted(self, host, port, listener, context=ssl, backlog=_BACKLOG)
+        else:
+            where: dict[str, Any] = {"sock": listener}
+            if listener is None:
+                where = {"host": host, "port": port, "reuse_address": True}
+            server = await asyncio.get_running_loop().create_server(lambda: Connection(self), backlog=_BACKLOG, **where)
         for sock in server.sockets:  # whose connections have it as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         return server
@@ -329,7 +332,7 @@ class RendezvousServer:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(f"\0{name}")
-            server = await loop.create_unix_server(lambda: Connection(self), sock=listening, backlog=4096)
+            server = await loop.create_unix_server(lambda: Connection(self), sock=listening, backlog=_BACKLOG)
         except OSError as error:
             listening.close()
             raise SettingsError(f"cannot listen for the workers of this machine: {error.strerror or error}") from error
@@ -421,7 +424,7 @@ class RendezvousServer:
             return None if self._keys is None else self._keys(identity)
         return self._key_of_job.of(identity)
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: Guest) -> None:
         """A peer connected."""
         self._connections.add(connection)
         if self._closing:
@@ -459,11 +462,11 @@ class RendezvousServer:
         """The peer has proven who it is."""
         self._strangers.pop(connection, None)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Guest) -> None:
         """The connection is closing or gone. May be called more than once."""
         self._strangers.pop(connection, None)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: Guest) -> None:
         """The connection is gone."""
         self._strangers.pop(connection, None)
         self._connections.discard(connection)

@@ -128,10 +128,15 @@ class Feed:
             stream: to it.
             you: what is for this one only.
         """
-        if not self._streams:
-            self._look()
+        trouble = b""
+        try:
+            if not self._streams:
+                self._look()
+        except Exception as error:
+            # Who only looks on ends no job, and is told why it sees nothing new.
+            trouble = self._trouble(error)
         self._streams[stream] = None
-        stream.write(_event("you", json.dumps(you)) + self._whole_event())
+        stream.write(_event("you", json.dumps(you)) + self._whole_event() + trouble)
         if self._is_closed:
             self._say_bye(stream)
         elif self._timer is None:
@@ -180,9 +185,7 @@ class Feed:
         try:
             change = self._look()
         except Exception as error:
-            # Who only looks on ends no job.
-            self._failed(error)
-            self._send(_event("trouble", json.dumps(f"{type(error).__name__}: {error}")))
+            self._send(self._trouble(error))
             self._due = self._clock() + _LONGEST_FRAME_S
             return
         if change:
@@ -191,6 +194,10 @@ class Feed:
             self._send(_event("beat", "{}"))
         cost_s = self._work_clock() - began
         self._due = self._clock() + min(_LONGEST_FRAME_S, max(0.0, cost_s / _SHARE - FRAME_S / 2))
+
+    def _trouble(self, error: Exception) -> bytes:
+        self._failed(error)
+        return _event("trouble", json.dumps(f"{type(error).__name__}: {error}"))
 
     def _send(self, data: bytes) -> None:
         self._sent_at = self._clock()

@@ -167,6 +167,8 @@ class Story:
         number = numbers[-1]
         entry = {"n": number, "t": dropped[-1]["t"], "t0": first.get("t0", first["t"]), "kind": "dropped"}
         self._entries = {number: {**entry, "text": text, "dropped": count, "rounds": rounds}, **self._entries}
+        # Nobody may have looked for weeks.
+        self._changed.difference_update(numbers)
         self._changed.add(number)
 
     def _hosts_changed(self, hosts: tuple[Host, ...]) -> None:

@@ -84,7 +84,8 @@ class _Tail:
         data = data[-_BYTES:]
         self._pieces.append(data)
         self._size += len(data)
-        while self._size - len(self._pieces[0]) >= _BYTES:
+        # A piece has whole lines, one at least; each takes some room of its own, also where it is a dot.
+        while self._size - len(self._pieces[0]) >= _BYTES or len(self._pieces) > _LINES:
             self._size -= len(self._pieces.popleft())
 
     def lines(self) -> Iterator[str]:

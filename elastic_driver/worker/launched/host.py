@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.credentials import JobKey
-from elastic_driver.rendezvous.server.connection import Connection
+from elastic_driver.rendezvous.server.connection import Connection, Guest
 from elastic_driver.rendezvous.server.server import RendezvousServer
 from elastic_driver.system.process_name import name_of_this_process
 from elastic_driver.worker.launched import door
@@ -47,10 +47,10 @@ class _Server(RendezvousServer):
         if worker is not None:
             self._of.setdefault(worker, set()).add(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: Guest) -> None:
         """See Service."""
         super().lost(connection)
-        worker = connection.identity.worker
+        worker = connection.identity.worker if isinstance(connection, Connection) else None
         theirs = self._of.get(worker) if worker is not None else None
         if worker is None or not theirs or connection not in theirs:
             return

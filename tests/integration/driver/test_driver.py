@@ -130,7 +130,7 @@ def test_a_start_that_was_ordered_before_the_error_is_not_made(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-@pytest.mark.parametrize("where", ["timer", "callback", "task", "watch_over", "kill", "explain", "tick", "story"])
+@pytest.mark.parametrize("where", ["timer", "callback", "task", "watch_over", "kill", "explain", "tick"])
 def test_a_bug_anywhere_on_the_loop_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
@@ -158,12 +158,25 @@ def test_a_bug_anywhere_on_the_loop_ends_the_job(
                 monkeypatch.setattr(rounds_module, "explain", fail)
                 if where == "explain":
                     job.ready(job.launcher.asked[0], after=1, cause=ReadyCause.INTERNAL_ERROR)
-            case "story":
-                job.console.fail_at = "127.0.0.1[0] (pid"
-                job.launcher.started[job.launcher.asked[1]].end(1)
-        await crashed(job, "ValueError('a bug of the console')" if where == "story" else "ZeroDivisionError('a bug')")
+        await crashed(job)
 
     run(main(), new_loop)
+
+
+def test_a_bug_in_what_tells_of_the_job_ends_no_job(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A, B)
+        workers = await job.train(2)
+        job.console.fail_at = "127.0.0.1[0] (pid"
+        job.launcher.started[workers[1]].end(1)
+        await job.until(lambda: "missed something of the job, which goes on" in job.text(), "it is told")
+        assert len(job.logged("worker_exited")) == 1
+        job.driver._interrupted(15)
+        assert await job.end() == 143
+        assert "from here on: ValueError: a bug of the console" in job.text()
+        assert job.logged("internal_error") == []
+
+    run(main())
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -204,7 +217,8 @@ def test_a_bug_on_the_way_out_is_told_and_skips_nothing(tmp_path: Path, where: s
         job.launcher.started[workers[0]].end(0)
         job.driver._interrupted(15)
         assert await job.end() == 143, "it was over before"
-        assert "internal error of the driver while the job ended: " in job.text()
+        missed = "missed something of the job"
+        assert (missed if where == "summary" else "internal error of the driver while the job ended: ") in job.text()
         port = int(job.logged("job_started")[0]["rendezvous"].rsplit(":", 1)[1])
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from jobs import Job
 from elastic_driver.cli.main import main
 from elastic_driver.report import event_hook
 from elastic_driver.report.event_hook import EventHook
-from elastic_driver.report.happenings import HostLost, MomentPassed, Remark, WorkersStopped
+from elastic_driver.report.happenings import HostLost, JobEnded, MomentPassed, Remark, Summary, WorkersStopped
 
 pytestmark = [pytest.mark.integration]
 
@@ -154,6 +155,38 @@ def test_the_end_waits_for_a_moment_only(tmp_path: Path) -> None:
         "had not ended 0.2 s after the job and was killed, and 2 events more are not told"
     ]
     one.until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+
+def test_the_end_is_told_though_many_events_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_hook, "MOST_WAITING", 50)
+    log = tmp_path / "log"
+    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 0.2;; esac; echo $e >> {log}", grace_s=3.0)
+    one.lose(*map(str, range(100)))
+    one.hook.hear(JobEnded(0, "over", Summary()))
+    one.hook.close()
+    told = [event["event"] for event in lines(log)]
+    assert told[-1] == "job_ended"
+    assert set(told[:-1]) <= {"host_lost"}
+    assert re.search(r"was not told of \d+ events just before the job's end: it did not keep up", one.warnings[1])
+
+
+def test_the_end_is_told_though_a_run_hangs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    one = Hook(f"e=$(cat); case $e in *job_ended*) ;; *) sleep 1000;; esac; echo $e >> {log}", grace_s=3.0)
+    one.lose("a", "b")
+    one.hook.hear(JobEnded(0, "over", Summary()))
+    one.hook.close()
+    assert [event["event"] for event in lines(log)] == ["job_ended"]
+    assert [text.partition("' ")[2] for text in one.warnings] == [
+        "was not told of 2 events just before the job's end: it did not keep up"
+    ]
+
+
+def test_an_end_that_hangs_is_killed() -> None:
+    one = Hook("sleep 1000", grace_s=0.4)
+    one.hook.hear(JobEnded(0, "over", Summary()))
+    one.hook.close()
+    assert [text.partition("' ")[2] for text in one.warnings] == ["had not ended 0.4 s after the job and was killed"]
 
 
 def test_a_machine_without_processes_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:

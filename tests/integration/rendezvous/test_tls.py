@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import sha256
 
 import pytest
@@ -132,6 +132,32 @@ def test_who_does_not_finish_its_handshake_is_cut() -> None:
         client = service.client(OPERATOR)
         assert client.status()["round_id"] == 1
         client.close()
+
+
+def test_who_is_silent_in_its_handshake_is_a_stranger_like_others() -> None:
+    """Else they would be counted nowhere, and could take all descriptors."""
+    limits = ServerLimits(strangers=4, stranger_s=0.1, connections=20)
+    with serving(certificate=CERTIFICATE, limits=limits) as service, ExitStack() as stack:
+        before = descriptors()
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", service.port), 20)) for _ in range(60)]
+        service.until(lambda: len(service.server._connections) <= 4, "the oldest are cut")
+        assert descriptors() - before <= 60 + 4 + 1
+        assert silent[0].recv(1) == b""
+        client = service.client(OPERATOR)
+        assert client.status()["round_id"] == 1
+        client.close()
+
+
+def test_many_who_come_and_go_in_their_handshake_make_no_noise() -> None:
+    limits = ServerLimits(strangers=2, stranger_s=0.01, connections=4, request_s=1.0)
+    with serving(certificate=CERTIFICATE, limits=limits) as service:
+        for index in range(300):
+            with socket.create_connection(("127.0.0.1", service.port), 20) as plain, suppress(OSError):
+                plain.sendall((b"", b"\x16\x03\x01rubbish", b"GET / HTTP/1.1\r\n\r\n")[index % 3])
+        client = service.client(OPERATOR)
+        assert client.status()["round_id"] == 1
+        client.close()
+    assert service.noise == []  # as serving() asks for, too
 
 
 def test_strangers_inside_are_cut_like_others() -> None:

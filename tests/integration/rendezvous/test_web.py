@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import requests
 from rendezvous_service import READER, Peer, Service, serving
 
+from elastic_driver.rendezvous.server.connection import Connection
 from elastic_driver.rendezvous.server.server import ServerLimits
 from elastic_driver.rendezvous.server.web import (
     BODY_BYTES,
@@ -122,6 +124,28 @@ def test_a_reader_that_does_not_read_is_cut(service: Service, site: Site) -> Non
         service.until(lambda: len(site.streams) == 1, "the stream")
         service.until(lambda: not site.streams[0].write(b"x" * 100_000), "too much is unread")
         service.until(lambda: site.ended == site.streams, "it is told")
+
+
+def test_who_asks_and_never_reads_is_cut(service: Service, site: Site) -> None:
+    """A stranger is answered that he is one: as often as he asks, and no more than he reads."""
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    def unread() -> int:
+        guests = [each for each in service.server._connections if isinstance(each, Connection)]
+        return sum(each._transport.get_write_buffer_size() for each in guests if each._transport is not None)
+
+    with socket.create_connection(("127.0.0.1", service.port), 20) as peer:
+        service.until(lambda: len(service.server._connections) == 1, "it is there")
+        most = asked = 0
+        with contextlib.suppress(ConnectionError):
+            while service.call(lambda: service.server._connections) and most <= 1 << 20:
+                peer.sendall(request * 50)  # few enough at once to be no long head
+                asked += 50
+                most = max(most, service.call(unread))
+        service.until(lambda: not service.server._connections, "it is cut")
+    assert asked > 1000, "it was cut for what it has not read"
+    assert most < 256 << 10
+    assert requests.get(f"{service.url}/", timeout=20).status_code == 200
 
 
 def test_what_it_sends_meanwhile_is_dropped(service: Service, site: Site) -> None:

@@ -37,6 +37,19 @@ def test_one_object_a_line(tmp_path: Path) -> None:
     assert events == ["first", "second", "third"], "a later job's events are appended"
 
 
+@pytest.mark.parametrize("torn", [b'{"event": "first"}\n{"event": "sec', b"{"])
+def test_a_later_job_begins_a_line_of_its_own_behind_one_that_was_torn(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(torn)
+    with EventLog(path) as log:
+        log.write("job_started")
+    assert path.read_bytes().startswith(torn + b"\n{")
+    assert json.loads(path.read_bytes().splitlines()[-1])["event"] == "job_started"
+    with EventLog(path) as log:
+        log.write("again")
+    assert path.read_bytes().count(b"\n") == torn.count(b"\n") + 3
+
+
 def test_no_log() -> None:
     with EventLog(None) as log:
         log.write("anything")

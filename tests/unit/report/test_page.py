@@ -293,6 +293,17 @@ def test_the_story_stays_short(clock: Clock) -> None:
     assert numbers == sorted(set(numbers))
 
 
+def test_a_story_that_nobody_reads_does_not_grow(clock: Clock) -> None:
+    story = Story(clock)
+    for index in range(3 * MOST):
+        clock.now += 2
+        story.hear(Remark(f"{index}", warning=False))
+    assert len(story._changed) <= MOST
+    news, first = story.news()
+    assert [entry["n"] for entry in news] == [entry["n"] for entry in story.all()]
+    assert first == news[0]["n"]
+
+
 def test_hosts_of_the_story_are_all_there(clock: Clock) -> None:
     story = Story(clock)
     story.hear(HostsChanged([Host(f"n{index}", 1) for index in range(500)]))
@@ -332,6 +343,27 @@ def test_the_last_output_is_kept_without_escape_sequences() -> None:
     assert sink.data.count(b"\n") == 5001
     tails.end(WORKER)
     assert tails.of(WORKER.key) == lines
+
+
+def test_dots_take_no_more_room_than_lines() -> None:
+    tails = Tails(Nowhere())
+    tails.begin(WORKER, 1, 0, "0")
+    for _ in range(20_000):
+        tails.write(WORKER, "stdout", b".\n")
+    tail = tails._living[WORKER.key]
+    assert len(tail._pieces) == len(tails.of(WORKER.key) or ()) == 100
+
+
+def test_a_state_that_cannot_be_shown_when_a_browser_comes_is_told(job: ShownJob, clock: Clock) -> None:
+    failed: list[Exception] = []
+    job.feed._failed = failed.append
+    good, job.feed._status = job.feed._status, lambda: {"workers": 1 / 0}
+    reader = stream(job, log_in(job))
+    assert [name for name, _ in reader.take()] == ["you", "whole", "trouble"]
+    assert [type(error) for error in failed] == [ZeroDivisionError]
+    job.feed._status = good
+    clock.pass_time(6)
+    assert len(next(frame for name, frame in reader.take() if name == "change")["workers"]) == 4
 
 
 def test_a_state_that_cannot_be_shown_is_told_and_ends_nothing(job: ShownJob, clock: Clock) -> None:
