@@ -218,7 +218,7 @@ class ElasticDriver:
         self._discovery = discovery
         self._launcher = launcher
         self._chronicle = chronicle
-        self._told_own_end = self._told_of_horovods = False
+        self._told_own_end = self._told_of_horovods = self._told_of_metrics = False
         self._standings = Standings(chronicle)
         self._clock = clock or JobClock()
         self._on_round = on_round
@@ -322,7 +322,9 @@ class ElasticDriver:
             web=None if self._page is None else self._page.web,
         )
         if tally is not None:
-            metrics = MetricsPage(tally, self.rounds.status, self._server.reader_header, __version__)
+            metrics = MetricsPage(
+                tally, self.rounds.status, self._server.reader_header, __version__, failed=self._metrics_failed
+            )
             if self._page is None:
                 self._server.web = metrics
             else:
@@ -774,6 +776,12 @@ class ElasticDriver:
             except Exception as failed:
                 error = failed
         self._crash(error)
+
+    def _metrics_failed(self, error: Exception) -> None:
+        """They are of no account to the job, and asked for each few seconds: it is told once."""
+        if not self._told_of_metrics:
+            self._told_of_metrics = True
+            self._chronicle.warning(f"the metrics cannot be told, and the job goes on: {type(error).__name__}: {error}")
 
     # --- hosts (FleetListener) -------------------------------------------------------------------------------------
 

@@ -46,9 +46,19 @@ class MetricsPage:
         status: the job as ``GET /v1/status`` has it.
         bearer: what a reader's ``Authorization`` has to be.
         version: of this package.
+        failed: is told of an error by which they cannot be told.
     """
 
-    def __init__(self, tally: Tally, status: Callable[[], _Status], bearer: bytes, version: str) -> None:
+    def __init__(
+        self,
+        tally: Tally,
+        status: Callable[[], _Status],
+        bearer: bytes,
+        version: str,
+        *,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._failed = failed
         self._bearer = bearer
         self._source = _Source(tally, status, version)
 
@@ -72,7 +82,12 @@ class MetricsPage:
         if _OPEN in request.headers.get("accept", ""):
             content_type = f"{_OPEN}; version=1.0.0; charset=utf-8"
             write = cast(_Write, open_metrics.generate_latest)
-        return WebAnswer(200, write(self._source), content_type)
+        try:
+            return WebAnswer(200, write(self._source), content_type)
+        except Exception as error:
+            # Who only looks on ends no job.
+            self._failed(error)
+            return WebAnswer(500, f"the driver cannot tell this: {type(error).__name__}: {error}\n".encode())
 
 
 class _Levels:

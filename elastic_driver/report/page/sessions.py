@@ -37,7 +37,7 @@ class Session:
 
     Attributes:
         digest: of what its cookie holds.
-        token: what it has to say with each action: no other site can know it.
+        token: what it has to say with each action: no other site can know it, nor who else is sent the cookie.
         began, used: when it logged in, and when it was last heard of; seconds.
         may_act: whether it came by an operator's link.
         streams: that it reads now.

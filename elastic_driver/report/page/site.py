@@ -42,7 +42,8 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding
 <h1>Not logged in</h1><p>WHY</p>
 <p>A link that is good once, and for ten minutes, is printed on the driver's machine by</p>
 <pre>elasticrun page JOB</pre>
-<p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p></html>"""
+<p>If you have just followed such a link from another page, <a href="/">open this page again</a>.</p>
+<script>document.querySelector("a").href = "/" + location.hash;</script></html>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,12 @@ class Site:
             if self._sessions.failed():
                 return _refusal(429, "There were too many wrong links. Wait a minute.")
             return _refusal(403, "This link has been used, or is older than ten minutes, or is another job's.")
-        _, secret = entered
+        session, secret = entered
         flags = "; Secure" if request.encrypted else ""
         cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{flags}"
-        return _answer(303, headers=(("Location", "/"), ("Set-Cookie", cookie)))
+        # Browsers show a cookie to every port of this name, so also to whatever a stranger runs there. What stands
+        # behind the "#" is sent to nobody, and the page keeps it where only this port's pages can look.
+        return _answer(303, headers=(("Location", f"/#token={session.token}"), ("Set-Cookie", cookie)))
 
     def _session_of(self, request: WebRequest) -> Session | None:
         for each in request.headers.get("cookie", "").split(";"):
@@ -183,7 +186,7 @@ class Site:
             return "this was not asked by the job's page"
         token = request.headers.get("x-elastic-token", "")
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), session.token.encode()):
-            return "this was asked without the page's token"
+            return "this was asked without the page's token: log in with a new link"
         return ""
 
     # --- what is shown ---------------------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ class Site:
         if len(self._streams) >= _MOST_STREAMS or each >= _MOST_STREAMS_EACH:
             return _error(503, "too many pages are open")
         may_act = self._sessions.acts(session)
-        you = {"may_act": may_act, "token": session.token, "stacks": may_act and self._actions.stacks is not None}
+        you = {"may_act": may_act, "stacks": may_act and self._actions.stacks is not None}
 
         def began(stream: WebStream) -> None:
             self._streams[stream] = session

@@ -92,6 +92,16 @@ def scraper() -> Scraper:
     return Scraper()
 
 
+def test_what_cannot_be_told_ends_nothing() -> None:
+    job = Scraper()
+    failed: list[Exception] = []
+    job.page._failed = failed.append
+    job.status["workers"] = [{"host": "a", "phase": "of a later version", "running": True, "commits": 0}]
+    answer = job.ask()
+    assert (answer.status, [type(error) for error in failed]) == (500, [KeyError])
+    assert b"of a later version" in answer.body
+
+
 def test_what_has_happened_is_counted(scraper: Scraper) -> None:
     scraper.hear(
         JobStarted("http://x", "77"),

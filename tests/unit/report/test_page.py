@@ -93,9 +93,15 @@ def ask(job: ShownJob, path: str, *, method: str = "GET", body: bytes = b"", **h
 
 
 def log_in(job: ShownJob, *, may_act: bool = False) -> str:
+    return log_in_fully(job, may_act=may_act)[0]
+
+
+def log_in_fully(job: ShownJob, *, may_act: bool = False) -> tuple[str, str]:
+    """The cookie, and the page's token."""
     answer = ask(job, f"/login?code={job.sessions.new_code(may_act=may_act)}")
     assert answer.status == 303
-    return str(dict(answer.headers)["Set-Cookie"]).partition(";")[0]
+    headers = dict(answer.headers)
+    return str(headers["Set-Cookie"]).partition(";")[0], str(headers["Location"]).partition("#token=")[2]
 
 
 def stream(job: ShownJob, cookie: str) -> Reader:
@@ -120,7 +126,8 @@ def test_a_link_is_good_once_and_its_cookie_is_the_jobs_own(job: ShownJob) -> No
     assert ask(job, f"/login?code={code}", sec_purpose="prefetch").status == 503
     answer = ask(job, f"/login?code={code}")
     headers = dict(answer.headers)
-    assert (answer.status, headers["Location"], headers["Referrer-Policy"]) == (303, "/", "no-referrer")
+    assert (answer.status, headers["Referrer-Policy"]) == (303, "no-referrer")
+    assert re.fullmatch(r"/#token=[\w-]{32}", headers["Location"])
     assert re.fullmatch(rf"elastic-{JOB}=[\w-]{{32}}; Path=/; HttpOnly; SameSite=Strict", headers["Set-Cookie"])
     assert ask(job, f"/login?code={code}").status == 403
     encrypted = WebRequest("GET", "/login", {"code": job.sessions.new_code(may_act=False)}, {"host": HOST}, b"", True)
@@ -198,16 +205,15 @@ def test_the_document_may_run_only_what_stands_in_it(job: ShownJob) -> None:
 
 
 def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
-    looker, operator = log_in(job), log_in(job, may_act=True)
-    mine = dict(stream(job, operator).take())["you"]
-    theirs = dict(stream(job, looker).take())["you"]
-    assert (mine["may_act"], theirs["may_act"]) == (True, False)
-    drain, token = {"do": "drain", "host": "node000"}, {"x_elastic_token": mine["token"]}
+    (looker, theirs), (operator, mine) = log_in_fully(job), log_in_fully(job, may_act=True)
+    streams = stream(job, operator), stream(job, looker)
+    assert [dict(each.take())["you"]["may_act"] for each in streams] == [True, False]
+    drain, token = {"do": "drain", "host": "node000"}, {"x_elastic_token": mine}
     assert act(job, operator, drain).status == 403
-    assert act(job, operator, drain, x_elastic_token=theirs["token"]).status == 403
+    assert act(job, operator, drain, x_elastic_token=theirs).status == 403
     assert act(job, operator, drain, **token, origin="http://evil.example").status == 403
     assert act(job, operator, drain, **token, origin="").status == 403
-    assert act(job, looker, drain, x_elastic_token=theirs["token"]).status == 403
+    assert act(job, looker, drain, x_elastic_token=theirs).status == 403
     assert act(job, "", drain, **token).status == 401
     assert ask(job, "/action", cookie=operator).status == 405
     for rubbish in (b"", b"{", b"[]", b"3", b'{"do": 1}', b'{"do": "x"}', b'{"do": "drain", "host": 1}', b"[" * 4000):
@@ -219,10 +225,19 @@ def test_actions_are_the_pages_own_and_an_operators(job: ShownJob) -> None:
     assert job.done == [("drain", "node000"), ("end", "")]
 
 
+def test_who_has_only_the_cookie_is_never_told_the_token(job: ShownJob) -> None:
+    """Browsers send it to whatever listens on another port of that name."""
+    cookie, token = log_in_fully(job, may_act=True)
+    seen = stream(job, cookie).data
+    for path in ("/", "/state", "/output?worker=a", "/login", "/action", "/nowhere"):
+        answer = ask(job, path, cookie=cookie)
+        seen += answer.body + repr(answer.headers).encode()
+    assert token.encode() not in seen
+
+
 def test_an_operators_session_looks_only_after_some_hours(job: ShownJob, clock: Clock) -> None:
-    cookie = log_in(job, may_act=True)
+    cookie, token = log_in_fully(job, may_act=True)
     reader = stream(job, cookie)
-    token = dict(reader.take())["you"]["token"]
     job.feed.remove(reader)
     assert clock.timers == []  # hours of frames for nobody
     clock.pass_time(ACTS_S)
