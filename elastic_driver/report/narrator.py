@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from elastic_driver.core.explain import names
 from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.report import wording
 from elastic_driver.report.console import Console
 from elastic_driver.report.happenings import (
     ChiefEnded,
@@ -139,12 +140,12 @@ class Narrator:
                 console.warning(f"worker {worker} hangs ({reason}): it prints its stacks, and is killed")
             case WorkerSuspected():
                 self._tell_suspicion(happening)
-            case WorkerCleared(worker, rank, why, took_s):
-                console.line(f"{_named(worker, rank)} is suspected no more: {why}; it stood still for {took_s:.1f} s")
+            case WorkerCleared():
+                console.line(wording.of_cleared(happening))
             case StragglerFound():
-                console.warning(_said_of_straggler(happening))
-            case StragglerGone(worker, rank, why, took_s):
-                console.line(f"{_named(worker, rank)} was slower than the others for {took_s:.0f} s: {why}")
+                console.warning(wording.of_straggler(happening))
+            case StragglerGone():
+                console.line(wording.of_straggler_gone(happening))
             case WorkerDismissed(worker, reason):
                 console.detail(f"worker {worker} leaves: {reason}")
             case PhaseChanged() | WorkersReady() | WorkersDrained() | StoodStill() | TimeBooked() | WorkerTimeBooked():
@@ -170,16 +171,7 @@ class Narrator:
                 console.summary(summary, exit_code=exit_code, message=message)
 
     def _tell_suspicion(self, suspected: WorkerSuspected) -> None:
-        others = f" (and {suspected.more} others like it)" if suspected.more else ""
-        then = _NOT_ENDED.get(suspected.kind, "nobody is ended for that (--hang-action warn)")
-        if suspected.kind == "stopped" and suspected.ends_s is not None:
-            then = f"it is ended in {suspected.ends_s:.0f} s if it stays so"
-        elif suspected.ends_s is not None:
-            then = f"it is ended if it neither computes, reads, writes nor moves for {suspected.ends_s:.0f} s"
-        is_halted = suspected.kind in ("stopped", "traced") and suspected.still_s < suspected.limit_s
-        limit = "" if is_halted else f" (the limit: {suspected.limit})"
-        who = _named(suspected.worker, suspected.rank)
-        self._console.warning(f"{who}{others} may hang: {suspected.why}{limit}; {then}")
+        self._console.warning(wording.of_suspicion(suspected))
         for frame in suspected.frames:
             self._console.warning(f"  {frame}")
 
@@ -234,32 +226,6 @@ class Narrator:
         self._console.error(f"last output of worker {failure.worker} ({failure.how}){also}:")
         for line in failure.last_lines:
             self._console.error(f"  {line}")
-
-
-# By the kind of the suspicion.
-_NOT_ENDED = {
-    "traced": "who is debugged is not ended",
-    "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
-    "idle": "nobody is ended for that while nobody waits",
-}
-
-
-def _named(worker: WorkerId, rank: int | None) -> str:
-    return f"worker {worker}" if rank is None else f"worker {worker} (rank {rank})"
-
-
-def _said_of_straggler(found: StragglerFound) -> str:
-    slower = 1.0 / found.against_others
-    past = 1.0 / found.against_past
-    usual = f", and {past:.2g} times its own best" if past >= 1.1 else ", as it has always been"
-    return (
-        f"{_named(found.worker, found.rank)} is slow: its last {found.steps} steps took it {_time(found.own_s)} each "
-        f"without waiting, {slower:.2f} times the others' {_time(found.median_s)}{usual}"
-    )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _said_of_check(checked: NetworkChecked) -> str:

@@ -225,6 +225,8 @@ class Feed:
         status, now, change = dict(self._status()), self._clock(), dict[str, Any]()
         hosts = {str(row.get("name")): _row(row, now) for row in _rows_of(status, "hosts")}
         workers = {str(row.get("worker")): _row(row, now) for row in _rows_of(status, "workers")}
+        for key in self.story.slow & workers.keys():
+            workers[key]["slow"] = True
         for name in ("hosts", "workers"):
             status.pop(name, None)
         began = now - float(str(status.pop("age_s", 0.0)))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elastic_driver.hosts import Host
+from elastic_driver.report import wording
 from elastic_driver.report.happenings import (
     ChiefEnded,
     ChiefStarted,
@@ -28,8 +29,13 @@ from elastic_driver.report.happenings import (
     Remark,
     RoundFormed,
     RoundResumed,
+    StragglerFound,
+    StragglerGone,
+    WorkerCleared,
     WorkerHung,
+    WorkersDrained,
     WorkersStopped,
+    WorkerSuspected,
 )
 
 Entry = dict[str, Any]
@@ -53,6 +59,7 @@ class Story:
         began: when the driver began.
         hosts: that discovery listed last, with when; None before its first answer.
         ended: how, once the job is over.
+        slow: keys of the workers that are slower than the others.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -60,6 +67,7 @@ class Story:
         self.began = clock()
         self.hosts: tuple[float, tuple[Host, ...]] | None = None
         self.ended: dict[str, Any] | None = None
+        self.slow: set[str] = set()
         self._entries: dict[int, Entry] = {}
         self._last = 0
         self._told = 0
@@ -81,6 +89,7 @@ class Story:
             case ProcessStarted(worker):
                 self._together("worker_started", worker.key, "started")
             case ProcessEnded(worker, how=how, expected=expected, returncode=code):
+                self.slow.discard(worker.key)
                 if expected or not code:
                     self._together("worker_ended", worker.key, "ended")
                 else:
@@ -90,6 +99,19 @@ class Story:
                     self._together("worker_stopped", worker.key, f"stopped: {reason}")
             case WorkerHung(worker, reason):
                 self._add("worker_hung", f"worker {worker.key} is ended: {reason}", host=worker.hostname, warning=True)
+            case WorkerSuspected(worker=worker):
+                self._add("suspected", wording.of_suspicion(happening), host=worker.hostname, warning=True)
+            case WorkerCleared(worker=worker):
+                self._add("cleared", wording.of_cleared(happening), host=worker.hostname)
+            case StragglerFound(worker=worker):
+                self.slow.add(worker.key)
+                self._add("straggler", wording.of_straggler(happening), host=worker.hostname, warning=True)
+            case StragglerGone(worker=worker):
+                self.slow.discard(worker.key)
+                self._add("straggler_gone", wording.of_straggler_gone(happening), host=worker.hostname)
+            case WorkersDrained(workers, undone):
+                for worker in workers:
+                    self._together("worker_drained", worker.key, "may stay after all" if undone else "drained")
             case NoticeGiven(round_id, kind, reason):
                 self._add("notice", f"round {round_id}: {kind}" + (f": {reason}" if reason else ""))
             case RoundFormed():

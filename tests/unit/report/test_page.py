@@ -12,7 +12,18 @@ from shown_job import JOB, ShownJob
 
 from elastic_driver.hosts import Host, WorkerId
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
-from elastic_driver.report.happenings import HostsChanged, JobEnded, ProcessStarted, Remark, Summary
+from elastic_driver.report.happenings import (
+    HostsChanged,
+    JobEnded,
+    ProcessEnded,
+    ProcessStarted,
+    Remark,
+    StragglerFound,
+    StragglerGone,
+    Summary,
+    WorkerCleared,
+    WorkerSuspected,
+)
 from elastic_driver.report.page.sessions import ACTS_S, CODE_S, IDLE_S, Sessions
 from elastic_driver.report.page.story import MOST, Story
 from elastic_driver.report.page.tails import Tails
@@ -342,6 +353,32 @@ class Nowhere:
 
     def end(self, worker: WorkerId) -> None:
         pass
+
+
+def test_who_is_slow_or_suspected_is_told_and_shown(job: ShownJob, clock: Clock) -> None:
+    reader = Reader()
+    job.feed.add(reader, {})
+    slow, suspected = job.workers[1], job.workers[2]
+    job.feed.hear(StragglerFound(slow, 1, 0.2, 0.1, 0.5, 0.5, 100))
+    why = "its last step was 31 s ago"
+    job.feed.hear(WorkerSuspected(suspected, 2, "idle", why, "", "", (), 31.0, 30.0, "30 s", None, 0))
+    clock.pass_time(1)
+    told = next(data for name, data in reader.take() if name == "change" and "story" in data)
+    assert [entry["kind"] for entry in told["story"]] == ["straggler", "suspected"]
+    assert all(entry["warning"] for entry in told["story"])
+    assert f"worker {slow} (rank 1) is slow" in told["story"][0]["text"]
+    assert why in told["story"][1]["text"]
+    assert told["workers"][slow.key]["slow"] is True
+    job.feed.hear(StragglerGone(slow, 1, "it is as fast as the others", 62.0))
+    job.feed.hear(WorkerCleared(suspected, 2, "it went on", 33.0))
+    clock.pass_time(1)
+    told = next(data for name, data in reader.take() if name == "change" and "story" in data)
+    assert [entry["kind"] for entry in told["story"]] == ["straggler_gone", "cleared"]
+    assert not any("warning" in entry for entry in told["story"])
+    assert told["workers"][slow.key]["slow"] is None
+    job.feed.hear(StragglerFound(slow, 1, 0.2, 0.1, 0.5, 0.5, 100))
+    job.feed.hear(ProcessEnded(slow, 4711, "1", 0, "ended", expected=True, foretold=False))
+    assert job.feed.story.slow == set()
 
 
 def test_the_last_output_is_kept_without_escape_sequences() -> None:

@@ -1,0 +1,59 @@
+"""Sentences about a worker that seems to hang, or is slow: the terminal and the page have the same.
+
+Pure. Knows neither of them.
+"""
+
+from __future__ import annotations
+
+from elastic_driver.hosts import WorkerId
+from elastic_driver.report.happenings import StragglerFound, StragglerGone, WorkerCleared, WorkerSuspected
+
+# By the kind of the suspicion.
+_NOT_ENDED = {
+    "traced": "who is debugged is not ended",
+    "deadlock": "nobody is ended for that, since which of them is wrong cannot be seen",
+    "idle": "nobody is ended for that while nobody waits",
+}
+
+
+def of_suspicion(suspected: WorkerSuspected) -> str:
+    """Who may hang, why, and what comes of it."""
+    others = f" (and {suspected.more} others like it)" if suspected.more else ""
+    then = _NOT_ENDED.get(suspected.kind, "nobody is ended for that (--hang-action warn)")
+    if suspected.kind == "stopped" and suspected.ends_s is not None:
+        then = f"it is ended in {suspected.ends_s:.0f} s if it stays so"
+    elif suspected.ends_s is not None:
+        then = f"it is ended if it neither computes, reads, writes nor moves for {suspected.ends_s:.0f} s"
+    is_halted = suspected.kind in ("stopped", "traced") and suspected.still_s < suspected.limit_s
+    limit = "" if is_halted else f" (the limit: {suspected.limit})"
+    return f"{_named(suspected.worker, suspected.rank)}{others} may hang: {suspected.why}{limit}; {then}"
+
+
+def of_cleared(cleared: WorkerCleared) -> str:
+    """Who does not hang."""
+    who = _named(cleared.worker, cleared.rank)
+    return f"{who} is suspected no more: {cleared.why}; it stood still for {cleared.took_s:.1f} s"
+
+
+def of_straggler(found: StragglerFound) -> str:
+    """Who is slow, and by how much."""
+    slower = 1.0 / found.against_others
+    past = 1.0 / found.against_past
+    usual = f", and {past:.2g} times its own best" if past >= 1.1 else ", as it has always been"
+    return (
+        f"{_named(found.worker, found.rank)} is slow: its last {found.steps} steps took it {_time(found.own_s)} each "
+        f"without waiting, {slower:.2f} times the others' {_time(found.median_s)}{usual}"
+    )
+
+
+def of_straggler_gone(gone: StragglerGone) -> str:
+    """Who is slow no more."""
+    return f"{_named(gone.worker, gone.rank)} was slower than the others for {gone.took_s:.0f} s: {gone.why}"
+
+
+def _named(worker: WorkerId, rank: int | None) -> str:
+    return f"worker {worker}" if rank is None else f"worker {worker} (rank {rank})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
