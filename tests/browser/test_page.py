@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from jobs import FORKING, Job
+from relay import relaying
 from rendezvous_service import Service, serving
 from shown_job import ShownJob
 
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest, WebStreaming
+from elastic_driver.report.happenings import JobEnded, StragglerFound, Summary
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: scripts/install-browser")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -227,3 +229,149 @@ def test_a_job_that_is_stopped_goes_on_and_ends(browser: Any, tmp_path: Path) ->
         until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
         until(browser, "how it ended", lambda: "failed (143)" in text(browser, "#phase"))
         assert link.stdout.split("code=")[1][:20] not in job.event_log.read_text() + job.said()
+
+
+def operators_link(job: Job, env: dict[str, str]) -> str:
+    started = job.events("job_started")[0]
+    command = [sys.executable, "-m", "elastic_driver", "page", "--operator", started["job_id"]]
+    given = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    return given.stdout.split()[0]
+
+
+def test_an_operator_asks_for_stacks_drains_undoes_and_ends_a_real_job(browser: Any, tmp_path: Path) -> None:
+    env = {"ELASTIC_DRIVER_RUNTIME_DIR": str(tmp_path)}
+    hosts = "localhost:1\n127.0.0.1:1\n"
+    with Job(tmp_path, hosts, "-np", "2", "--min-np", "1", elasticrun=FORKING, env=env) as job:
+        job.wait_for_steps(2)
+        browser.get(operators_link(job, env))
+
+        def answered(words: str) -> None:
+            until(browser, f"the answer {words!r}", lambda: words in text(browser, "#shown-text"))
+            browser.find_element("id", "shown-close").click()
+
+        def confirm(label: str, word: str) -> None:
+            css = f'[aria-label="{label}"]'
+            until(browser, label, lambda: browser.find_elements("css selector", css))
+            browser.find_element("css selector", css).click()
+            until(browser, "a question", lambda: text(browser, "#ask-yes") == word)
+            browser.find_element("id", "ask-yes").click()
+
+        until(browser, "two workers", lambda: text(browser, "#fleet").count("rank ") == 2)
+        browser.find_element("id", "stacks").click()
+        until(browser, "the stacks", lambda: "step_program.py" in text(browser, "#shown-text"))
+        assert "rank" in text(browser, "#shown-text")
+        browser.find_element("id", "shown-close").click()
+
+        confirm("Drain host 127.0.0.1", "Drain")
+        answered("127.0.0.1")
+        until(browser, "one worker", lambda: "drained" in text(browser, "#fleet").lower())
+        job.wait_for_steps(1)
+        until(browser, "one member", lambda: text(browser, "#tiles").startswith("Workers\n1"))
+        confirm("Undo the drain of host 127.0.0.1", "Undo the drain")
+        answered("127.0.0.1")
+        until(browser, "both again", lambda: text(browser, "#tiles").startswith("Workers\n2"))
+        assert "drained" not in text(browser, "#fleet").lower()
+
+        browser.find_element("id", "end").click()
+        until(browser, "a question", lambda: text(browser, "#ask-yes") == "End the job")
+        browser.find_element("id", "ask-yes").click()
+        until(browser, "its end", lambda: "the last state" in text(browser, "#banner"))
+        assert not browser.find_element("id", "end").is_displayed()
+        assert job.wait() == 143
+
+
+def test_who_logs_out_sees_nothing_more(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    with relaying(running.port) as relay:
+        code = running.call(lambda: job.sessions.new_code(may_act=False))
+        browser.get(f"http://127.0.0.1:{relay.port}/login?code={code}")
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        relay.cut()
+        browser.find_element("id", "logout").click()
+        until(browser, "it says so", lambda: "still logged in" in text(browser, "#shown-text"))
+        browser.find_element("id", "shown-close").click()
+        relay.mend()
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        browser.find_element("id", "logout").click()
+        until(browser, "the login", lambda: "Not logged in" in text(browser))
+        assert "node000" not in browser.page_source
+        browser.back()
+        assert "node000" not in browser.page_source
+        browser.get(f"http://127.0.0.1:{relay.port}/")
+        assert "Not logged in" in text(browser)
+
+
+def test_a_lost_connection_is_told_and_what_was_missed_is_shown(
+    browser: Any, service: tuple[Service, ShownJob]
+) -> None:
+    running, job = service
+    with relaying(running.port) as relay:
+        code = running.call(lambda: job.sessions.new_code(may_act=False))
+        browser.get(f"http://127.0.0.1:{relay.port}/login?code={code}")
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        relay.silence()
+        until(browser, "the silence", lambda: "Nothing is heard" in text(browser, "#banner"))
+        running.call(lambda: job.lose_host("node001"))
+        relay.cut()
+        until(browser, "the loss", lambda: "cannot be reached" in text(browser, "#banner"))
+        assert text(browser, "#live") == "connecting"
+        assert text(browser, "#explain") == "round 1 runs with 4 workers"  # what it has stays
+        relay.mend()
+        until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+        until(browser, "what was missed", lambda: text(browser, "#explain") == "round 2 runs with 2 workers")
+        assert "killed by SIGKILL" in text(browser, "#story")
+        assert not browser.find_element("id", "banner").is_displayed()
+
+
+def test_another_driver_at_the_same_port_is_not_taken_for_the_first(
+    browser: Any, service: tuple[Service, ShownJob]
+) -> None:
+    running, job = service
+    late = Late()
+    with serving(web=late) as other:
+        late.job = other.call(lambda: ShownJob(2, call_later=asyncio.get_running_loop().call_later))
+        with relaying(running.port) as relay:
+            code = running.call(lambda: job.sessions.new_code(may_act=False))
+            browser.get(f"http://127.0.0.1:{relay.port}/login?code={code}")
+            until(browser, "the page is live", lambda: text(browser, "#live") == "live")
+            relay.cut()
+            relay.lead_to(other.port)
+            relay.mend()
+            until(browser, "it is said", lambda: "not logged in any more" in text(browser, "#banner"))
+            assert text(browser, "#explain") == "round 1 runs with 4 workers"
+
+
+def test_the_page_shows_who_is_slow_and_who_is_suspected(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    job.more["suspected"] = [
+        {"worker": job.workers[3].key, "rank": 3, "why": "has done no step", "since_s": 31.0, "limit_s": 60.0}
+    ]
+    enter(browser, running, job)
+    running.call(lambda: job.feed.hear(StragglerFound(job.workers[1], 1, 0.2, 0.1, 0.5, 0.5, 100)))
+    until(browser, "who is slow", lambda: "member (slow)" in text(browser, "#fleet"))
+    assert "member (suspected)" in text(browser, "#fleet")
+    assert "has done no step" in text(browser, "#suspects")
+    assert "is slow" in text(browser, "#warns")
+    running.call(lambda: job.feed.hear(JobEnded(0, "all workers ended with 0", Summary())))
+    until(browser, "its end", lambda: text(browser, "#phase") == "finished")
+    assert "suspected" not in text(browser, "#fleet")
+    assert not browser.find_element("id", "suspects").is_displayed()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wanted"),
+    [
+        (["gpu-0017.cluster.example", "gpu-0018.cluster.example"], {"gpu-0017", "gpu-0018"}),
+        (["training-job-worker-17", "training-job-worker-18"], {"train…orker-17", "train…orker-18"}),
+        (["10.0.0.17", "10.1.0.17"], {"10.0.0.17", "10.1.0.17"}),
+    ],
+)
+def test_hosts_on_the_timeline_can_be_told_apart(
+    browser: Any, service: tuple[Service, ShownJob], hosts: list[str], wanted: set[str]
+) -> None:
+    running, job = service
+    job.hosts, job.workers = hosts, []
+    running.call(job.tell_hosts)
+    enter(browser, running, job)
+    script = "return [...document.querySelectorAll('#chart text')].map(t => t.firstChild.data)"
+    until(browser, "their names", lambda: wanted <= set(browser.execute_script(script)))
