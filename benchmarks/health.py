@@ -32,8 +32,12 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from straggler_rounds import Draw, jitter, simulate
+
 from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
 from elastic_driver.core.membership import Policy
+from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
 from elastic_driver.driver.stepper import Stepper
 from elastic_driver.hosts import Host, WorkerId
@@ -42,10 +46,11 @@ from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.rendezvous.vitals_words import vitals_from_json, vitals_to_json
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
-from elastic_driver.vitals import Vitals
+from elastic_driver.vitals import OWN_STEPS, Vitals
 from elastic_driver.words import Backend, ReadyCause
 
 LOOKS_A_SECOND = 2
+JUDGED_EVERY_S = 1
 SLOTS_PER_HOST = 8
 STEP_S = 0.1
 
@@ -106,7 +111,7 @@ def main() -> None:
     )
 
     seconds = [asyncio.run(driver(options.workers, seed)) for seed in range(options.runs)]
-    for part in ("read", "take", "look", "all"):
+    for part in ("read", "take", "look", "stragglers", "all"):
         tell(
             f"driver, {options.workers} workers: {part}",
             [100 * parts[part] for parts in seconds],
@@ -115,6 +120,18 @@ def main() -> None:
             [parts[part] / parts["json"] for parts in seconds],
             "readings of the same JSON",
         )
+
+    for size, step_s in ((2, 0.1), (8, 0.1), (8, 0.7), (64, 0.7), (8, 5.0)):
+        for draw in (ten_percent, jitter, outliers):
+            named = [until_named(size, step_s, draw, seed) for seed in range(options.runs)]
+            steps_least = [max(OWN_STEPS * step_s, 2 * JUDGED_EVERY_S) / step_s] * len(named)
+            ratios = [taken / least for (taken, _), least in zip(named, steps_least, strict=True)]
+            what = f"named, {size} ranks, steps of {step_s} s, {draw.__name__}"
+            tell(what, [taken for taken, _ in named], 1, "steps", ratios, "of what the window and two looks take")
+            tell("      after", [seconds for _, seconds in named], 1, "s", None, "")
+    for draw in (ten_percent, jitter, outliers):
+        falsely, hours = zip(*(named_by_chance(draw, seed) for seed in range(options.runs)), strict=True)
+        print(f"named by chance, {draw.__name__}: {sum(falsely)} in {sum(hours):.0f} rank-hours")
 
 
 def tell(
@@ -242,6 +259,7 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
     now = 1000.0
     stepper, members = a_large_job(size, lambda: now)
     told: list[object] = []
+    by_key = {worker.key: worker for worker in members}
 
     class Ear:
         live = False
@@ -251,14 +269,17 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
 
     health = Health(stepper, chronicle=Chronicle(Ear()), clock=lambda: now, tasks=Tasks())
     waited = [0.0] * size
-    spent = dict.fromkeys(("json", "read", "take", "look"), 0.0)
+    spent = dict.fromkeys(("json", "read", "take", "look", "stragglers"), 0.0)
+    watch = StragglerWatch()
+    watch.begin(1, {worker: rank for rank, worker in enumerate(members)}, now)
     for second in range(2 * seconds):
         messages = []
         for first in range(0, size, SLOTS_PER_HOST):
             seen = {}
             for rank in range(first, min(first + SLOTS_PER_HOST, size)):
                 waited[rank] += 0.2 + 0.02 * dice.random()
-                seen[members[rank].key] = a_look(now, rank, second, waited[rank])
+                own_s = STEP_S * dice.gauss(0.7, 0.02)
+                seen[members[rank].key] = a_look(now, rank, second, waited[rank], own_s)
             messages.append(vitals_to_json(seen))
         marks = [time.thread_time()]
         for message in messages:
@@ -275,6 +296,12 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
         health._look(stragglers=True)
         now += 0.5
         marks.append(time.thread_time())
+        # Once more, what "take" and "look" do of that for stragglers alone.
+        for seen in read:
+            for key, vitals in seen.items():
+                watch.take(by_key[key], vitals)
+        watch.look(now)
+        marks.append(time.thread_time())
         if second >= seconds:
             for part, since, until in zip(spent, marks, marks[1:], strict=False):
                 spent[part] += (until - since) / seconds
@@ -282,7 +309,7 @@ async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:
     return {**spent, "all": spent["read"] + spent["take"] + spent["look"]}
 
 
-def a_look(now: float, rank: int, second: int, waited_s: float) -> Vitals:
+def a_look(now: float, rank: int, second: int, waited_s: float, own_s: float) -> Vitals:
     """At a worker that has made ten steps a second."""
     steps = int(second / STEP_S) + 1
     return Vitals(
@@ -298,10 +325,45 @@ def a_look(now: float, rank: int, second: int, waited_s: float) -> Vitals:
         submitted=20 * steps,
         finished=20 * steps,
         waited_s=round(waited_s, 6),
+        own_s=round(own_s, 6),
         commits=steps,
         committed_s=0.05,
         can_dump=True,
     )
+
+
+# --- stragglers ------------------------------------------------------------------------------------------------------
+
+
+def ten_percent(draws: random.Random) -> float:
+    """Normally distributed by a tenth."""
+    return max(0.5, draws.gauss(1, 0.1))
+
+
+def outliers(draws: random.Random) -> float:
+    """One step of a hundred takes ten times as long."""
+    return draws.gauss(1, 0.07) * (10.0 if draws.random() < 0.01 else 1.0)
+
+
+def until_named(size: int, step_s: float, draw: Draw, seed: int) -> tuple[float, float]:
+    """Steps, and seconds, from when a rank becomes slow to when it is named; so many as there are, where it is not."""
+    first = max(60, int(8 / step_s))
+    steps = first + max(100, int(20 / step_s))
+    told, began = simulate(size, steps, step_s, draw, slow={1: (first, steps, 1.3)}, seed=seed)
+    for one in told:
+        if isinstance(one.news, StragglerFound) and one.news.rank == 1 and one.at_s >= began[first]:
+            return one.step - first, one.at_s - began[first]
+    return steps - first, began[steps - 1] - began[first]
+
+
+def named_by_chance(draw: Draw, seed: int) -> tuple[int, float]:
+    """How many are named, though none is slow; and for how many hours, of all ranks together."""
+    falsely, hours = 0, 0.0
+    for size, step_s, steps in ((2, 0.3, 6000), (8, 0.1, 6000), (64, 0.7, 1200)):
+        told, began = simulate(size, steps, step_s, draw, seed=1000 + seed)
+        falsely += sum(isinstance(one.news, StragglerFound) for one in told)
+        hours += size * began[steps - 1] / 3600
+    return falsely, hours
 
 
 if __name__ == "__main__":
