@@ -104,11 +104,11 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
                 table(("TASK", "WORKER", "PHASE", "FOR", "ADDRESS", "PID"), rows, right={"FOR", "PID"}, width=width)
             )
     elif answer["workers"]:
-        heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "FROM COMMIT", "PID")
+        heads = ("RANK", "WORKER", "PHASE", "FOR", "STEP" if restarts else "COMMIT", "PID")
         rows = [
             _worker(each, restarts=restarts, has_commits=has_commits) for each in sorted(answer["workers"], key=_order)
         ]
-        parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "FROM COMMIT", "PID"}, width=width))
+        parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)
 
 

@@ -114,6 +114,11 @@ class Board:
 
     # --- for the status --------------------------------------------------------------------------------------------
 
+    def commits(self, worker: WorkerId) -> int:
+        """The newest commit that it has told of, by its number; 0 before the first look."""
+        vitals = self.of(worker)
+        return 0 if vitals is None else vitals.commits
+
     def entry(self, worker: WorkerId) -> dict[str, object] | None:
         """What the status says of a worker's vitals; None before the first look."""
         vitals = self.of(worker)

@@ -717,13 +717,10 @@ class ElasticDriver:
         if state.phase is not JobPhase.RUNNING:
             return ()
         steps = max((vitals.steps for _, vitals in self.board), default=0)
-        # Commits are the furthest worker's; the state's own are those with which the round began.
-        commits = max((record.commits for record in state.workers), default=0)
-        told = max((vitals.commits for _, vitals in self.board), default=0)
         return figures(
             steps_per_s=self.board.steps_per_s(),
             steps=steps,
-            commits=max(state.commits, commits, told),
+            commits=self.rounds.newest_commit(),
             suspected=self.health.suspected,
         )
 

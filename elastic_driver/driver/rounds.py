@@ -286,6 +286,12 @@ class Rounds:
         """Why the job stands where it stands, and what discovery does, and which hosts are not ready."""
         return "; ".join(filter(None, (explain(self._stepper.state, self._clock()), self._remark())))
 
+    def newest_commit(self) -> int:
+        """The furthest worker's, by its number; the state's own are those with which the round began."""
+        state = self._stepper.state
+        told = (vitals.commits for _, vitals in self._board)
+        return max(state.commits, *(record.commits for record in state.workers), *told, 0)
+
     def status(self) -> dict[str, object]:
         """The job as JSON, for ``GET /v1/status``."""
         self._stepper.catch_up()
@@ -298,6 +304,7 @@ class Rounds:
             "on_change": state.policy.on_change,
             "round_id": state.round_id,
             "commits": state.commits,
+            "newest_commit": self.newest_commit(),
             "tells_commits": not any(Backend.HOROVOD in record.backends for record in state.workers),
             "resets": state.resets,
             "progress": asdict(self.progress.estimate(now)),
@@ -318,7 +325,7 @@ class Rounds:
                     "rank": record.rank if record.round_id else None,
                     "round_id": record.round_id,
                     "running": record.running,
-                    "commits": record.commits,
+                    "commits": max(record.commits, self._board.commits(record.worker)),
                     "pid": self._processes.pid(record.worker),
                     "booked": self._booked(record.worker),
                     "vitals": self._board.entry(record.worker),

@@ -115,6 +115,9 @@ def run(
     spot_notices: str | None = None,
     config_file: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
+    event_hook: str | None = None,
+    page_address: str | None = None,
+    page: bool | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` in worker processes. Blocks until all have returned.
@@ -136,7 +139,8 @@ def run(
         host_discovery_script, discovery_interval, discovery_timeout, heartbeat_timeout, hang_timeout, hang_action,
             straggler_action, reset_window, drain_timeout, grace_time, standby, np_multiple, ranks_per_host_multiple,
             protect, durable_dir, durable_every, durable_interval, durable_keep, rendezvous_port, config_file,
-            event_log, prefix_output_with_timestamp: as the flags.
+            event_log, event_hook, page_address, prefix_output_with_timestamp: as the flags.
+        page: False for none, as ``--no-page``.
         discovery: tells the hosts, in place of a script: an object with a method ``find_available_hosts_and_slots()``,
             see HostDiscovery. It is asked here, in a thread of this process. Or "kubernetes", as the flag.
         selector, namespace, slots_from, pod_names: of pods as hosts, as the flags.
@@ -220,6 +224,9 @@ def run(
         "check_network": check_network,
         "spot_notices": spot_notices,
         "config_file": config_file,
+        "event_hook": event_hook,
+        "page_address": page_address,
+        "page": page,
         "log_level": None if verbose else "WARNING",
         "verbose": bool(verbose and int(verbose) > 1),
         "mpi": use_mpi or None,  # or a config file may ask for it

@@ -250,8 +250,7 @@ class _Source:
     def _of_commits(self, status: _Status) -> Iterator[Metric]:
         tally = self._tally
         if status["tells_commits"]:
-            newest = max((worker["commits"] for worker in status["workers"]), default=0)
-            newest = max(newest, status["commits"], *(commits for _, commits in tally.durable.values()), 0)
+            newest = max(status["newest_commit"], *(commits for _, commits in tally.durable.values()), 0)
             yield _one("commits", "The newest commit that the driver has heard of, by its number.", newest)
         if tally.durable:
             written = max(written for written, _ in tally.durable.values())

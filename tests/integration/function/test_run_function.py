@@ -203,7 +203,8 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
         elastic_driver.run(
             len, ("",), np=1, max_np=1, reset_limit=4, host_discovery_script="true", durable_dir="commits",
             durable_every=5, durable_keep=6, grace_time=2.0, standby=1, preload=["torch"], rendezvous_port=4321,
-            event_log="log", config_file="file.yaml", prefix_output_with_timestamp=True, **given,
+            event_log="log", event_hook="cat", page_address="127.0.0.1:4322", page=True, config_file="file.yaml",
+            prefix_output_with_timestamp=True, **given,
         )  # fmt: skip
     (settings,) = made
     assert {name: getattr(settings, f"{name}_s") for name in given} == given
@@ -211,6 +212,7 @@ def test_parameters_reach_the_job_as_flags_do(monkeypatch: pytest.MonkeyPatch, t
     assert (settings.grace_s, settings.num_standby, settings.rendezvous_port) == (2.0, 1, 4321)
     assert settings.preload == ("torch",)
     assert (settings.event_log, settings.prefix_timestamp) == (tmp_path / "log", True)
+    assert (settings.event_hook, settings.page, settings.page_address) == ("cat", True, "127.0.0.1:4322")
     assert settings.worker_env["HOROVOD_CYCLE_TIME"] == "7"
     with pytest.raises(JobFailedError):
         elastic_driver.run(

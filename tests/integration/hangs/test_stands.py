@@ -84,7 +84,8 @@ def test_who_is_stopped_is_suspected_at_once_and_ended_ten_seconds_later(jobs: J
     assert hung["worker"] == "127.0.0.1[0]#0"
     assert hung["reason"].startswith("stopped by a signal (state T) for 1")
     assert hung["time"] - jobs.stopped_at >= 10
-    assert suspected["ends_s"] == pytest.approx(hung["time"] - suspected["time"], abs=2)
+    assert 0 < suspected["ends_s"] <= 10
+    assert hung["time"] - suspected["time"] >= suspected["ends_s"] - 1, "more, where the machine was busy"
     lines = job.wait_for_steps(1, 3)
     assert {line["pid"] for line in lines} == {pids[0]}
     assert is_gone(pids[1])
@@ -117,7 +118,7 @@ def test_a_checkpoint_is_suspected_once_and_is_usual_then(jobs: Jobs) -> None:
     assert len(job.events("worker_suspected")) == 1, "the second one takes no longer than is usual"
     cleared = job.one("worker_cleared")
     assert (cleared["rank"], cleared["why"]) == (0, "it goes on")
-    assert cleared["took_s"] == pytest.approx(marks[0][3], abs=2.5)
+    assert marks[0][3] - 2.5 <= cleared["took_s"] < marks[0][3] + 20, "it is told late on a busy machine"
 
 
 def test_an_evaluation_is_named_and_goes_on(jobs: Jobs) -> None:

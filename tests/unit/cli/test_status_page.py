@@ -49,10 +49,10 @@ def test_a_page() -> None:
         "b         4        0  blacklisted, drained, left out, not heard, rack=r1, spot\n"
         "gone      -        1  not listed\n"
         "\n"
-        "RANK  WORKER   PHASE      FOR  FROM COMMIT   PID\n"
-        "   0  a[0]     training  61 s           12  4000\n"
-        "   1  a[1]     joining   61 s           12  4001\n"
-        "   -  gone[0]  booting    3 s            0     -"
+        "RANK  WORKER   PHASE      FOR  COMMIT   PID\n"
+        "   0  a[0]     training  61 s      12  4000\n"
+        "   1  a[1]     joining   61 s      12  4001\n"
+        "   -  gone[0]  booting    3 s       0     -"
     )
 
 

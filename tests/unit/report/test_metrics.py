@@ -58,6 +58,7 @@ class Scraper:
             "on_change": "in-place",
             "round_id": 3,
             "commits": 40,
+            "newest_commit": 41,
             "tells_commits": True,
             "hosts": [{"name": name, "slots": 2} for name in "abcde"],
             "blacklisted": ["c"],
