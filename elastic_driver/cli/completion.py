@@ -26,7 +26,14 @@ from elastic_driver.errors import SettingsError
 
 _SHELLS = ("bash", "zsh", "fish")
 _JOBS = "elasticrun jobs --ids 2>/dev/null"
-_FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND"}), frozenset({"DIR"})
+# shtab's own form for zsh asks once, while the script is read: the list would stay as it was then.
+_JOBS_IN_ZSH = f"""
+_elasticrun_jobs() {{
+  local -a ids=(${{(f)"$({_JOBS})"}})
+  _wanted jobs expl 'running job' compadd -a ids
+}}
+"""
+_FILES, _FOLDERS = frozenset({"FILE", "YAML", "PATH", "COMMAND", "EVENTS"}), frozenset({"DIR"})
 
 
 def parser_of_completion() -> Parser:
@@ -76,17 +83,31 @@ def completion(words: Sequence[str]) -> int:
     subparsers = parser.add_subparsers(dest="subcommand", parser_class=Parser)
     for name, make in SUBCOMMANDS.items():
         made = make()
+        # Beside its name there is room for a sentence.
+        made.description = (made.description or "").split(". ")[0].removesuffix(".")
         # Its own parser takes the place of the empty one that argparse makes.
-        subparsers.add_parser(name, help=made.description.split(". ")[0] if made.description else "", add_help=False)
+        subparsers.add_parser(name, help=made.description, add_help=False)
         subparsers.choices[name] = made
         subparsers._name_parser_map[name] = made
     for each in (parser, *subparsers.choices.values()):
         for action in each._actions:
             _complete(action, shtab)
-    script = shtab.complete(parser, shell)
-    # Where nothing of ours fits, as in the words of the command, bash is to complete files.
-    print(script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F"))
+    print(_with_files(shtab.complete(parser, shell), shell))
     return 0
+
+
+def _with_files(script: str, shell: str) -> str:
+    """The script, with files for the words of the training command: what nothing of ours fits."""
+    match shell:
+        case "bash":
+            return script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F")
+        case "zsh":
+            end = "      esac\n  esac\n"
+            return script.replace(end, f"        *) _files ;;\n{end}")
+        case _:
+            has_words = "test (count (string match -v -- '-*' (commandline -opc))) -gt 1"
+            ours = " ".join(SUBCOMMANDS)
+            return f'{script}\ncomplete -c elasticrun -n "not __fish_seen_subcommand_from {ours}; and {has_words}" -F'
 
 
 def _complete(action: argparse.Action, shtab: Any) -> None:
@@ -96,6 +117,7 @@ def _complete(action: argparse.Action, shtab: Any) -> None:
         return
     if action.metavar == "JOB" or (action.metavar == "ID" and action.dest == "job"):
         found = shtab.cmd(_JOBS)
+        found |= {"zsh": "_elasticrun_jobs", "preamble": {**found["preamble"], "zsh": _JOBS_IN_ZSH}}
     elif action.metavar in _FILES:
         found = shtab.FILE
     elif action.metavar in _FOLDERS:

@@ -5,8 +5,10 @@ Heavy imports come late, so that ``--help`` is quick.
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
@@ -30,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         subcommand = _subcommand(words[0]) if words else None
         if subcommand is not None:
             return _unless_nobody_reads(subcommand, words[1:])
-        given = parse((*_options_of(os.environ), *words))
+        options = _options_of(os.environ)
+        if not options:
+            _refuse_slips(words)
+        given = parse((*options, *words))
         if given.pop("check_build", False):
             from elastic_driver.cli.check_build import report
 
@@ -58,6 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before the job's own handler is there: nothing runs yet.
         return 130
+
+
+def _refuse_slips(words: Sequence[str]) -> None:
+    """Says what is nearer to the mark than that -np is missing.
+
+    Raises:
+        SettingsError: there is nothing at all, or what looks like a subcommand that is written otherwise.
+    """
+    if not words:
+        raise SettingsError("no command to run, as in: elasticrun -np 2 python train.py (elasticrun --help tells more)")
+    word = words[0]
+    if word.isalpha() and shutil.which(word) is None:
+        from elastic_driver.cli.completion import SUBCOMMANDS
+
+        near = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+        if near:
+            raise SettingsError(f"there is no subcommand {word} (did you mean {near[0]}?), and no such command")
 
 
 def _options_of(environ: MutableMapping[str, str]) -> list[str]:

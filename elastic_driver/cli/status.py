@@ -17,6 +17,7 @@ from elastic_driver.errors import SettingsError
 from elastic_driver.rendezvous.job_files import running_jobs
 from elastic_driver.report.lengths import length
 from elastic_driver.report.printable import one_line
+from elastic_driver.report.status_line import figures
 from elastic_driver.words import OnChange
 
 _INTERVAL_S = 2.0
@@ -88,10 +89,11 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
         chief = answer["chief"]
         there = f"chief {chief['number']} {chief['phase']} for {length(chief['since_s'])}" if chief else "no chief yet"
         facts = f"{there}, {_count(answer['resets'], 'unplanned restart')}"
+    told = (title, answer["explain"], facts, _progress(answer, has_commits=has_commits))
     parts = [
         "\n".join(
             textwrap.fill(one_line(line), min(width, _SENTENCE) or _SENTENCE, break_on_hyphens=False)
-            for line in (title, answer["explain"], facts)
+            for line in filter(None, told)
         )
     ]
     hosts = _hosts(answer)
@@ -110,6 +112,19 @@ def page(name: str, answer: dict[str, Any], *, width: int = 0) -> str:
         ]
         parts.append(table(heads, rows, right={"RANK", "FOR", "STEP", "COMMIT", "PID"}, width=width))
     return "\n\n".join(parts)
+
+
+def _progress(answer: dict[str, Any], *, has_commits: bool) -> str:
+    """How the training goes, in the figures of the driver's status line; "" where nothing is known of it."""
+    commits = answer.get("newest_commit", 0)
+    told = figures(
+        steps_per_s=answer.get("steps_per_s"),
+        steps=answer.get("steps") or 0,
+        commits=commits if has_commits and commits > answer["commits"] else 0,
+        suspected=len(answer.get("suspected", ())),
+    )
+    goodput = answer.get("goodput")
+    return ", ".join((*told, *([f"goodput {100 * goodput['share']:.1f} %"] if goodput else [])))
 
 
 _REMARKS = {"blacklisted": "blacklisted", "drained": "drained", "left_out": "left out", "silent": "not heard"}

@@ -531,7 +531,8 @@ class ElasticDriver:
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stepper.is_over:
-            self._chronicle.warning(f"{name} again: killing all workers now")
+            if self._workers.living or self._chief is not None:  # else the job's end is told already
+                self._chronicle.warning(f"{name} again: killing all workers now")
             self._launcher.kill()
             if self._chief is not None:
                 self._chief.kill()

@@ -164,12 +164,12 @@ class _Picture:
             spent_s = booked.seconds.get(category)
             share = spent_s / self.span if spent_s else 0.0
             if share > 0:
-                self.parts.append(
-                    rect(x, self.y, width * share, 22, category, f"{name}: {duration(spent_s or 0)}, {share:.2%}")
-                )
+                title = f"{name}: {duration(spent_s or 0)}, {100 * share:.2f} %"
+                self.parts.append(rect(x, self.y, width * share, 22, category, title))
                 x += width * share
-            figure = "not known" if spent_s is None else f"{duration(spent_s)} ({share:.1%})"
-            count = f", {self.story.resets} times" if category is Category.RESET and self.story.resets else ""
+            figure = "not known" if spent_s is None else f"{duration(spent_s)} ({100 * share:.1f} %)"
+            times = f", {self.story.resets} time{'' if self.story.resets == 1 else 's'}" if self.story.resets else ""
+            count = times if category is Category.RESET else ""
             text = f"{name} {figure}{count}"
             if not spent_s and category is not Category.UNEXPLAINED:
                 continue

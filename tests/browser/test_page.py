@@ -189,11 +189,19 @@ def test_a_host_is_drained_with_the_keyboard_alone(browser: Any, service: tuple[
     until(browser, "it is shown", lambda: "drained" in text(browser, "#fleet"))
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 768, 1280])
 def test_it_fits_and_is_dark_where_that_is_wanted(browser: Any, service: tuple[Service, ShownJob], width: int) -> None:
     running, job = service
+    job.drained.add("node001")
+    job.more["suspected"] = [
+        {"worker": job.workers[3].key, "rank": 3, "why": "has done no step", "since_s": 31.0, "limit_s": 60.0}
+    ]
     size(browser, width)
     enter(browser, running, job, may_act=True)
+    until(browser, "all that makes rows wide", lambda: "(suspected)" in text(browser, "#fleet"))
+    edges = "return ['fleet', 'fleet-card'].map(id => document.getElementById(id).getBoundingClientRect().right)"
+    table, card = browser.execute_script(edges)
+    assert table < card, "nothing sticks out of the card"
     backs = []
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -348,14 +356,31 @@ def test_the_page_shows_who_is_slow_and_who_is_suspected(browser: Any, service: 
     ]
     enter(browser, running, job)
     running.call(lambda: job.feed.hear(StragglerFound(job.workers[1], 1, 0.2, 0.1, 0.5, 0.5, 100)))
-    until(browser, "who is slow", lambda: "member (slow)" in text(browser, "#fleet"))
-    assert "member (suspected)" in text(browser, "#fleet")
-    assert "has done no step" in text(browser, "#suspects")
+    until(browser, "who is slow", lambda: "training (slow)" in text(browser, "#fleet"))
+    assert "training (suspected)" in text(browser, "#fleet")
+    # When it is ended, and whether, is not known from this: it is told where it is.
+    wanted = f"Worker {job.workers[3].key} (rank 3) may hang: has done no step (suspected after 60 s)"
+    assert text(browser, "#suspects") == wanted
     assert "is slow" in text(browser, "#warns")
     running.call(lambda: job.feed.hear(JobEnded(0, "all workers ended with 0", Summary())))
     until(browser, "its end", lambda: text(browser, "#phase") == "finished")
     assert "suspected" not in text(browser, "#fleet")
     assert not browser.find_element("id", "suspects").is_displayed()
+
+
+def test_phases_are_told_in_the_words_of_elasticrun_status(browser: Any, service: tuple[Service, ShownJob]) -> None:
+    running, job = service
+    job.running = False
+    enter(browser, running, job)
+    until(browser, "who joins", lambda: text(browser, "#fleet").count("joining") == 4)
+    job.more["on_change"] = "restart"
+    until(browser, "who runs", lambda: text(browser, "#fleet").count("running") == 4)
+    job.running = True
+    until(browser, "who trains", lambda: text(browser, "#fleet").count("training") == 4)
+    browser.find_element("id", "fold").click()
+    until(browser, "how many of them", lambda: text(browser, "#fleet").count("2 training") == 2)
+    job.more["chief"] = None
+    until(browser, "who serves", lambda: text(browser, "#fleet").count("2 serving") == 2)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class ShownJob:
         self.explain = f"round 1 runs with {workers} workers"
         self.round_id = 1
         self.phase = "running"
+        self.running = True
         self.random = random.Random(1)
         self.more: dict[str, object] = {}
         self.hosts = [f"node{index:03}" for index in range(-(-workers // each))]
@@ -168,7 +169,7 @@ class ShownJob:
                     "since_s": age_s,
                     "rank": rank,
                     "round_id": self.round_id,
-                    "running": True,
+                    "running": self.running,
                     "commits": int(age_s * 2),
                     "pid": 4711,
                     "vitals": {

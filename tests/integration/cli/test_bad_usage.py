@@ -96,7 +96,11 @@ def program(tmp_path: Path, name: str, text: str, mode: int = 0o755) -> str:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("", "-np is missing"),
+        ("", "no command to run, as in: elasticrun -np 2 python train.py (elasticrun --help tells more)"),
+        ("stats", "there is no subcommand stats (did you mean status?), and no such command"),
+        ("repot events.jsonl -o job.svg", "there is no subcommand repot (did you mean report?)"),
+        ("./stats", "-np is missing"),
+        ("-np 2 stats", "cannot find the command 'stats'"),
         ("true", "-np is missing"),
         ("-np 2", "no command to run: add it behind the flags"),
         ("-np x true", "-np/--num-proc: 'x' is not an integer"),

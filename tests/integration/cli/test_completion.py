@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +86,10 @@ def test_fish(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str])
 
     assert complete("stat") == ["status"]
     assert complete("stacks --ra") == ["--rank"]
+    (tmp_path / "hosts").touch()
+    assert complete(f"-np 2 python {tmp_path}/ho") == [f"{tmp_path}/hosts"]
+    assert complete(f"report {tmp_path}/ho") == [f"{tmp_path}/hosts"]
+    assert complete(f"status {tmp_path}/ho") == []
 
 
 def test_zsh_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +97,61 @@ def test_zsh_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("zsh", 'zsh -n "$0"', tmp_path, str(path)) == ""
     assert path.read_text().startswith("#compdef elasticrun\n")
     assert "stacks:" in path.read_text()
+
+
+class Zsh:
+    """One on a terminal, since it completes nowhere else."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        functions = folder / "functions"
+        functions.mkdir()
+        path.rename(functions / "_elasticrun")
+        start = f"PS1='ready> '\nfpath=({shlex.quote(str(functions))} $fpath)\nautoload -Uz compinit\ncompinit -u -D\n"
+        (folder / ".zshrc").write_text(start)
+        pid, self.terminal = pty.fork()
+        if pid == 0:
+            os.chdir(folder)
+            seen = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ZDOTDIR": str(folder), "TERM": "dumb"}
+            os.execvpe("zsh", ["zsh", "-d", "-i"], seen)
+        self.pid = pid
+        self.read_until("ready> ")
+
+    def read_until(self, wanted: str) -> str:
+        text, until = "", time.monotonic() + 60
+        while wanted not in text:
+            left = max(0.0, until - time.monotonic())
+            assert select.select([self.terminal], [], [], left)[0], f"no {wanted!r} in {text!r}"
+            text += os.read(self.terminal, 65536).decode()
+        return text
+
+    def completes(self, line: str, wanted: str) -> None:
+        os.write(self.terminal, f"{line}\t".encode())
+        self.read_until(wanted)
+        os.write(self.terminal, b"\x15")  # ^U: the line away
+
+    def end(self) -> None:
+        os.close(self.terminal)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.mark.timeout(180)
+def test_zsh_on_a_terminal(tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "zsh", capsys)
+    (tmp_path / "the_only_hosts").touch()
+    zsh = Zsh(path, tmp_path)
+    try:
+        zsh.completes("elasticrun compl", "completion")
+        zsh.completes("elasticrun --log-level DE", "DEBUG")
+        zsh.completes("elasticrun report the_o", "the_only_hosts")
+        zsh.completes("elasticrun -np 2 python the_o", "the_only_hosts")
+        # Those that run when the key is pressed, not when the script was read.
+        posting = Posting.post("3f2a", "http://127.0.0.1:1", JobKey.new(), ["true"])
+        assert posting is not None
+        zsh.completes("elasticrun status 3", "3f2a")
+        posting.remove()
+    finally:
+        zsh.end()
 
 
 def test_every_subcommand_is_completed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,26 @@ async def crashed(job: Job, what: str = "ZeroDivisionError('a bug')") -> None:
     assert "the last " in job.text()
     assert len(job.logged("internal_error")) == 1
     assert job.logged("job_ended")[0]["exit_code"] == 70
+
+
+def test_a_late_ctrl_c_has_nothing_to_say_of_workers_that_are_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        job = Job(tmp_path, A)
+        close = job.launcher.close
+
+        async def interrupted() -> None:
+            job.driver._interrupted(signal.SIGINT)
+            await close()
+
+        job.launcher.close = interrupted  # type: ignore[method-assign]
+        await job.started(1)
+        job.driver._interrupted(signal.SIGINT)
+        assert await job.end() == 130
+        assert "SIGINT: stopping all workers" in job.text()
+        assert "killing all workers" not in job.text()
+        assert job.console.said[-1] == "summary: interrupted by SIGINT"
+
+    run(main())
 
 
 # --- errors that nobody expected -----------------------------------------------------------------------------------

@@ -56,6 +56,18 @@ def test_a_page() -> None:
     )
 
 
+def test_figures_of_the_training() -> None:
+    workers = [worker("a", 0, 0, commits=31), worker("a", 1, 1)]
+    more: dict[str, Any] = {"workers": workers, "steps_per_s": 5.188, "steps": 340, "newest_commit": 31}
+    more["goodput"] = {"seconds": {}, "share": 0.9333}
+    shown = page("3f2a", {**ANSWER, **more, "suspected": [{"worker": "a[1]#0"}]})
+    assert "from commit 12, 1 reset\n1 suspected, 5.19 steps/s, commit 31, step 340, goodput 93.3 %\n\n" in shown
+    # Of workers that are restarted, and before anything is known of them.
+    assert "commit" not in page("3f2a", {**ANSWER, **more, "on_change": "restart"})
+    nothing = {"workers": [], "steps_per_s": None, "steps": 0}
+    assert "1 reset\n\nHOST" in page("3f2a", {**ANSWER, **nothing})
+
+
 def test_workers_that_are_restarted_have_steps() -> None:
     workers = [worker("a", 1, 1, running=False, commits=0), worker("a", 0, 0, commits=40)]
     shown = page("3f2a", {**ANSWER, "on_change": "restart", "workers": workers})

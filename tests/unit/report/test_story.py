@@ -197,6 +197,13 @@ def test_a_drain_a_standstill_and_workers_without_commits() -> None:
     assert "drained workers" in svg(story)
 
 
+@pytest.mark.parametrize(("resets", "words"), [(1, " %), 1 time<"), (2, " %), 2 times<")])
+def test_resets_are_counted(resets: int, words: str) -> None:
+    story = read(a_job())
+    story.resets = resets
+    assert words in svg(story)
+
+
 def test_deaths_and_stalls_have_marks() -> None:
     log = a_job()
     end = log.lines.pop()
