@@ -363,10 +363,11 @@ class HangWatch:
     def _note_steps(self, seen: _Seen, vitals: Vitals, before: Vitals) -> None:
         done = vitals.steps - before.steps
         if done > 0:
+            # The first of them took at least as long as no step was seen: those that came after it do not make it
+            # shorter, and it is forgotten a hundred steps after it, not after them.
+            is_new = self._steps.add(seen.steps + 1, before.at_s - seen.stepped_s)
             seen.steps += done
-            # One of them took at least as long as no step was seen: those that came after it do not make it shorter.
-            took_s = max((vitals.at_s - seen.stepped_s) / done, before.at_s - seen.stepped_s)
-            if self._steps.add(seen.steps, took_s):
+            if self._steps.add(seen.steps, (vitals.at_s - seen.stepped_s) / done) or is_new:
                 self._derive()
         seen.stepped_s = vitals.at_s
 

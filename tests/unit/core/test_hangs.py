@@ -173,6 +173,16 @@ def test_gaps_between_collectives_stand_in_for_steps() -> None:
     assert "gaps between collectives" in world.watch.limit.told
 
 
+def test_a_slow_step_is_forgotten_after_a_hundred_also_where_a_look_has_seen_many() -> None:
+    """A worker loads its data for 7 s; then it makes 40 steps a second."""
+    world = World(step_s=0.025)
+    world.pass_s(7.0, all_stand=True)
+    world.pass_s(2.0)
+    assert world.watch.limit.seconds >= 60.0, "its first step is one of the last 100"
+    world.pass_s(1.0)
+    assert world.watch.limit.seconds == 5.0
+
+
 def test_who_does_nothing_at_all_is_proven_to_hang_after_the_whole_deadline() -> None:
     world = World()
     world.train()
