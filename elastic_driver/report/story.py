@@ -293,12 +293,13 @@ class Reader:
             case "worker_suspected":
                 story.marks.append(Mark(at, "stall", f"worker {worker}: {event['why']}", worker.hostname))
             case "straggler":
-                text = f"worker {worker} is {_seconds(event['against_others']):.1f} times slower than the others"
+                slower = _seconds(event["own_s"]) / max(_seconds(event["median_s"]), 1e-9)
+                text = f"worker {worker} takes {slower:.2f} times as long for a step as the others"
                 story.marks.append(Mark(at, "stall", text, worker.hostname))
             case "worker_exited":
                 known.ended_at = known.pieces[-1].until = at
                 code = int(event["returncode"])
-                if code and not known.how:
+                if code and not known.how and not event.get("expected"):
                     known.how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
                     story.marks.append(Mark(at, "worker_dying", f"worker {worker}: {known.how}", worker.hostname))
                 del self._living[key]

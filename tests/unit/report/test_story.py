@@ -209,7 +209,7 @@ def test_deaths_and_stalls_have_marks() -> None:
     end = log.lines.pop()
     log.now -= 1.0
     log.add("worker_suspected", worker="a[0]#0", rank=0, why="it has not submitted the allreduce 'loss'")
-    log.add("straggler", 0.5, worker="b[0]#1", rank=1, against_others=1.42)
+    log.add("straggler", 0.5, worker="b[0]#1", rank=1, own_s=0.284, median_s=0.2, against_others=0.7042)
     story = Reader().read([*log.lines, end])
     assert story is not None
     root = ET.fromstring(svg(story))
@@ -217,8 +217,18 @@ def test_deaths_and_stalls_have_marks() -> None:
     assert marks == [
         "1:14: worker a[0]: it has not submitted the allreduce 'loss'",
         "0:25: worker b[0] killed by SIGKILL",
-        "1:14: worker b[0]#1 is 1.4 times slower than the others",
+        "1:14: worker b[0]#1 takes 1.42 times as long for a step as the others",
     ]
+
+
+def test_who_was_told_to_end_has_no_mark() -> None:
+    log = Log()
+    log.add("worker_started", worker="a[0]#0", pid=1)
+    log.add("worker_started", worker="b[0]#0", pid=2)
+    log.add("worker_exited", 1.0, worker="a[0]#0", pid=1, returncode=-15, expected=True)
+    log.add("worker_exited", worker="b[0]#0", pid=2, returncode=-11, expected=False)
+    log.add("job_ended", exit_code=143, message="ended")
+    assert [mark.text for mark in read(log).marks] == ["worker b[0]: killed by signal 11"]
 
 
 NASTY = "</title><script>alert(1)</script>\x1b[31m\ud800\ufffe&\"'\u202e"
