@@ -26,32 +26,27 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from large_job import SLOTS_PER_HOST, a_large_job
 from straggler_rounds import Draw, jitter, simulate
 
-from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
-from elastic_driver.core.membership import Policy
 from elastic_driver.core.stragglers import StragglerFound, StragglerWatch
 from elastic_driver.driver.health import Health
-from elastic_driver.driver.stepper import Stepper
-from elastic_driver.hosts import Host, WorkerId
+from elastic_driver.hosts import WorkerId
 from elastic_driver.launch.agent.vitals import VitalsWatch
 from elastic_driver.launch.agent.vitals_page import VitalsPage
 from elastic_driver.rendezvous.vitals_words import vitals_from_json, vitals_to_json
 from elastic_driver.report.chronicle import Chronicle
 from elastic_driver.system.tasks import Tasks
 from elastic_driver.vitals import OWN_STEPS, Vitals
-from elastic_driver.words import Backend, ReadyCause
 
 LOOKS_A_SECOND = 2
 JUDGED_EVERY_S = 1
-SLOTS_PER_HOST = 8
 STEP_S = 0.1
 
 # Run with the page's path, or "", what to do, and for how long; prints what it found.
@@ -230,27 +225,6 @@ async def agent(number: int, seconds: float) -> tuple[float, float]:
 
 
 # --- the driver ------------------------------------------------------------------------------------------------------
-
-
-def a_large_job(size: int, clock: Callable[[], float]) -> tuple[Stepper, list[WorkerId]]:
-    """A job all of whose workers train, brought there by the core's own steps; its members, by rank."""
-    started: list[WorkerId] = []
-
-    def carry_out(commands: Any, now: float) -> None:
-        started.extend(command.worker for command in commands if isinstance(command, StartWorker))
-
-    def fail(error: Exception) -> None:
-        raise error
-
-    stepper = Stepper(Policy(num_proc=size, min_num_proc=1), clock=clock, carry_out=carry_out, on_error=fail)
-    stepper.post(HostsDiscovered(tuple(Host(f"host-{n:05}", SLOTS_PER_HOST) for n in range(size // SLOTS_PER_HOST))))
-    for one in started:
-        stepper.report(WorkerReady(one, 0, 0, ReadyCause.START, "", (Backend.NATIVE,)))
-    stepper.catch_up()
-    for one in started:
-        stepper.report(WorkerRunning(one, 1, 0))
-    stepper.catch_up()
-    return stepper, list(stepper.state.members)
 
 
 async def driver(size: int, seed: int, seconds: int = 60) -> dict[str, float]:

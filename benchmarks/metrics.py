@@ -2,7 +2,8 @@
 
     python benchmarks/metrics.py [--workers 4096] [--runs 5] [--looks 20]
 
-The state is the core's own, brought there by its own steps: hosts of eight slots each, all of whose workers train.
+The state is the core's own, brought there by its own steps: hosts of eight slots each, all of whose workers train, and
+of each of which an agent has told.
 Measured is what the driver's only thread does for a scrape: the status of all workers, and the text that is made of it.
 Each run is a process of its own; printed are the medians of its looks, their median, and its ratio to 100 ms, which is
 what a scrape may take. In a running job nothing else is done meanwhile.
@@ -17,61 +18,18 @@ import statistics
 import time
 from typing import Any
 
-from elastic_driver.core.events import HostsDiscovered, StartWorker, WorkerReady, WorkerRunning
-from elastic_driver.core.membership import Policy
-from elastic_driver.driver.rounds import Rounds
-from elastic_driver.driver.stepper import Stepper
-from elastic_driver.hosts import Host, WorkerId
+from large_job import LargeRounds
+
 from elastic_driver.rendezvous.server.web import WebAnswer, WebRequest
 from elastic_driver.report.metrics import MetricsPage
 from elastic_driver.report.tally import Tally
-from elastic_driver.words import Backend, ReadyCause
 
 ALLOWED_MS = 100.0
-SLOTS_PER_HOST = 8
 _OPEN = "application/openmetrics-text; version=1.0.0"
 
 
-class _Pids:
-    """Each worker has a process, and nobody is watched."""
-
-    def pid(self, worker: WorkerId) -> int:
-        return 1000 + worker.slot
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *unused, **more: None
-
-
 async def _look(workers: int, looks: int) -> tuple[float, float, int]:
-    started: list[WorkerId] = []
-
-    def carry_out(commands: Any, now: float) -> None:
-        started.extend(command.worker for command in commands if isinstance(command, StartWorker))
-
-    def fail(error: Exception) -> None:
-        raise error
-
-    stepper = Stepper(
-        Policy(num_proc=workers, min_num_proc=1), clock=time.monotonic, carry_out=carry_out, on_error=fail
-    )
-    hosts = tuple(Host(f"host-{number:05}", SLOTS_PER_HOST) for number in range(workers // SLOTS_PER_HOST))
-    stepper.post(HostsDiscovered(hosts))
-    for worker in started:
-        stepper.report(WorkerReady(worker, 0, 0, ReadyCause.START, "", (Backend.NATIVE,)))
-    stepper.catch_up()
-    for worker in started:
-        stepper.report(WorkerRunning(worker, 1, 0))
-    stepper.catch_up()
-    pids: Any = _Pids()
-    rounds = Rounds(
-        stepper,
-        processes=pids,
-        heartbeats=pids,
-        clock=time.monotonic,
-        on_disc=lambda report: None,
-        end=lambda: "",
-        about=lambda: {"job_id": "77", "command": ["true"], "urls": []},
-    )
+    rounds = LargeRounds(workers).rounds
     page = MetricsPage(Tally(), rounds.status, b"Bearer x", "1")
     request = WebRequest("GET", "/metrics", headers={"authorization": "Bearer x", "accept": _OPEN})
     took: list[float] = []

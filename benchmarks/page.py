@@ -2,8 +2,9 @@
 
     python benchmarks/page.py [--workers 1000] [--readers 3] [--seconds 20]
 
-The server, the feed and the site are the driver's own, in this process; the job's status is simulated, and costs what
-making it costs here. The readers read over real connections, in a process of their own, and check what they get.
+The server, the feed and the site are the driver's own, in this process. The job that is shown is simulated; for each
+look at it the driver's own status of so many workers, with all their vitals, is made, too, and thrown away. The readers
+read over real connections, in a process of their own, and check what they get.
 Printed: the processor time of this process as a share of one processor, without and with readers, and what each gets.
 """
 
@@ -22,6 +23,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
+from large_job import LargeRounds
 from rendezvous_service import KEY, Handler
 from shown_job import ShownJob
 
@@ -52,8 +54,19 @@ def read(url: str, code: str, seconds: float, results: multiprocessing.Queue[tup
 
 async def measure(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
-    job = ShownJob(options.workers, each=8, call_later=loop.call_later)
+    real, shown = LargeRounds(options.workers).rounds, ShownJob.status
+
+    class Job(ShownJob):
+        def status(self) -> dict[str, object]:
+            assert len(real.status()["workers"]) == options.workers  # type: ignore[arg-type]
+            return shown(self)
+
+    job = Job(options.workers, each=8, call_later=loop.call_later)
     job.tell_start()
+    began = time.perf_counter()
+    for _ in range(20):
+        real.status()
+    print(f"a status of {options.workers} workers: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
     server = RendezvousServer(Handler(), routes={}, key=KEY, web=job.site)
     port = await server.start("127.0.0.1", 0)
     processes = multiprocessing.get_context("spawn")

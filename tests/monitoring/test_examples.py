@@ -36,7 +36,7 @@ def page() -> str:
         tally.hear(happening)
     status: dict[str, Any] = {
         **{"age_s": 1.0, "phase": "running", "on_change": "in-place", "round_id": 1, "commits": 4},
-        **{"tells_commits": True, "hosts": [], "workers": []},
+        **{"newest_commit": 4, "tells_commits": True, "hosts": [], "workers": []},
         **{key: [] for key in ("blacklisted", "silent", "left_out", "drained", "suspected", "stragglers")},
         **{"steps_per_s": 1.0, "steps": 5, "waited_s": 1.0, "lost_steps": 3, "collectives": []},
         "goodput": {"seconds": {"training": 1.0}},
