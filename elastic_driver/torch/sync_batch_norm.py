@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from elastic_driver.torch.optimizer.buckets import spec_of
-from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Sum
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -139,9 +138,15 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             # Each output depends on all ranks' inputs, by way of the two statistics.
             work = sums.clone()
-            number = ctx.members.number
-            operation = Operation(Kind.ALLREDUCE, (spec_of(work),), "SyncBatchNorm.backward", Sum, process_set=number)
-            wait(ctx.members.context.engine.submit(operation), work)
+            operation = Operation(
+                Kind.ALLREDUCE,
+                (spec_of(work),),
+                "SyncBatchNorm.backward",
+                Sum,
+                process_set=ctx.members.number,
+                keep=work,
+            )
+            ctx.members.context.engine.submit(operation).result()
             mean_grad, mean_scaled = (work / ctx.total).to(input.device, scale.dtype)
             centered *= (-scale * scale * mean_scaled).view(ctx.shape)
             centered += grad_output
@@ -161,7 +166,8 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 def _allgather(members: Members, vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The ranks' vectors, (ranks, len(vector)) float64."""
     data = torch.from_numpy(vector).view(1, -1)
-    operation = Operation(Kind.ALLGATHER, (spec_of(data),), "SyncBatchNorm.forward", process_set=members.number)
-    result = wait(members.context.engine.submit(operation), data)
+    specs = (spec_of(data),)
+    operation = Operation(Kind.ALLGATHER, specs, "SyncBatchNorm.forward", process_set=members.number, keep=data)
+    result = members.context.engine.submit(operation).result()
     table: npt.NDArray[np.float64] = result.arrays[0].view(np.float64).reshape(members.size, -1)
     return table

@@ -68,13 +68,24 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 cause, detail = ReadyCause.HOSTS_UPDATED, interrupt.reason
                 where, raised = "", False
             # Outside the handlers, so that the old round's frames, and the buffers in them, are free by now.
+            if cause is ReadyCause.HOSTS_UPDATED:
+                cause, detail = _settle(process, detail)
             if cause is ReadyCause.INTERNAL_ERROR:
-                current().abort(detail)
+                process.break_round(detail)
                 state.restore()
             process.reset(cause, commits=state._commits, detail=detail, where=where, raised=raised)
             again = True
 
     return cast(Callable[Concatenate[S, P], R], wrapper)
+
+
+def _settle(process: Runtime, detail: str) -> tuple[ReadyCause, str]:
+    """Completes what is under way before a planned change; why the round is left then, as it may break in that."""
+    try:
+        process.settle_round()
+    except HorovodInternalError as error:
+        return ReadyCause.INTERNAL_ERROR, f"cannot complete what was under way when hosts changed: {error}"
+    return ReadyCause.HOSTS_UPDATED, detail
 
 
 def _comes_of_the_round(error: Exception) -> bool:

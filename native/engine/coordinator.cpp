@@ -274,6 +274,14 @@ void Coordinator::receive(int number, std::string_view message, Clock::time_poin
       join(number);
       continue;
     }
+    if (what.plan->kind == Kind::kLeave) {
+      if (!std::exchange(rank.left, true)) {
+        has_left_ = true;
+        for (const auto& [key, pending] : pending_) refuse_hopeless(key, pending);
+      }
+      arrive(number, unnamed_key(0, Kind::kLeave, static_cast<uint64_t>(what.plan->root)), what, {}, now);
+      continue;
+    }
     const std::string key = what.name.empty()
                                 ? unnamed_key(set, what.plan->kind, rank.unnamed[{set, what.plan->kind}]++)
                                 : named_key(set, what.name);
@@ -316,7 +324,21 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
   if (complete(pending)) {
     make_ready(key, pending);
     pending_.erase(found);
+  } else if (has_left_) {
+    refuse_hopeless(key, pending);
   }
+}
+
+void Coordinator::refuse_hopeless(const std::string& key, const Pending& pending) {
+  std::vector<int> left;
+  for (const int rank : missing(pending)) {
+    if (ranks_[static_cast<size_t>(rank)].left) left.push_back(rank);
+  }
+  for (const Arrival& arrival : pending.arrivals) {
+    if (arrival.plan && arrival.plan->kind == Kind::kLeave) return;
+  }
+  if (left.empty()) return;
+  ready_.push_back({Reply::Type::kAbort, {}, join_ranks(left) + " left the round without '" + key_name(key) + "'"});
 }
 
 void Coordinator::join(int number) {
@@ -389,7 +411,7 @@ std::string Coordinator::objection(const Pending& pending) const {
     return text;
   }
   const Plan& plan = *reference.plan;
-  if (!joined.empty() && plan.kind != Kind::kAllreduce) {
+  if (!joined.empty() && plan.kind != Kind::kAllreduce && plan.kind != Kind::kLeave) {
     return std::string(kind_name(plan.kind)) + " is not supported while " + join_ranks(joined) +
            (joined.size() == 1 ? " has" : " have") + " joined" + (plan.kind == Kind::kAllgather ? kSparseHint : "");
   }

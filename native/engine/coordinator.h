@@ -136,6 +136,7 @@ class Coordinator {
     uint64_t generation = 0;  // that the templates' numbers are of
     std::map<std::pair<int, Kind>, uint64_t> unnamed;
     bool joined = false;
+    bool left = false;
   };
   struct Arrival {
     std::shared_ptr<const Plan> plan;  // none: not there yet
@@ -153,6 +154,8 @@ class Coordinator {
   void arrive(int rank, const std::string& key, const Template& what, std::vector<int64_t> sizes,
               Clock::time_point now);
   void join(int rank);
+  // What a member has left without submitting can never run: the round breaks.
+  void refuse_hopeless(const std::string& key, const Pending& pending);
   void refuse_removed(const std::string& key, const Plan& plan);
   bool complete(const Pending& pending) const;
   std::vector<int> missing(const Pending& pending) const;
@@ -166,6 +169,7 @@ class Coordinator {
   std::set<int> removed_;
   std::vector<Rank> ranks_;
   int last_joined_ = -1;
+  bool has_left_ = false;  // whether any rank has
   std::unordered_map<std::string, Pending> pending_;
   std::vector<Reply> ready_;
   Sender sender_;

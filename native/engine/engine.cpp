@@ -87,7 +87,17 @@ void Engine::start() {
   throw_if_aborted();
   if (!executor_) throw CollectiveError("connect() was not called");
   if (coordinator_) source_ = std::make_unique<vitals::Source>([this] { return what_lacks_ranks(); });
-  thread_ = std::thread([this] { run(); });
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running_ = true;
+  }
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running_ = false;
+    throw;
+  }
 }
 
 void Engine::add_process_set(int number, std::vector<int> ranks, std::shared_ptr<ContextGroup> contexts) {
@@ -108,12 +118,20 @@ std::shared_ptr<Operation> Engine::remove_process_set(int number) {
 }
 
 std::shared_ptr<Operation> Engine::submit(const std::string& name, Plan plan, std::vector<Memory> memory,
-                                          std::vector<int64_t> sizes) {
+                                          std::vector<int64_t> sizes, std::shared_ptr<void> owner) {
   auto operation = std::make_shared<Operation>();
+  operation->owner = std::move(owner);
   operation->name = name;
   operation->plan = std::move(plan);
   operation->memory = std::move(memory);
   operation->sizes = std::move(sizes);
+  return enter(std::move(operation));
+}
+
+std::shared_ptr<Operation> Engine::leave(int step) {
+  auto operation = std::make_shared<Operation>();
+  operation->plan.kind = Kind::kLeave;
+  operation->plan.root = step;
   return enter(std::move(operation));
 }
 
@@ -140,7 +158,16 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) throw AbortedError(broken_);
-    if (plan.kind == Kind::kJoin) {
+    if (plan.kind == Kind::kLeave) {
+      std::shared_ptr<Operation>& begun = leaving_[plan.root == 0 ? 0 : 1];
+      if (begun) return begun;
+      begun = operation;
+    } else if (leaving_[0]) {
+      throw AbortedError("this rank has left the round");
+    }
+    if (plan.kind == Kind::kLeave) {
+      operation->key = unnamed_key(0, plan.kind, static_cast<uint64_t>(plan.root));
+    } else if (plan.kind == Kind::kJoin) {
       operation->key = named_key(0, "join");
     } else if (name.empty()) {
       operation->key = unnamed_key(plan.process_set, plan.kind, unnamed_[{plan.process_set, plan.kind}]++);
@@ -160,13 +187,45 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
 
 bool Engine::wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_->wait_for(lock, limit, [&] { return operation->state != Operation::State::kPending; });
+  return changed_->wait_for(lock, limit, [&] {
+    if (operation->state == Operation::State::kPending) return false;
+    return operation != leaving_[0] || !broken_.empty() || !busy(std::nullopt);
+  });
+}
+
+bool Engine::busy(std::optional<int> process_set) const {
+  const auto counts = [&](int number) { return !process_set || number == *process_set; };
+  return std::any_of(turns_taken_.begin(), turns_taken_.end(), counts) ||
+         std::any_of(turns_.begin(), turns_.end(), [&](const Turn& turn) { return counts(turn.plan->process_set); }) ||
+         std::any_of(inflight_.begin(), inflight_.end(), [&](const auto& one) {
+           const Plan& plan = one.second->plan;
+           return plan.kind != Kind::kLeave && counts(plan.process_set);
+         });
+}
+
+bool Engine::carries_out() const {
+  if (executes_) return true;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !turns_taken_.empty();
+}
+
+bool Engine::settled(int process_set, std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_->wait_for(lock, limit, [&] { return !broken_.empty() || !busy(process_set); });
+}
+
+bool Engine::quiesce(std::chrono::milliseconds limit) {
+  if (getpid() != owner_) return true;
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_->wait_for(lock, limit, [&] { return !running_; });
 }
 
 void Engine::check(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   switch (operation->state) {
     case Operation::State::kDone:
+      // It is done for this rank; what this rank had under way may have broken since.
+      if (operation == leaving_[0] && !broken_.empty()) throw AbortedError(broken_);
       return;
     case Operation::State::kMismatch:
       throw MismatchError(operation->error);
@@ -198,7 +257,8 @@ std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   if (turns_.empty()) return std::nullopt;
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
-  ++turns_taken_;
+  if (turn.operation) turn.owner = turn.operation->owner;
+  turns_taken_.insert(turn.plan->process_set);
   turn.taken = Clock::now();
   return turn;
 }
@@ -207,7 +267,8 @@ void Engine::conclude(const Turn& turn, const std::string& error) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++finished_;
-    --turns_taken_;
+    turns_taken_.erase(turns_taken_.find(turn.plan->process_set));
+    changed_->notify_all();
   }
   if (turn.operation) {
     if (timeline_.on()) {
@@ -264,7 +325,7 @@ std::optional<std::string> Engine::what_lacks_ranks() const {
 
 bool Engine::awaits() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return !inflight_.empty() || !turns_.empty() || turns_taken_ != 0 || (coordinator_ && coordinator_->awaits());
+  return !inflight_.empty() || !turns_.empty() || !turns_taken_.empty() || (coordinator_ && coordinator_->awaits());
 }
 
 // --- the engine's thread ------------------------------------------------------------------------------------------
@@ -315,6 +376,8 @@ void Engine::run() {
     }
     turns_.clear();
     reason = broken_;
+    running_ = false;
+    changed_->notify_all();
   }
   for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
 }
@@ -388,6 +451,7 @@ void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::Stat
     const std::lock_guard<std::mutex> lock(mutex_);
     operation->state = state;
     operation->error = error;
+    operation->owner.reset();
   }
   tell_over(*operation, state == Operation::State::kDone);
   changed_->notify_all();
@@ -422,7 +486,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (plan.device != 0 && plan.kind != Kind::kJoin) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < entries.size(); ++i) {
-      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes, answered_, {}});
+      turns_.push_back({std::move(operations[i]), nullptr, entries[i].plan, entries[i].sizes, answered_, {}});
     }
     changed_->notify_all();
     return;
@@ -430,9 +494,12 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   const auto begin = Clock::now();
   std::vector<Span> spans;
   try {
+    executes_ = true;
     spans = executor_->run(*set, entries, operations);
+    executes_ = false;
     if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   } catch (...) {
+    executes_ = false;
     // They are failed with all others; but their memory is in use no more only after this.
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto& operation : operations) {
@@ -452,7 +519,9 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     // Ranks have submitted different numbers of unnamed ones by now; all begin anew, as the coordinator does.
     if (plan.kind == Kind::kJoin) unnamed_.clear();
     for (const auto& operation : operations) {
-      if (operation) operation->state = Operation::State::kDone;
+      if (!operation) continue;
+      operation->state = Operation::State::kDone;
+      operation->owner.reset();
     }
     ++finished_;
   }

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -92,17 +93,26 @@ class Engine {
   // on before runs everywhere, and what comes after fails everywhere. Throws as submit() does.
   std::shared_ptr<Operation> remove_process_set(int number);
 
-  // `sizes`: see Plan::sized(). Throws DuplicateNameError, AbortedError, std::invalid_argument.
+  // `sizes`: see Plan::sized(). `owner`: of the memory; kept until the operation is over, and let go of in any thread.
+  // Throws DuplicateNameError, AbortedError, std::invalid_argument.
   std::shared_ptr<Operation> submit(const std::string& name, Plan plan, std::vector<Memory> memory,
-                                    std::vector<int64_t> sizes);
+                                    std::vector<int64_t> sizes, std::shared_ptr<void> owner = nullptr);
+  // Begins to leave the round, in two steps, 0 and 1. From the first on this rank's submissions are refused. It is over
+  // when all ranks that have not joined are at it, and all that this rank had under way is done; then the second step
+  // keeps the connections open until the other ranks are as far. The round breaks when a rank has left without
+  // submitting what others wait for: that can never be completed. Called again, returns the same operation.
+  std::shared_ptr<Operation> leave(int step);
   // Whether it is over, after `limit` at the latest.
   bool wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit);
+  // Whether nothing is under way in a process set, after `limit` at the latest; or the round is broken.
+  bool settled(int process_set, std::chrono::milliseconds limit);
   // Throws what it failed with, if it did: MismatchError, AbortedError.
   void check(const std::shared_ptr<Operation>& operation);
 
   // An operation on a device's memory whose turn it is, the same on all members and in the same order.
   struct Turn {
     std::shared_ptr<Operation> operation;  // none where this rank has joined and others have not
+    std::shared_ptr<void> owner;           // of its memory, for as long as the turn lasts
     std::shared_ptr<const Plan> plan;
     std::vector<int64_t> sizes;  // of all members
     std::chrono::steady_clock::time_point answered, taken;
@@ -118,6 +128,9 @@ class Engine {
   // Operations finished so far, and whether others are under way.
   std::pair<uint64_t, bool> progress() const;
 
+  // Whether an operation that all members have submitted is being run, here or by who took its turn.
+  bool carries_out() const;
+
   Timeline& timeline() { return timeline_; }
   int rank() const { return rank_; }
 
@@ -127,6 +140,8 @@ class Engine {
 
   // Ends everything under way and refuses what comes. Any thread, any time.
   void abort(const std::string& reason);
+  // After abort(): whether the thread touches no memory of operations any more, after `limit` at the latest.
+  bool quiesce(std::chrono::milliseconds limit);
   // Aborts what is under way, and ends the thread.
   void close();
 
@@ -139,6 +154,8 @@ class Engine {
   void throw_if_aborted() const;
   // Throws where there is nothing to wait for any more.
   void look();
+  // With the mutex: whether anything but leave() is under way, in one process set or in any.
+  bool busy(std::optional<int> process_set) const;
   // Whether operations wait for other ranks, here or on rank 0.
   bool awaits() const;
   // See vitals::Source.
@@ -175,14 +192,17 @@ class Engine {
   SharedMemory memory_;
   std::deque<std::shared_ptr<Operation>> queue_;
   std::deque<Turn> turns_;
-  size_t turns_taken_ = 0;  // and not concluded yet
+  std::multiset<int> turns_taken_;  // process sets of those taken and not concluded yet
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;
   std::string broken_;
+  std::shared_ptr<Operation> leaving_[2];  // the steps of leave(), once begun
+  bool running_ = false;                   // whether the thread may touch the memory of operations
   uint64_t finished_ = 0;
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> asleep_{false};
+  std::atomic<bool> executes_{false};
   std::mutex close_mutex_;
   std::thread thread_;
   std::unique_ptr<vitals::Source> source_;  // on rank 0, from start() to close()

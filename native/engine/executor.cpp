@@ -90,7 +90,7 @@ std::vector<Span> Executor::run(const ProcessSet& set, const std::vector<Entry>&
                                 const std::vector<std::shared_ptr<Operation>>& operations) {
   const Kind kind = entries[0].plan->kind;
   Operation* const first = operations[0].get();
-  if (first == nullptr && kind != Kind::kAllreduce && kind != Kind::kJoin) {
+  if (first == nullptr && kind != Kind::kAllreduce && kind != Kind::kJoin && kind != Kind::kLeave) {
     throw CollectiveError("rank 0 runs what this rank has not submitted");
   }
   switch (kind) {
@@ -114,6 +114,12 @@ std::vector<Span> Executor::run(const ProcessSet& set, const std::vector<Entry>&
       break;
     case Kind::kJoin:
       if (first != nullptr) first->last_joined = static_cast<int>(entries[0].sizes.at(0));
+      break;
+    case Kind::kLeave:
+      // Those who have left need nothing of this rank any more after the second step.
+      if (first == nullptr && entries[0].plan->root != 0) {
+        throw CollectiveError("all ranks that have not joined have left the round");
+      }
       break;
   }
   return std::exchange(spans_, {});

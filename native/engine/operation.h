@@ -33,6 +33,8 @@ struct Operation {
   std::string name;  // "" for an unnamed one
   Plan plan;
   std::vector<Memory> memory;  // of each of the plan's tensors
+  // What owns that memory, if anything does that can be named. Let go of when the operation is over.
+  std::shared_ptr<void> owner;
   std::vector<int64_t> sizes;  // see Plan::sized()
   int removes = -1;            // a process set that goes when this, a barrier, is done
   // What it is paired by with those of other ranks; see named_key(), unnamed_key().

@@ -10,7 +10,7 @@ namespace elastic {
 namespace {
 
 constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast", "alltoall",
-                                            "reducescatter", "barrier",   "join"};
+                                            "reducescatter", "barrier",   "join",      "leave"};
 constexpr const char* kReductionNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
 
 struct WireType {

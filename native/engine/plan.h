@@ -11,8 +11,8 @@
 namespace elastic {
 
 // The numbers are those of elastic_driver.worker.engine.Kind.
-enum class Kind : uint8_t { kAllreduce, kAllgather, kBroadcast, kAlltoall, kReducescatter, kBarrier, kJoin };
-constexpr int kKinds = 7;
+enum class Kind : uint8_t { kAllreduce, kAllgather, kBroadcast, kAlltoall, kReducescatter, kBarrier, kJoin, kLeave };
+constexpr int kKinds = 8;
 const char* kind_name(Kind kind);
 
 // Horovod's numbers: 0 average, 1 sum, 2 Adasum, 3 minimum, 4 maximum, 5 product.
@@ -37,7 +37,7 @@ struct TensorPlan {
 struct Plan {
   Kind kind;
   Reduction reduction = Reduction::kSum;
-  int root = 0;
+  int root = 0;  // of a broadcast; of a leave: its step, see Engine::leave()
   double prescale = 1, postscale = 1;
   int process_set = 0;
   // Not 0: the memory is a device's, and whoever asked runs the operation himself, when it is its turn.

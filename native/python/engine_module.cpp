@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -32,6 +33,37 @@ using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 Bytes bytes_array(void* data, size_t bytes, nb::handle owner) { return Bytes(data, {bytes}, owner); }
 
+// What owns the memory of operations, on its way back to Python: the engine lets go of it in a thread that has nothing
+// to do with Python. A stack that needs no lock, so that a fork finds it usable.
+struct Owner {
+  PyObject* object;
+  Owner* next = nullptr;
+};
+std::atomic<Owner*> released{nullptr};
+
+void release(Owner* owner) {
+  owner->next = released.load();
+  while (!released.compare_exchange_weak(owner->next, owner)) {
+  }
+}
+
+// With Python's lock: lets go of what was released so far.
+void free_released() {
+  Owner* owner = released.exchange(nullptr);
+  while (owner != nullptr) {
+    const std::unique_ptr<Owner> last(owner);
+    owner = owner->next;
+    Py_DECREF(last->object);  // may be anything, and call back into this module
+  }
+}
+
+std::shared_ptr<void> keep(nb::handle object) {
+  if (object.is_none()) return nullptr;
+  auto* const owner = new Owner{object.ptr()};
+  Py_INCREF(object.ptr());
+  return std::shared_ptr<Owner>(owner, release);
+}
+
 // What Python holds of an operation.
 struct Handle {
   std::shared_ptr<Engine> engine;
@@ -52,6 +84,7 @@ struct Handle {
       const nb::gil_scoped_release unlocked;
       done = engine->wait(operation, kSlice);
     }
+    free_released();
     engine->check(operation);
   }
 
@@ -143,8 +176,12 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
     if (size < 0) throw std::invalid_argument("sizes and splits cannot be negative");
   }
   const auto name = nb::cast<std::string>(what.attr("name"));
+  free_released();
+  // From here to the end no signal's handler runs: either the engine has the operation and its memory's owner, or
+  // neither.
+  std::shared_ptr<void> owner = keep(what.attr("keep"));
   const nb::gil_scoped_release unlocked;
-  return {engine, engine->submit(name, std::move(plan), std::move(memory), std::move(sizes))};
+  return {engine, engine->submit(name, std::move(plan), std::move(memory), std::move(sizes), std::move(owner))};
 }
 
 std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double stall_warn_s, double stall_fail_s,
@@ -165,7 +202,7 @@ std::shared_ptr<Engine> make(int rank, int size, size_t fusion_bytes, double sta
   return std::make_shared<Engine>(rank, size, options);
 }
 
-// What Python is to run: (handle's number or 0, turn, kind, reduction, root, prescale, postscale, process set,
+// What Python is to run: (the memory's owner or None, turn, kind, reduction, root, prescale, postscale, process set,
 // [(dtype, shape), ...], sizes); None when there is nothing.
 nb::object next_turn(const std::shared_ptr<Engine>& engine, double timeout_s) {
   std::optional<Engine::Turn> turn;
@@ -183,8 +220,9 @@ nb::object next_turn(const std::shared_ptr<Engine>& engine, double timeout_s) {
   }
   nb::list sizes;
   for (const int64_t size : turn->sizes) sizes.append(size);
-  const auto number = reinterpret_cast<uintptr_t>(turn->operation.get());
-  return nb::make_tuple(number, nb::cast(*turn), static_cast<int>(plan.kind), static_cast<int>(plan.reduction),
+  nb::object owner = nb::none();
+  if (turn->operation && turn->owner) owner = nb::borrow(static_cast<Owner*>(turn->owner.get())->object);
+  return nb::make_tuple(owner, nb::cast(*turn), static_cast<int>(plan.kind), static_cast<int>(plan.reduction),
                         plan.root, plan.prescale, plan.postscale, plan.process_set, tensors, sizes);
 }
 
@@ -221,7 +259,6 @@ void bind_engine(nb::module_& module) {
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
       .def("outputs", &Handle::outputs)
-      .def_prop_ro("number", [](const Handle& self) { return reinterpret_cast<uintptr_t>(self.operation.get()); })
       .def_prop_ro("last_joined", [](const Handle& self) { return self.operation->last_joined; });
   nb::class_<Engine::Turn>(module, "Turn");
   nb::class_<Engine>(module, "Engine")
@@ -269,8 +306,35 @@ void bind_engine(nb::module_& module) {
           },
           arg("number"))
       .def("submit", &submit, arg("operation"))
+      .def(
+          "leave",
+          [](const std::shared_ptr<Engine>& self, int step) {
+            if (step != 0 && step != 1) throw std::invalid_argument("leaving has the steps 0 and 1");
+            const nb::gil_scoped_release released;
+            return Handle{self, self->leave(step)};
+          },
+          arg("step"))
+      .def(
+          "settle",
+          [](Engine& self, int process_set) {
+            const vitals::Waits waits;
+            bool done = false;
+            while (!done) {
+              if (PyErr_CheckSignals() != 0) throw nb::python_error();
+              const nb::gil_scoped_release unlocked;
+              done = self.settled(process_set, kSlice);
+            }
+          },
+          arg("process_set"))
+      .def(
+          "quiesce",
+          [](Engine& self, double limit_s) {
+            return self.quiesce(std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1e3)));
+          },
+          arg("limit_s"), unlocked)
       .def("allocate", &allocate, arg("nbytes"))
       .def("progress", &Engine::progress, unlocked)
+      .def_prop_ro("carries_out", &Engine::carries_out)
       .def_prop_ro("unreachable", &Engine::unreachable)
       .def(
           "start_timeline",

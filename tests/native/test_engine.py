@@ -590,18 +590,16 @@ def test_device_operations_take_turns_in_one_order() -> None:
         tensors = [np.ones(4, np.float32) for _ in names]
         handles = {}
         for name, tensor in zip(names, tensors, strict=True):
-            handle = engine.submit(Operation(Kind.ALLREDUCE, (spec(tensor),), name=name, device=1))
-            handles[handle.number] = (name, handle)
+            handles[name] = engine.submit(Operation(Kind.ALLREDUCE, (spec(tensor),), name=name, device=1, keep=name))
         orders[rank] = []
         while len(orders[rank]) < 20:
             turn = engine.next_turn(1.0)
             assert turn is not None
             assert (turn.kind, turn.tensors, turn.sizes) == (Kind.ALLREDUCE, [("float32", (4,))], [])
-            name, handle = handles[turn.number]
-            assert not handle.done()
-            orders[rank].append(name)
+            assert not handles[turn.keep].done()
+            orders[rank].append(turn.keep)
             engine.conclude(turn, "")
-            handle.result()
+            handles[turn.keep].result()
         assert engine.next_turn(0.01) is None
 
     with engines(3) as made:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from worker_program import hold, say
 
 import elastic_driver.torch as hvd
+from elastic_driver.worker.rounds.current import current
 
 
 def under_way() -> None:
@@ -70,4 +73,67 @@ def callbacks(steps: str) -> None:
 
     state.register_reset_callbacks([on_reset])
     loop(state)
+    say(done=True)
+
+
+def overwritten(count: str) -> None:
+    """Rank 2 dies while the others reduce their parameters in place; are those as they were committed after that?"""
+    hvd.init(process_sets=[pair := hvd.ProcessSet([0, 1])])
+    model = torch.nn.Linear(int(count) // 1000, 1000, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(7)
+    turned = model.weight.detach().t()  # not contiguous: its result is copied into it by who waits for it
+
+    def submit() -> None:
+        """A second thread's, which knows nothing of rounds."""
+        with contextlib.suppress(hvd.HorovodInternalError):
+            for number in range(4):
+                hvd.synchronize(hvd.allreduce_async_(turned, name=f"turned {number}", process_set=pair, op=hvd.Sum))
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        if hvd.size() > 2:
+            say(entering=True)
+            hvd.barrier()
+            if hvd.rank() == 2:
+                sys.stdin.readline()
+                raise AssertionError("it was to be killed")
+            threading.Thread(target=submit, daemon=True).start()
+            for number in range(100):
+                hvd.allreduce_async_(model.weight.detach(), name=f"{number}", process_set=pair, op=hvd.Sum)
+            say(submitted=True)
+            # Not by waiting for an operation: one that fails has ended, and this is to be before the end.
+            while True:
+                current().check()
+        for _ in range(20):
+            hvd.barrier()
+            say(intact=bool(torch.all(model.weight == 7)))
+
+    loop(hvd.elastic.TorchState(model=model))
+    say(done=True)
+
+
+def planned(kind: str) -> None:
+    """Hosts come while operations are under way; says what became of the operations, and of the parameters."""
+    hvd.init(process_sets=[pair := hvd.ProcessSet([0, 1])])
+    straight, turned = torch.full((300, 400), hvd.rank() + 1.0), torch.full((300, 400), hvd.rank() + 1.0)
+    handles: list[int] = []
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        if hvd.size() > 2:
+            say(straight=straight.unique().tolist(), turned=turned.unique().tolist(), step=state.step)
+            return
+        say(entering=True)
+        while True:
+            hold(state.step)
+            state.step += 1
+            if kind == "lonely" and hvd.rank() == 0 and state.step == 4:
+                hvd.allreduce_async_(straight, name="lonely", process_set=pair)
+            if kind == "completed" and state.step == 4:
+                handles.append(hvd.allreduce_async_(straight, name="straight", op=hvd.Sum))
+                handles.append(hvd.allreduce_async_(turned.t(), name="turned", op=hvd.Sum))
+            state.commit()
+
+    loop(hvd.elastic.ObjectState(step=0))
     say(done=True)

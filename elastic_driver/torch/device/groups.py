@@ -275,6 +275,11 @@ class Peers:
         self._works: list[Any] = []
         self._ending: threading.Thread | None = None
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether its operations run on the device itself, once connected."""
+        return self._gloo is None
+
     def connect(self) -> None:
         """Agrees with the other members on a group, and makes it.
 

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -152,7 +152,6 @@ class _Job:
         sources: the tensors.
         ready: events of the streams that make them.
         in_place: whether results go where the sources are.
-        handle: the engine's.
         results: once done.
         received: rows from each member, of an alltoall.
         failure: what is to be raised although the round goes on.
@@ -161,7 +160,6 @@ class _Job:
     sources: list[torch.Tensor]
     ready: list[Any]
     in_place: bool = False
-    handle: NativeHandle | None = None
     results: list[torch.Tensor] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     failure: Exception | None = None
@@ -195,7 +193,6 @@ class DeviceRunner:
         self._kind = _choice_in(context).kind
         self._strict = _strict(context)
         self._lock = threading.Lock()  # guards what follows
-        self._jobs: dict[int, _Job] = {}
         self._peers: dict[int, Peers] = {}
         self._removed_sets: set[int] = set()
         self._aborted = ""
@@ -215,15 +212,9 @@ class DeviceRunner:
         with self._lock:
             if self._aborted:
                 raise HorovodInternalError(f"cannot go on: {self._aborted}")
-            for number in [
-                number for number, earlier in self._jobs.items() if earlier.handle is not None and earlier.handle.done()
-            ]:
-                del self._jobs[number]  # failed before their turn
-            handle = self._engine.submit(operation)
-            job.handle = handle
-            self._jobs[handle.number] = job
             self._home = job.sources[0].device
-        return DeviceHandle(handle, job)
+        # The engine hands the job back with its turn.
+        return DeviceHandle(self._engine.submit(replace(operation, keep=job)), job)
 
     def forget(self, number: int) -> None:
         """The process set is gone; all of its operations have been handed out."""
@@ -262,7 +253,6 @@ class DeviceRunner:
             with self._lock:
                 self._aborted = self._aborted or "the round is over"
                 peers, self._peers = list(self._peers.values()), {}
-                self._jobs.clear()
             for group in peers:
                 with contextlib.suppress(Exception):
                     group.close()
@@ -275,8 +265,7 @@ class DeviceRunner:
             group.close()
 
     def _take(self, turn: Turn) -> None:
-        with self._lock:
-            job = self._jobs.pop(turn.number, None) if turn.number else None
+        job: _Job | None = turn.keep
         error = ""
         try:
             with torch.no_grad():
@@ -306,19 +295,22 @@ class DeviceRunner:
                 sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
-            may_overwrite = job is None or job.in_place or sources is not job.sources
+            # Gloo gets copies: a collective of it that is aborted may come to its end much later, or never.
+            may_overwrite = peers.is_fast and (job is None or job.in_place or sources is not job.sources)
             factors = (turn.prescale, turn.postscale)
             instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
-            results = [
-                carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
-                for place, source in enumerate(sources)
-            ]
+            with self._context.writing if may_overwrite else contextlib.nullcontext():
+                results = [
+                    carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
+                    for place, source in enumerate(sources)
+                ]
             if job is not None:
                 results = [result.to(source.device) for result, source in zip(results, job.sources, strict=True)]
                 if job.in_place:
-                    for source, result in zip(job.sources, results, strict=True):
-                        if result.data_ptr() != source.data_ptr():
-                            source.copy_(result)
+                    with self._context.writing:
+                        for source, result in zip(job.sources, results, strict=True):
+                            if result.data_ptr() != source.data_ptr():
+                                source.copy_(result)
             if stream is not None:
                 self._await(stream)
         peers.settle()
@@ -400,6 +392,12 @@ def _runner_of(engine: NativeEngine, context: Context) -> DeviceRunner:
     return made
 
 
+def _await_devices() -> None:
+    for device in range(torch.cuda.device_count()):
+        with contextlib.suppress(RuntimeError):  # what failed there is not under way any more
+            torch.cuda.synchronize(device)
+
+
 def _events(tensors: Sequence[torch.Tensor]) -> list[Any]:
     if not tensors[0].is_cuda:
         return []
@@ -418,6 +416,16 @@ class TorchLane:
     def describe(self) -> dict[str, Any]:
         """See DeviceLane."""
         return describe()
+
+    def quiesce(self, limit_s: float) -> bool:
+        """See DeviceLane."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return True
+        # Its own wait is not to be ended, so that a thread waits: a kernel that does not end keeps it for ever.
+        waits = threading.Thread(target=_await_devices, name="elastic-device-wait", daemon=True)
+        waits.start()
+        waits.join(limit_s)
+        return not waits.is_alive()
 
     def prepare_join(self, context: Context) -> None:
         """See DeviceLane."""
@@ -509,9 +517,7 @@ class TorchLane:
                     results.append(result if result.dtype == tensor.dtype else result.view(tensor.dtype).squeeze(-1))
             return finish(results, job.received)
 
-        return begin(
-            members, operation, keep=job, finish=deliver, submit=lambda submitted: runner.submit(submitted, job)
-        )
+        return begin(members, operation, finish=deliver, submit=lambda submitted: runner.submit(submitted, job))
 
     def submit(self, members: Members, operation: Operation, tensors: Sequence[torch.Tensor]) -> DeviceHandle:
         """Submits an operation (one with ``device=1``) on tensors that ``takes`` has chosen, in place.

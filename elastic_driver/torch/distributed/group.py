@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,7 @@ from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.system.interfaces import host_addresses
 from elastic_driver.torch.device.groups import abort_in_thread, has_ended, say_once
 from elastic_driver.torch.device.lane import nccl_refusal
-from elastic_driver.torch.distributed.sockets import GroupSockets, lazy_gloo
+from elastic_driver.torch.distributed.sockets import GroupSockets, gloo_sleeps, lazy_gloo
 from elastic_driver.torch.distributed.store import LateServer, RoundStore
 from elastic_driver.worker.engine.collectives import Group
 from elastic_driver.worker.engine.own_sockets import check_ends, pack_ends, unpack_ends
@@ -166,6 +167,12 @@ class RoundGroup:
         self.sockets.keep_shut()
         if self._group is not None:
             self._aborts += [abort_in_thread(backend) for backend in self._on_devices()]
+
+    def quiesce(self, limit_s: float) -> None:
+        """See Companion. What runs on devices is waited for by the device lane."""
+        deadline = time.monotonic() + limit_s
+        while not gloo_sleeps() and time.monotonic() < deadline:
+            pass
 
     def is_cut(self) -> bool:
         """See Companion."""

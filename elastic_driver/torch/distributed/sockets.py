@@ -13,7 +13,9 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from elastic_driver.worker.engine.own_sockets import Ends, duplicate, end_of, is_listening, own_sockets, shut
 
@@ -21,6 +23,11 @@ _LENGTH = struct.Struct("<Q")
 _FAMILY = struct.Struct("=H")
 _PORT = struct.Struct(">H")
 _ESTABLISHED = 1  # of TCP_INFO's first byte
+# The name that torch gives to the threads of its Gloo that run collectives.
+_GLOO_THREAD = "pt_gloo_runloop"
+# Between two looks whether they have done anything: longer than a tick of the thread that moves their bytes, 10 ms, in
+# which it sees that a connection is shut, and tells them.
+_SLEEP_LOOK_S = 0.015
 # Between two looks for connections that are made although the round is broken.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
 
@@ -51,6 +58,30 @@ def _plain(address: str) -> str:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)
+
+
+def gloo_sleeps() -> bool:
+    """Whether the threads that run collectives of torch's Gloo have slept for a moment. Blocks for that moment.
+
+    When their connections are shut nothing wakes those that still sleep: what they have not written they never will.
+    """
+    before = _gloo_threads()
+    if not before:
+        return True
+    time.sleep(_SLEEP_LOOK_S)
+    return before == _gloo_threads() and all(state.startswith("S") for state, _ in before.values())
+
+
+def _gloo_threads() -> dict[str, tuple[str, str]]:
+    """Of each such thread: its state, and how often it has gone to sleep."""
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended since
+            lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+            facts = dict(line.split(":", 1) for line in lines if ":" in line)
+            if facts["Name"].strip() == _GLOO_THREAD:
+                found[thread] = facts["State"].strip(), facts.get("voluntary_ctxt_switches", "").strip()
+    return found
 
 
 class GroupSockets:

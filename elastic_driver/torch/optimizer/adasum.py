@@ -13,7 +13,6 @@ import torch
 
 from elastic_driver.torch.optimizer.buckets import Parameter, dense_strides, spec_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
 from elastic_driver.worker.rounds.context import Context
@@ -55,7 +54,7 @@ def adasum_step(
         works.append(work if _is_flat(work) else work.contiguous())
         contexts.append(compression_context)
     specs = tuple(spec_of(work) for work in works)
-    wait(context.engine.submit(Operation(Kind.ALLREDUCE, specs, name, ReduceOp.ADASUM)), works)
+    context.engine.submit(Operation(Kind.ALLREDUCE, specs, name, ReduceOp.ADASUM, keep=works)).result()
     for param, start, work, compression_context in zip(params, before, works, contexts, strict=True):
         delta = compression.decompress(work.to(param.device), compression_context)
         param.copy_(start.add_(delta.to(param.dtype)))

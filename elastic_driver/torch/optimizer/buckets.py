@@ -59,8 +59,8 @@ class Reduction:
     process_set: int
     size: int
 
-    def operation(self, name: str, tensors: tuple[TensorSpec, ...], device: int = 0) -> Operation:
-        """The operation on these tensors; ``device``: see Operation."""
+    def operation(self, name: str, tensors: tuple[TensorSpec, ...], *, keep: object, device: int = 0) -> Operation:
+        """The operation on these tensors; ``keep`` and ``device``: see Operation."""
         return Operation(
             Kind.ALLREDUCE,
             tensors,
@@ -70,6 +70,7 @@ class Reduction:
             postscale=self.predivide,
             process_set=self.process_set,
             device=device,
+            keep=keep,
         )
 
 
@@ -243,7 +244,8 @@ class Bucket:
         if self._flat.numel() == 0:
             return []
         self._version = self._flat._version
-        operation = self._reduction.operation(self.name, (spec_of(self._flat),), device=int(self._on_device))
+        specs = (spec_of(self._flat),)
+        operation = self._reduction.operation(self.name, specs, keep=self._flat, device=int(self._on_device))
         return [(operation, lambda _: self._give_back(sparse))]
 
     @torch.no_grad()
@@ -293,7 +295,7 @@ class Bucket:
                 obeys = result.stride() == dense_strides(param)
                 param.grad = result if obeys else torch.empty_like(param).copy_(result)
 
-        return self._reduction.operation(f"{self.name}.{self._names[param]}", (spec,)), take
+        return self._reduction.operation(f"{self.name}.{self._names[param]}", (spec,), keep=work), take
 
     def _sparse_operation(self, param: Parameter, sparse_dim: int) -> Started:
         if self._reduction.op not in (Average, Sum):
@@ -319,10 +321,10 @@ class Bucket:
             (spec_of(rows), spec_of(values)),
             f"{self.name}.{self._names[param]}.sparse",
             process_set=self._reduction.process_set,
+            keep=(rows, values),
         )
 
-        def take(result: Result, _read: tuple[torch.Tensor, ...] = (rows, values)) -> None:
-            # _read is the memory of the operation, which lives as long as this function.
+        def take(result: Result) -> None:
             total = result.rows[0]
             all_rows = _from_bytes(result.arrays[0], torch.int64, (total, sparse_dim))
             all_values = _from_bytes(result.arrays[1], values.dtype, (total, *values.shape[1:]))

@@ -21,7 +21,6 @@ import torch
 from elastic_driver.errors import MismatchError
 from elastic_driver.torch.optimizer.buckets import Bucket, Learned, Parameter, Reduction, lay_out, sparse_dim_of
 from elastic_driver.torch.optimizer.compression import Compressor
-from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.engine.protocol import Handle, Kind, Operation, Result, TensorSpec
 from elastic_driver.worker.rounds.context import Context
@@ -44,9 +43,6 @@ TOO_MANY_PASSES = (
 # order of creation would not do: a process that joins late has created fewer.
 # Likewise after a join: ranks that had no inputs have not used what the others have.
 _used: weakref.WeakKeyDictionary[Context, tuple[int, dict[str, int]]] = weakref.WeakKeyDictionary()
-
-# Operations that failed or were given up while others of the same pass had not ended, and what owns their memory.
-_left: list[tuple[Handle, Callable[[Result], None]]] = []
 
 
 def _bucket_limits() -> tuple[int, int]:
@@ -162,9 +158,7 @@ class Reducer:
         self.drop()
 
     def drop(self) -> None:
-        """Back to the state before a backward pass. Never blocks: what has not ended gets to keep its buffers."""
-        left = [(handle, take) for handle, take in self._under_way if not handle.done()]
-        _left[:] = [(handle, take) for handle, take in _left if not handle.done()] + left
+        """Back to the state before a backward pass. The engine keeps the buffers of what has not ended."""
         self._under_way = []
         self._begun = False
 
@@ -242,7 +236,9 @@ class Reducer:
         digests = np.array([digest + 1, (1 << 32) - digest], np.int64)
         address = digests.ctypes.data
         spec = TensorSpec(address, digests.nbytes, "int64", (2,), address)
-        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number)
+        operation = Operation(
+            Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number, keep=digests
+        )
 
         def take(_: Result) -> None:
             if digests[0] - 1 != (1 << 32) - digests[1]:
@@ -317,7 +313,7 @@ class Reducer:
             while self._next < len(self._buckets):
                 self._hand_over()
             for handle, take in self._under_way:
-                take(wait(handle, take))
+                take(handle.result())
         except BaseException:
             self.forget()
             raise
@@ -330,15 +326,15 @@ class Reducer:
         """
         while self._under_way:  # the layouts: are they alike?
             handle, take = self._under_way.pop()
-            take(wait(handle, take))
+            take(handle.result())
         params = [param for bucket in self._buckets for param in bucket.params]
         dims = np.array([self._learned.sparse_dims.get(param) or sparse_dim_of(param) for param in params], np.int64)
         if params:
             address = dims.ctypes.data
             spec = TensorSpec(address, dims.nbytes, "int64", dims.shape, address)
             name = self.name_of("sparse")
-            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number)
-            wait(members.context.engine.submit(operation), dims)
+            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number, keep=dims)
+            members.context.engine.submit(operation).result()
         for param, dim in zip(params, dims.tolist(), strict=True):
             if dim:
                 self._buckets[self._bucket_of[param]].set_sparse(param, dim)
@@ -352,8 +348,10 @@ class Reducer:
         data = np.array([value], np.float64)
         address = data.ctypes.data
         spec = TensorSpec(address, data.nbytes, "float64", (1,), address)
-        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number)
-        wait(members.context.engine.submit(operation), data)
+        operation = Operation(
+            Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number, keep=data
+        )
+        members.context.engine.submit(operation).result()
         return float(data[0])
 
     def name_of(self, operation: str) -> str:

@@ -367,7 +367,7 @@ def join(device: int = -1) -> int:
     """
     members = members_of(global_process_set)
     devices.prepare_join(members.context)
-    last: int = synchronize(begin(members, Operation(Kind.JOIN), keep=None, finish=lambda result: result.last_joined))
+    last: int = synchronize(begin(members, Operation(Kind.JOIN), finish=lambda result: result.last_joined))
     members.context.note_join()
     return last
 
@@ -376,4 +376,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every member is here. Raises HorovodInternalError when one is gone."""
     members = members_of(process_set)
     operation = Operation(Kind.BARRIER, process_set=members.number)
-    synchronize(begin(members, operation, keep=None, finish=lambda result: None))
+    synchronize(begin(members, operation, finish=lambda result: None))

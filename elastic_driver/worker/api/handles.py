@@ -1,21 +1,21 @@
 """Operations under way, by the numbers that the API gives for them.
 
-A number keeps the memory of its operation alive until it was synchronized and the operation is done, whatever happens
-to whoever waits. When its round is over it lets go of the memory: a loop that was left by an exception never comes back
-for what it had begun.
+A number keeps what ``synchronize`` needs until that was called, or the operation's round is over: a loop that was left
+by an exception never comes back for what it had begun. The memory of an operation is the engine's to keep.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_driver.errors import HorovodInternalError
-from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.protocol import Handle, Operation, Result
+from elastic_driver.worker.rounds.context import Context
 from elastic_driver.worker.rounds.current import current, current_round
 from elastic_driver.worker.rounds.process_sets import Members
 
@@ -24,8 +24,18 @@ from elastic_driver.worker.rounds.process_sets import Members
 class _Pending:
     handle: Handle
     finish: Callable[[Result], Any]
-    keep: object
-    context: object
+    context: Context
+    outcome: list[Any] = field(default_factory=list)  # what finish() returned, once it has
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while it runs
+
+    def deliver(self) -> Any:
+        """What ``synchronize`` returns; results are written to where they were asked for, once. Blocks until done."""
+        result = self.handle.result()
+        with self.lock:
+            if not self.outcome:
+                with self.context.writing:
+                    self.outcome.append(self.finish(result))
+            return self.outcome[0]
 
 
 _lock = threading.Lock()  # guards what follows
@@ -37,31 +47,36 @@ _numbers = itertools.count()
 class _Keeper:
     """Told by the runtime of each new round."""
 
-    def __init__(self) -> None:
-        self.behind = False  # whether operations of another round were not done yet when they were looked at
-
     def on_round_changed(self) -> None:
-        self.let_go(current())
-
-    def let_go(self, context: object) -> None:
-        """Frees what is kept for operations of other rounds than this context's, as far as they are done."""
+        """Forgets the operations of other rounds: they are over, whoever comes for them."""
+        context = current()
         with _lock:
-            others = [number for number, pending in _pending.items() if pending.context is not context]
-            over = [number for number in others if _pending[number].handle.done()]
-            freed = [_pending.pop(number) for number in over]
-            _lost.update(over)
-            self.behind = len(others) > len(over)
-        freed.clear()  # outside the lock: what goes with the memory may be anything
+            lost = {number: pending for number, pending in _pending.items() if pending.context is not context}
+            for number in lost:
+                del _pending[number]
+            _lost.update(lost)
+        lost.clear()  # outside the lock: what goes with them may be anything
 
 
 _keeper = _Keeper()
+
+
+def _deliver(context: Context) -> None:
+    with _lock:
+        left = [pending for pending in _pending.values() if pending.context is context]
+    for pending in left:
+        if pending.handle.done():
+            with contextlib.suppress(Exception):  # that of the operation: who synchronizes it is told
+                pending.deliver()
+
+
+current_round().deliverers.append(_deliver)
 
 
 def begin(
     members: Members,
     operation: Operation,
     *,
-    keep: object,
     finish: Callable[[Result], Any],
     submit: Callable[[Operation], Handle] | None = None,
 ) -> int:
@@ -70,7 +85,6 @@ def begin(
     Args:
         members: who takes part.
         operation: what is to be done.
-        keep: what owns its memory.
         finish: makes of the engine's result what ``synchronize`` returns.
         submit: hands it to the engine; by default the engine's own ``submit``.
 
@@ -85,11 +99,9 @@ def begin(
     members.context.check()
     handle = (submit or members.context.engine.submit)(operation)
     current_round().listen(_keeper)  # in a forked child nobody listens yet
-    if _keeper.behind:
-        _keeper.let_go(members.context)
     with _lock:
         number = next(_numbers)
-        _pending[number] = _Pending(handle, finish, keep, members.context)
+        _pending[number] = _Pending(handle, finish, members.context)
     return number
 
 
@@ -128,8 +140,7 @@ def synchronize(handle: int) -> Any:
     if pending is None:
         return None
     try:
-        result = wait(pending.handle, pending.keep)
+        return pending.deliver()
     finally:
         with _lock:
             _pending.pop(handle, None)
-    return pending.finish(result)

@@ -61,8 +61,9 @@ def begin_allreduce(
         prescale=float(factors[0]),
         postscale=float(factors[1]),
         process_set=members.number,
+        keep=(hosts, results, given),
     )
-    return begin(members, operation, keep=(hosts, results, given), finish=lambda _: deliver(results, []))
+    return begin(members, operation, finish=lambda _: deliver(results, []))
 
 
 def begin_allgather(
@@ -78,8 +79,8 @@ def begin_allgather(
         return lane.begin(members, Kind.ALLGATHER, tensors, name, deliver)
     hosts = [adapter.sent(tensor, "allgather") for tensor in tensors]
     specs = tuple([adapter.spec(host) for host in hosts])
-    operation = Operation(Kind.ALLGATHER, specs, name or "", process_set=members.number)
-    return begin(members, operation, keep=hosts, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
+    operation = Operation(Kind.ALLGATHER, specs, name or "", process_set=members.number, keep=hosts)
+    return begin(members, operation, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
 
 
 def begin_broadcast(
@@ -95,9 +96,15 @@ def begin_broadcast(
         return lane.begin(members, Kind.BROADCAST, tensors, name, deliver, root=root_rank)
     host = adapter.sent(tensors[0], "broadcast")
     result = adapter.result_for(host, output)
-    spec = adapter.spec(host, result)
-    operation = Operation(Kind.BROADCAST, (spec,), name or "", root=root_rank, process_set=members.number)
-    return begin(members, operation, keep=(host, result, given), finish=lambda _: deliver([result], []))
+    operation = Operation(
+        Kind.BROADCAST,
+        (adapter.spec(host, result),),
+        name or "",
+        root=root_rank,
+        process_set=members.number,
+        keep=(host, result, given),
+    )
+    return begin(members, operation, finish=lambda _: deliver([result], []))
 
 
 def begin_alltoall(adapter: Adapter[T], given: Any, splits: Any, name: str | None, process_set: ProcessSet) -> int:
@@ -120,12 +127,13 @@ def begin_alltoall(adapter: Adapter[T], given: Any, splits: Any, name: str | Non
         name or "",
         splits=(_checked_splits(members, adapter.split_counts(splits), adapter.rows(tensors[0])),),
         process_set=members.number,
+        keep=host,
     )
 
     def finish(result: Result) -> tuple[T, T]:
         return deliver(_rebuilt(adapter, result, [host]), result.received[0])
 
-    return begin(members, operation, keep=host, finish=finish)
+    return begin(members, operation, finish=finish)
 
 
 def begin_reducescatter(
@@ -156,8 +164,9 @@ def begin_reducescatter(
         prescale=float(factors[0]),
         postscale=float(factors[1]),
         process_set=members.number,
+        keep=hosts,
     )
-    return begin(members, operation, keep=hosts, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
+    return begin(members, operation, finish=lambda result: deliver(_rebuilt(adapter, result, hosts), []))
 
 
 def _deliverer(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from elastic_driver.worker.engine.collectives import Bytes
-from elastic_driver.worker.engine.protocol import GLOBAL_SET, Engine, Handle, Kind, Operation, Result, TensorSpec
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Engine, Kind, Operation, TensorSpec
 
 PREFIX = "elastic_driver."  # of the names of the library's own operations
 
@@ -23,26 +22,6 @@ def array_spec(array: npt.NDArray[np.generic], output: npt.NDArray[np.generic] |
     return TensorSpec(address, array.nbytes, array.dtype.name, array.shape, target)
 
 
-_lock = threading.Lock()  # guards _left
-_left: list[tuple[Handle, object]] = []
-
-
-def wait(handle: Handle, keep: object) -> Result:
-    """Blocks until an operation is done, and keeps its memory alive until then even when an exception ends the wait.
-
-    Raises:
-        HorovodInternalError: a peer is gone.
-        MismatchError: the ranks did not submit the same.
-    """
-    try:
-        return handle.result()
-    finally:
-        if not handle.done():
-            with _lock:
-                _left[:] = [(unfinished, memory) for unfinished, memory in _left if not unfinished.done()]
-                _left.append((handle, keep))
-
-
 def as_data(text: str) -> Bytes:
     """A text as bytes to send."""
     return np.frombuffer(text.encode(), np.uint8).copy()
@@ -51,10 +30,9 @@ def as_data(text: str) -> Bytes:
 def gather(engine: Engine, data: Bytes, name: str, process_set: int = GLOBAL_SET) -> list[Bytes]:
     """Each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
     length = np.array([data.nbytes], np.int64)
-    operation = Operation(
-        Kind.ALLGATHER, (array_spec(length), array_spec(data)), PREFIX + name, process_set=process_set
-    )
-    result = wait(engine.submit(operation), (length, data))
+    specs = (array_spec(length), array_spec(data))
+    operation = Operation(Kind.ALLGATHER, specs, PREFIX + name, process_set=process_set, keep=(length, data))
+    result = engine.submit(operation).result()
     lengths, joined = result.arrays[0].view(np.int64), result.arrays[1]
     return list(_split(joined, lengths))
 
@@ -70,5 +48,5 @@ def broadcast(engine: Engine, data: Bytes, root: int, name: str, process_set: in
     """Overwrites bytes with those of a global rank, as many on all. Blocks until done. Raises HorovodInternalError."""
     if data.nbytes:
         spec = array_spec(data, data)
-        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set)
-        wait(engine.submit(operation), data)
+        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set, keep=data)
+        engine.submit(operation).result()

@@ -19,7 +19,7 @@ from elastic_driver.system.safe_files import open_named
 from elastic_driver.worker.engine import native_loader
 from elastic_driver.worker.engine.byte_collectives import gather
 from elastic_driver.worker.engine.collectives import Exchange, Meeting, ReduceOp
-from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Handle, Kind, Operation, Result
 from elastic_driver.worker.engine.seal import NO_SEAL, Seal
 from elastic_driver.worker.settings import DEFAULTS, WorkerSettings, worker_settings
 
@@ -74,14 +74,14 @@ class Turn:
     """An operation on a device's memory that all members are to run now.
 
     Attributes:
-        number: of its handle; 0 when this process has not submitted it, because it has joined.
+        keep: of the operation; None when this process has not submitted it, because it has joined.
         native: what ``conclude`` takes.
         kind, reduce_op, root, prescale, postscale, process_set: see Operation.
         tensors: their dtypes and shapes.
         sizes: of all members and tensors, for those kinds whose sizes may differ: rows, or splits.
     """
 
-    number: int
+    keep: Any
     native: Any
     kind: Kind
     reduce_op: ReduceOp
@@ -102,11 +102,6 @@ class NativeHandle:
         self._deed = deed  # "finish allreduce 'x'": for what it fails with
         self._result: Result | None = None
 
-    @property
-    def number(self) -> int:
-        """Tells it from others under way: what ``next_turn`` names it by."""
-        return int(self._native.number)
-
     def done(self) -> bool:
         """See Handle."""
         return bool(self._native.done())
@@ -123,6 +118,35 @@ class NativeHandle:
                 result.received.append(received)
             self._result = result
         return self._result
+
+
+class _Leaving:
+    """See Handle. The second step begins when somebody looks whether the first is done."""
+
+    def __init__(self, native: Any, engine: NativeEngine) -> None:
+        self._native, self._engine = native, engine
+        self._steps = [NativeHandle(native.leave(0), engine, "leave the round")]
+
+    def _last(self) -> NativeHandle:
+        if len(self._steps) == 1:
+            with self._engine.failures("leave the round"):
+                self._steps.append(NativeHandle(self._native.leave(1), self._engine, "leave the round"))
+        return self._steps[1]
+
+    def done(self) -> bool:
+        """See Handle."""
+        if not self._steps[0].done():
+            return False
+        try:
+            self._steps[0].result()
+            return self._last().done()
+        except HorovodInternalError:
+            return True
+
+    def result(self) -> Result:
+        """See Handle."""
+        self._steps[0].result()
+        return self._last().result()
 
 
 class NativeEngine:
@@ -267,8 +291,8 @@ class NativeEngine:
             turn: tuple[Any, ...] | None = self._native.next_turn(timeout_s)
         if turn is None:
             return None
-        number, native, kind, reduction, *rest = turn
-        return Turn(number, native, Kind(kind), ReduceOp(reduction), *rest)
+        keep, native, kind, reduction, *rest = turn
+        return Turn(keep, native, Kind(kind), ReduceOp(reduction), *rest)
 
     def members(self, number: int) -> tuple[int, ...]:
         """The ranks of a process set, whether this one has used it or not. Raises KeyError."""
@@ -301,6 +325,8 @@ class NativeEngine:
         """See Engine."""
         with self.failures("remove a process set"):
             NativeHandle(self._native.remove_process_set(number), self, "remove a process set").result()
+            # What was agreed on before may still be under way on a device.
+            self._native.settle(number)
         with self._lock:
             contexts = self._contexts.pop(number, None)
             runner = self.device_runner
@@ -321,6 +347,10 @@ class NativeEngine:
         """See Engine."""
         return tuple(self._native.progress())
 
+    def carries_out(self) -> bool:
+        """See Engine."""
+        return bool(self._native.carries_out)
+
     def unreachable(self) -> tuple[int, ...]:
         """See Engine."""
         with self._lock:
@@ -340,6 +370,15 @@ class NativeEngine:
     def stop_timeline(self) -> None:
         """See Engine."""
         self._native.stop_timeline()
+
+    def leave(self) -> Handle:
+        """See Engine."""
+        with self.failures("leave the round"):
+            return _Leaving(self._native, self)
+
+    def quiesce(self, limit_s: float) -> bool:
+        """See Engine. What runs on devices is the device lane's, which enters the round's gate for it."""
+        return bool(self._native.quiesce(limit_s))
 
     def abort(self, reason: str) -> None:
         """See Engine."""

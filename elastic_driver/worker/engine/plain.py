@@ -35,8 +35,9 @@ from elastic_driver.worker.engine.collectives import (
     ReduceOp,
     SoloCollectives,
 )
+from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.plain_kinds import Link, control_text, itemsize, run, serve
-from elastic_driver.worker.engine.protocol import GLOBAL_SET, Kind, Operation, Result
+from elastic_driver.worker.engine.protocol import GLOBAL_SET, Handle, Kind, Operation, Result
 from elastic_driver.worker.engine.trace import Trace, activity, row
 
 Make: TypeAlias = Callable[[Group], Collectives]
@@ -91,6 +92,26 @@ class PlainHandle:
         return self._future.result()
 
 
+class _Leaving:
+    """See Handle."""
+
+    def __init__(self, futures: list[Future[Any]], engine: PlainEngine) -> None:
+        self._futures, self._engine = futures, engine
+
+    def done(self) -> bool:
+        """See Handle."""
+        return all(future.done() for future in self._futures) and not self._engine.progress()[1]
+
+    def result(self) -> Result:
+        """See Handle."""
+        for future in self._futures:
+            future.result()
+        # In a process set of one member operations run in the threads that submit them.
+        while not self.done():
+            time.sleep(0.0005)
+        return Result()
+
+
 class _Runner:
     """One process set as this member has it."""
 
@@ -99,6 +120,7 @@ class _Runner:
         self.names: set[str] = set()  # under way; guarded by the engine's lock
         self.pending = 0  # likewise
         self.current: _Work | None = None  # what the thread runs
+        self.acts = False  # whether the members have agreed on it
         self.stuck = False  # whether the thread was given up
         self._engine = engine
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -178,6 +200,7 @@ class _Runner:
                 if self.link.size > 1:
                     self._agree(work.text, work.state)
                 agreed = time.monotonic()
+                self.acts = True
                 result = work.act(self.link)
         except MismatchError as error:
             failure = error
@@ -187,7 +210,7 @@ class _Runner:
             if self.link.size > 1:
                 self._engine.abort(str(error) or type(error).__name__)
             failure = error
-        self.current = None
+        self.current, self.acts = None, False
         self._engine.finished(self, work, begun, agreed)
         work.settle(result, failure)
         failure = None  # its traceback holds this frame, and the frame would hold it
@@ -206,8 +229,10 @@ class _Runner:
         table = link.gather_rows([plans.digest(text), state])
         states = table[:, 1].tolist()
         leaving = [link.members[place] for place, member_state in enumerate(states) if member_state == _LEAVING]
-        if leaving and len(leaving) < link.size:
+        if leaving and (state == _JOINED or len(leaving) + states.count(_JOINED) < link.size):
             raise HorovodInternalError(f"{plans.ranks_text(leaving)} left the round")
+        if leaving:
+            return ""
         joined = {place for place, member_state in enumerate(states) if member_state == _JOINED}
         newly, self._joined = joined - self._joined, joined
         active = [place for place in range(link.size) if place not in joined]
@@ -257,8 +282,10 @@ class PlainEngine:
         self._rank, self._size, self._round_id = rank, size, round_id
         self._build_s, self._collective_s = build_s, collective_s
         self._exchange: Exchange | None = None
+        self._gate = WriteGate()
         self._lock = threading.Lock()  # guards what follows
         self._broken = ""
+        self._left = False
         self._closed = False
         self._runners: dict[int, _Runner] = {}
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
@@ -292,7 +319,7 @@ class PlainEngine:
                 collectives.close()
                 raise
         name = f"elastic-comm-{self._round_id}" + (f".{number}" if number else "")
-        runner = _Runner(Link(collectives, members, index, self._collective_s), name, self)
+        runner = _Runner(Link(collectives, members, index, self._collective_s, self._gate), name, self)
         with self._lock:
             self._building = None
             self._runners[number] = runner
@@ -313,11 +340,10 @@ class PlainEngine:
         """See Engine."""
         runner = self._runner_of(operation)
         self._validate(operation, runner.link.members)
-        state = _JOINED if operation.kind is Kind.JOIN else _LEAVING if operation.name == plans.LEAVING else _ACTIVE
         work = _Work(
             plans.encode(operation),
             lambda link: run(link, operation),
-            state,
+            _JOINED if operation.kind is Kind.JOIN else _ACTIVE,
             operation.name,
             operation.name or operation.kind.name.lower(),
             row(operation),
@@ -329,6 +355,8 @@ class PlainEngine:
         with self._lock:
             if self._broken:
                 raise self._error()
+            if self._left and work.state != _LEAVING:
+                raise HorovodInternalError("cannot go on: this rank has left the round")
             if work.name in runner.names:
                 raise DuplicateNameError(f"cannot submit '{work.name}': an operation of this name is under way")
             if work.name:
@@ -435,6 +463,21 @@ class PlainEngine:
         work = _Work(control_text(title, **details), act, title=title)
         self._enter(self._runners[GLOBAL_SET], work).result()
 
+    def leave(self) -> Handle:
+        """See Engine. In each process set, as each has a queue."""
+        with self._lock:
+            if self._broken:
+                raise self._error()
+            self._left = True
+            runners = list(self._runners.values())
+        works = [_Work(control_text("leave"), lambda _: Result(), _LEAVING, title="leave") for _ in runners]
+        return _Leaving([self._enter(runner, work) for runner, work in zip(runners, works, strict=True)], self)
+
+    def quiesce(self, limit_s: float) -> bool:
+        """See Engine. A thread that does not come back from a backend has nobody's memory but its own."""
+        self._gate.shut(self._broken or "the round is over")
+        return self._gate.wait(limit_s)
+
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Engine."""
         return np.zeros(nbytes, np.uint8)
@@ -443,6 +486,11 @@ class PlainEngine:
         """See Engine."""
         with self._lock:
             return self._finished, any(runner.pending for runner in self._runners.values())
+
+    def carries_out(self) -> bool:
+        """See Engine."""
+        with self._lock:
+            return any(runner.acts for runner in self._runners.values())
 
     def unreachable(self) -> tuple[int, ...]:
         """See Engine. Nobody looks: torch's Gloo owns the connections."""
@@ -478,7 +526,7 @@ class PlainEngine:
             if not any(runner.current for runner in self._runners.values()):
                 return
             # A pair of torch's Gloo that fails in the middle of a message does not tell who waits for it: such a wait
-            # goes on for ever. Nothing but the closed connections could still write to its memory.
+            # goes on for ever.
             self._timer = threading.Timer(_GIVE_UP_S, self._give_up)
             self._timer.daemon = True
             self._timer.start()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_driver.worker.engine.collectives import Bytes, Collectives, ReduceOp, as_bytes, divide_inplace
+from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec, region
 
 
@@ -27,12 +28,15 @@ class Link:
         members: their global ranks.
         index: this process's place among them.
         limit_s: of each collective.
+        gate: through which results are written into the submitters' memory. What a backend works on meanwhile is this
+            module's own: a collective that was aborted may come to its end much later, or never.
     """
 
     collectives: Collectives
     members: tuple[int, ...]
     index: int
     limit_s: float
+    gate: WriteGate = field(default_factory=WriteGate)
 
     @property
     def size(self) -> int:
@@ -73,7 +77,7 @@ def run(link: Link, operation: Operation) -> Result:
             return _alltoall(link, operation)
         case Kind.REDUCESCATTER:
             return _reducescatter(link, operation)
-        case Kind.BARRIER:
+        case Kind.BARRIER | Kind.LEAVE:
             return Result()  # the agreement was one
         case Kind.JOIN:
             return Result(last_joined=link.members[link.index])
@@ -108,24 +112,28 @@ def itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def _allreduce(link: Link, operation: Operation) -> Result:
-    by_dtype: dict[str, list[Bytes]] = {}
-    for spec in operation.tensors:
-        target = region(spec.output, spec.nbytes)
-        if spec.output != spec.address:
-            target[:] = region(spec.address, spec.nbytes)
-        by_dtype.setdefault(spec.dtype, []).append(target)
-    for dtype, targets in by_dtype.items():
-        if len(targets) == 1 or operation.reduce_op is ReduceOp.ADASUM:
-            for target in targets:
-                _reduce(link, target, dtype, operation)
-            continue
-        packed = np.concatenate(targets)
-        _reduce(link, packed, dtype, operation)
+def _write(link: Link, specs: Sequence[TensorSpec], packed: Bytes) -> None:
+    """Writes results, end to end in ``packed``, to where they were asked for."""
+    with link.gate:
         offset = 0
-        for target in targets:
-            target[:] = packed[offset : offset + target.nbytes]
-            offset += target.nbytes
+        for spec in specs:
+            region(spec.output, spec.nbytes)[:] = packed[offset : offset + spec.nbytes]
+            offset += spec.nbytes
+
+
+def _packed(specs: Sequence[TensorSpec]) -> Bytes:
+    return np.concatenate([region(spec.address, spec.nbytes) for spec in specs])
+
+
+def _allreduce(link: Link, operation: Operation) -> Result:
+    together: dict[object, list[TensorSpec]] = {}
+    for number, spec in enumerate(operation.tensors):
+        # Adasum weighs each tensor by itself.
+        together.setdefault(number if operation.reduce_op is ReduceOp.ADASUM else spec.dtype, []).append(spec)
+    for specs in together.values():
+        packed = _packed(specs)
+        _reduce(link, packed, specs[0].dtype, operation)
+        _write(link, specs, packed)
     return Result()
 
 
@@ -166,21 +174,10 @@ def _broadcast(link: Link, operation: Operation) -> Result:
     specs = [spec for spec in operation.tensors if spec.nbytes]
     if not specs:
         return Result()
-    if len(specs) == 1:
-        packed = region(specs[0].output, specs[0].nbytes)
-        if link.index == root and specs[0].output != specs[0].address:
-            packed[:] = region(specs[0].address, specs[0].nbytes)
-    elif link.index == root:
-        packed = np.concatenate([region(spec.address, spec.nbytes) for spec in specs])
-    else:
-        packed = np.empty(sum(spec.nbytes for spec in specs), np.uint8)
+    packed = _packed(specs) if link.index == root else np.empty(sum(spec.nbytes for spec in specs), np.uint8)
     link.collectives.broadcast(packed, root, timeout_s=link.limit_s)
-    if len(specs) > 1:
-        offset = 0
-        for spec in specs:
-            if link.index != root or spec.output != spec.address:
-                region(spec.output, spec.nbytes)[:] = packed[offset : offset + spec.nbytes]
-            offset += spec.nbytes
+    if link.index != root or any(spec.output != spec.address for spec in specs):
+        _write(link, specs, packed)
     return Result()
 
 

@@ -13,9 +13,6 @@ from typing import Any
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind, Operation
 
-LEAVING = "elastic_driver.leaving"
-"""The name of the barrier of processes that are about to shut down: a rank that wants anything else is left alone."""
-
 # As the gradients of an optimizer may be what is gathered.
 _SPARSE_HINT = " (for sparse gradients: DistributedOptimizer(..., sparse_as_dense=True))"
 

@@ -5,7 +5,8 @@ Owns the words between the API (worker/api, torch/) and the engines that carry o
 operations in the order of submission over a backend's four collectives, where the extension is missing and in a job of
 one process. Knows nothing of rounds or the driver.
 
-An operation names memory by address. Whoever submits keeps that memory alive until the handle is done.
+An operation names memory by address, and what owns it. The engine holds the owner from the submission until the
+operation is done, failed or not: whatever interrupts the caller meanwhile, nobody writes into memory that is free.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Kind(IntEnum):
     REDUCESCATTER = 4
     BARRIER = 5
     JOIN = 6
+    LEAVE = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Operation:
         splits: for ALLTOALL, for each tensor: rows to each member.
         process_set: number of a process set.
         device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
+        keep: what owns the tensors' memory, and for an operation on a device what its runner has to know.
     """
 
     kind: Kind
@@ -84,6 +87,7 @@ class Operation:
     splits: tuple[tuple[int, ...], ...] = ()
     process_set: int = GLOBAL_SET
     device: int = 0
+    keep: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -105,7 +109,10 @@ class Result:
 
 
 class Handle(Protocol):
-    """An operation under way. The memory of its tensors is in use until it is done, failed ones too."""
+    """An operation under way. The memory of its tensors is in use until it is done, failed ones too.
+
+    Nobody has to keep a handle.
+    """
 
     def done(self) -> bool:
         """Whether result() would return, or raise, at once."""
@@ -135,13 +142,27 @@ class Engine(Protocol):
         """Makes a number stand for some ranks. On all ranks alike, members or not; blocks until all have done so."""
 
     def remove_process_set(self, number: int) -> None:
-        """Forgets a process set. On all ranks alike; blocks until all have done so."""
+        """Forgets a process set. On all ranks alike; blocks until all have done so.
+
+        What all members have submitted before is completed first; what only some have fails.
+        """
+
+    def leave(self) -> Handle:
+        """Begins to leave the round: refuses what comes, and completes what is under way. Never blocks.
+
+        Done when all ranks that have not joined are leaving, too, and no operation of this rank is under way any more.
+        It fails, and the round breaks, when that cannot be: a peer is lost, or has left without submitting what others
+        wait for.
+        """
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Memory, zeroed, that operations are quickest on (the peers can see it). Freed with the array."""
 
     def progress(self) -> tuple[int, bool]:
         """Operations finished so far, and whether others are under way."""
+
+    def carries_out(self) -> bool:
+        """Whether this process is carrying an operation out, which all its members have submitted."""
 
     def unreachable(self) -> tuple[int, ...]:
         """Ranks that could not be reached, or of whose machines nothing was heard any more while they were waited for.
@@ -165,6 +186,13 @@ class Engine(Protocol):
 
     def abort(self, reason: str) -> None:
         """Makes every operation under way and every later one fail. Never blocks long."""
+
+    def quiesce(self, limit_s: float) -> bool:
+        """After abort(): blocks until nothing touches the memory of operations any more, but for ``limit_s`` at most.
+
+        Returns:
+            Whether it is so.
+        """
 
     def close(self) -> None:
         """Frees what is held; what is under way fails. Idempotent."""

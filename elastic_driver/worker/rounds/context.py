@@ -12,22 +12,23 @@ is announced by the driver within milliseconds anyhow. Collectives get ELASTIC_D
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from elastic_driver.errors import HorovodInternalError, RendezvousError
 from elastic_driver.hosts import WorkerId
 from elastic_driver.rendezvous.messages import DiscReport, RoundAssignment
-from elastic_driver.worker.engine.byte_collectives import wait
 from elastic_driver.worker.engine.choice import ConnectableEngine, Limits, make_engine
-from elastic_driver.worker.engine.plain_plan import LEAVING
-from elastic_driver.worker.engine.protocol import Engine, Kind, Operation, Result
+from elastic_driver.worker.engine.gate import WriteGate
+from elastic_driver.worker.engine.protocol import Engine, Operation, Result
 from elastic_driver.worker.engine.seal import Seal
 from elastic_driver.worker.rounds.meeting import RoundClient, RoundMeeting
 from elastic_driver.worker.rounds.watch import Watch
@@ -41,6 +42,10 @@ _log = logging.getLogger("elastic_driver.worker")
 _WORD_S = 2.0
 # Between two looks at the connections meanwhile.
 _LOOK_S = 0.02
+# How long what is under way in a broken round may take to end. It takes milliseconds; whatever takes longer is stuck,
+# and may write at any time.
+QUIESCE_S = 5.0
+_STUCK_EXIT_CODE = 70  # EX_SOFTWARE, as the driver's own internal errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class Companion(Protocol):
 
     def abort(self, reason: str) -> None:
         """Any thread: the round is broken. Ends what is blocked; never blocks."""
+
+    def quiesce(self, limit_s: float) -> None:
+        """After abort(): blocks until it writes into nobody's tensors any more, as far as that can be seen."""
 
     def is_cut(self) -> bool:
         """Whether it has lost a member."""
@@ -115,6 +123,7 @@ class Context:
         self._address = address
         self._client = client
         self._timeline = timeline
+        self.writing = WriteGate()  # entered by whoever copies a result to where its caller wants it
         self._lock = threading.Lock()  # guards _broken, _engine, _closing, _companions
         self._broken = ""
         self._broke = threading.Event()  # wakes who waits for the driver's word
@@ -239,12 +248,8 @@ class Context:
         if self._broken:
             raise self._error()
 
-    def run(self, operation: Operation, *, keep: object = None) -> Result:
+    def run(self, operation: Operation) -> Result:
         """Carries an operation out. Blocks until it is done; signals are handled meanwhile.
-
-        Args:
-            operation: what is to be done.
-            keep: what owns its memory: kept alive until the operation is done, even when an exception ends the wait.
 
         Raises:
             HorovodInternalError: a peer is gone, or the round is broken or over.
@@ -253,7 +258,7 @@ class Context:
             ValueError: the operation itself cannot be.
         """
         self.check()
-        return wait(self.engine.submit(operation), keep)
+        return self.engine.submit(operation).result()
 
     def calls_of(self, process_set: int, label: str) -> int:
         """How often something succeeded, as all members count it: while one has joined it is refused to all."""
@@ -339,15 +344,60 @@ class Context:
             self._broke.wait(min(_LOOK_S, left_s))
         return True
 
+    def settle(self) -> None:
+        """Completes what this process has under way, with the members, as all leave the round; refuses what comes.
+
+        Raises:
+            HorovodInternalError: something cannot be completed: a peer is lost, or has left without submitting it.
+        """
+        self.check()
+        self.engine.leave().result()
+
     def linger(self, timeout_s: float) -> None:
-        """Waits a while until the peers are also done, so that none sees a connection close under its last call."""
-        if self.slot.size == 1 or self._broken:
+        """As ``settle``, for a process that goes whatever its peers do; so that none sees a connection close under it.
+
+        A peer that does not leave is waited for until the time is up; after that only what has begun is completed.
+        """
+        if self._broken:
             return
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
-            handle = self.engine.submit(Operation(Kind.BARRIER, name=LEAVING))
-            while not handle.done() and time.monotonic() < deadline:
+            handle = self.engine.leave()
+            while not handle.done():
+                if time.monotonic() >= deadline and not self.engine.carries_out():
+                    return
                 time.sleep(0.0005)  # a handle has no wait with a limit
+
+    def quiesce(self) -> None:
+        """After abort(): blocks until nothing of the round writes into this process's memory any more.
+
+        Ends the process where that does not come to pass: to go on would be to train on overwritten parameters.
+        """
+        with self._lock:
+            engine, companions = self._engine, list(self._companions)
+        if engine is not None and not engine.quiesce(QUIESCE_S):
+            self.end_process()
+        for companion in companions:
+            companion.quiesce(QUIESCE_S)
+        self.end_writing()
+
+    def end_writing(self) -> None:
+        """Lets no thread copy results to where they were asked for any more; waits for who does. See quiesce()."""
+        self.writing.shut(self._broken or "the round is over")
+        if not self.writing.wait(QUIESCE_S):
+            self.end_process()
+
+    def end_process(self) -> NoReturn:
+        """Ends it, because something of this round cannot be kept from its memory."""
+        print(
+            f"elastic_driver: an operation of round {self.assignment.round_id} did not end within {QUIESCE_S:g} s of "
+            "the round's end; this process ends, as that operation could overwrite its parameters at any time",
+            file=sys.stderr,
+            flush=True,
+        )
+        with contextlib.suppress(Exception):  # a standard error without a descriptor
+            faulthandler.dump_traceback()
+        os._exit(_STUCK_EXIT_CODE)
 
     def close(self) -> None:
         """Begins the teardown, which a thread finishes. Returns at once. Idempotent."""

@@ -30,10 +30,13 @@ class CurrentRound:
         first_round: number of the first round that this process was given a place in; 0 for none.
         commits_seen: the most commits that a round it had a place in went on from.
         leave_listeners: called by the watch thread when members are to leave the round at their next commit.
+        deliverers: called when a round is about to be left: they write the results of its operations that are done to
+            where they were asked for.
     """
 
     def __init__(self) -> None:
         self.leave_listeners: list[Callable[[], None]] = []
+        self.deliverers: list[Callable[[Context], None]] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -101,6 +104,11 @@ class CurrentRound:
         self.first_round = self.first_round or assignment.round_id
         self.commits_seen = max(self.commits_seen, assignment.commits)
         self._context = context
+
+    def deliver(self, context: Context) -> None:
+        """Has the results of a round's operations that are done written to where they were asked for."""
+        for deliverer in self.deliverers:
+            deliverer(context)
 
     def leave(self) -> Context | None:
         """Has no round be the present one, and returns the one that was."""

@@ -21,6 +21,12 @@ class DeviceLane(Protocol):
             SettingsError: the environment asks for what there is not.
         """
 
+    def quiesce(self, limit_s: float) -> bool:
+        """Blocks until nothing runs on the devices any more, but for ``limit_s`` at most; whether it is so.
+
+        All operations were aborted, or are done, as far as this process knows.
+        """
+
     def prepare_join(self, context: Context) -> None:
         """Sees to it that this process takes part in the others' operations on devices while it has joined."""
 
@@ -41,6 +47,11 @@ def register(name: str, lane: DeviceLane) -> None:
 def describe() -> dict[str, Any]:
     """What each lane says of its devices, by its name."""
     return {name: lane.describe() for name, lane in _lanes.items()}
+
+
+def quiesce(limit_s: float) -> bool:
+    """Blocks until nothing runs on any device any more, but for ``limit_s`` at most each; whether it is so."""
+    return all(lane.quiesce(limit_s) for lane in _lanes.values())
 
 
 def prepare_join(context: Context) -> None:

@@ -50,9 +50,9 @@ from elastic_driver.words import Backend, ReadyCause
 from elastic_driver.worker.engine.choice import Limits, usable_backends
 from elastic_driver.worker.launched import across
 from elastic_driver.worker.launched.launcher import Launch, launch_of
-from elastic_driver.worker.rounds import canary, leaving, vitals
+from elastic_driver.worker.rounds import canary, devices, leaving, vitals
 from elastic_driver.worker.rounds import process_sets as sets
-from elastic_driver.worker.rounds.context import Context, TimelineSettings
+from elastic_driver.worker.rounds.context import QUIESCE_S, Context, TimelineSettings
 from elastic_driver.worker.rounds.current import CurrentRound, current_round
 from elastic_driver.worker.rounds.meeting import RoundClient
 from elastic_driver.worker.rounds.watch import poll_s
@@ -270,6 +270,9 @@ class Runtime:
             return
         if not self._left_by_exception:
             context.linger(LINGER_S)
+        if not exiting:
+            self._current.deliver(context)
+            self.break_round("the library was shut down in this process")
         self._current.leave()
         vitals.enter_round(0, -1)
         self._retire(context)
@@ -303,10 +306,34 @@ class Runtime:
         Raises:
             SystemExit: the driver has no place for this process any more, or the job is over.
         """
-        context = self._current.context
         if cause is ReadyCause.INTERNAL_ERROR:
-            context.abort(detail)
+            self.break_round(detail)
         self._join_round(cause, commits=commits, detail=detail, where=where, raised=raised)
+
+    def break_round(self, reason: str) -> None:
+        """Ends the present round for this process. Blocks until nothing of it writes into memory any more.
+
+        Ends the process where that takes longer than 5 s.
+        """
+        self._current.context.abort(reason)
+        self._quiesce(self._current.context)
+
+    def settle_round(self) -> None:
+        """Completes what is under way in the present round, with all members; no result is written after that.
+
+        Raises:
+            HorovodInternalError: something cannot be completed.
+        """
+        context = self._current.context
+        context.settle()
+        self._current.deliver(context)
+        context.end_writing()
+
+    @staticmethod
+    def _quiesce(context: Context) -> None:
+        context.quiesce()
+        if not devices.quiesce(QUIESCE_S):
+            context.end_process()
 
     def note_end_of_training(self) -> None:
         """What this process trains from here on is another training, with commits of its own."""
@@ -373,7 +400,7 @@ class Runtime:
                     raise
                 _log.info("elastic_driver: round %d: %s", assignment.round_id, error)
                 cause, detail, where, raised = ReadyCause.INTERNAL_ERROR, str(error), "", False
-                context.abort(detail)
+                self.break_round(detail)
             except BaseException:
                 self._current.leave()
                 self._retire(context)

@@ -12,7 +12,7 @@ from backends import BACKENDS
 from fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import SlotInfo, WorkerId
-from elastic_driver.words import Backend, NoticeKind
+from elastic_driver.words import Backend, NoticeKind, ReadyCause
 from elastic_driver.worker import state as state_module
 from elastic_driver.worker.engine.protocol import Kind
 from elastic_driver.worker.state import ObjectState
@@ -34,6 +34,50 @@ def test_what_was_under_way_at_a_reset_is_freed(backend: Backend) -> None:
             lines = job.wait_end(worker).lines
             assert next(line["alive"] for line in lines if "alive" in line) == [False] * 4
             assert lines[-1] == {"done": True}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: Backend) -> None:
+    workers = workers_on(a=3)
+    with FakeJob(backend=backend) as job:
+        job.start(workers, "resets_program.overwritten", "30000000")
+        for worker in workers[:2]:
+            job.wait_for(
+                lambda worker=worker: any("submitted" in line for line in job.processes[worker].lines), "the operations"
+            )
+        os.kill(job.processes[workers[2]].popen.pid, signal.SIGKILL)
+        for worker in workers[:2]:
+            lines = job.wait_end(worker).lines
+            assert [line["intact"] for line in lines if "intact" in line] == [True] * 20
+            assert lines[-1] == {"done": True}
+
+
+@pytest.mark.parametrize("kind", ["completed", "lonely"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_under_way_at_a_planned_change(backend: Backend, kind: str) -> None:
+    """It is completed, and its results are where they were asked for; else the change becomes an unplanned one."""
+    first, late = workers_on(a=2), WorkerId("b", 0, 0)
+    with FakeJob(backend=backend) as job:
+        job.start(first, "resets_program.planned", kind, hold=dict.fromkeys(first, "3"))
+        for worker in first:
+            job.wait_held(worker, 3)
+        job.spawn(late, "resets_program.planned", kind)
+        job.wait_for(lambda: any(request.worker == late for request in job.requests), "the joiner")
+        job.plan([*first, late], sync=True)
+        job.notify(NoticeKind.HOSTS_UPDATED, "host b added")
+        for worker in first:
+            job.release(worker)
+        for worker in (*first, late):
+            job.wait_end(worker)
+        said = {worker: job.processes[worker].lines for worker in first}
+        causes = {request.cause for request in job.requests if request.after_round == 1 and request.worker in first}
+    for rank, worker in enumerate(first):
+        (after,) = [line for line in said[worker] if "straight" in line]
+        if kind == "completed":
+            assert (after["straight"], after["turned"]) == ([3.0], [3.0])
+        else:
+            assert after["straight"] == [rank + 1.0]
+    assert causes == {ReadyCause.HOSTS_UPDATED if kind == "completed" else ReadyCause.INTERNAL_ERROR}
 
 
 def test_a_killed_worker_has_its_samples_counted() -> None:
@@ -83,7 +127,7 @@ def test_reset_callbacks_see_the_epoch_that_is_gone_on_with() -> None:
 
 
 def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[Any, np.ndarray[Any, Any]]] = []
+    ran: list[Any] = []
 
     class Context:
         slot = SlotInfo(0, 2, 0, 2, 0, 1)
@@ -92,8 +136,8 @@ def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatc
         def check(self) -> None:
             pass
 
-        def run(self, operation: Any, *, keep: Any) -> None:
-            ran.append((operation, keep))
+        def run(self, operation: Any) -> None:
+            ran.append(operation)
 
         def note_restore_point(self) -> None:
             pass
@@ -105,6 +149,7 @@ def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(state_module, "current_round", Current)
     state = ObjectState(weights=np.zeros(1 << 20), names={"of": "many"})
     state.commit()
-    ((operation, memory),) = ran
+    (operation,) = ran
+    memory = operation.keep
     assert operation.kind is Kind.ALLREDUCE
     assert (memory.shape, memory.dtype) == ((1,), np.int64)

@@ -19,7 +19,8 @@ from elastic_driver.hosts import SlotInfo
 from elastic_driver.rendezvous.messages import RoundAssignment
 from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import Limits, make_engine
-from elastic_driver.worker.engine.collectives import Bytes, Exchange, Group, SoloCollectives
+from elastic_driver.worker.engine.collectives import Bytes, Exchange, Group, ReduceOp, SoloCollectives
+from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.plain import PlainEngine
 from elastic_driver.worker.engine.protocol import Kind, Operation, TensorSpec
 from elastic_driver.worker.engine.seal import NO_SEAL
@@ -64,6 +65,76 @@ def test_an_aborted_collective_that_does_not_end_is_given_up() -> None:
             handle.result()
     engine.close()
     made[0].released.set()
+
+
+class Late(SoloCollectives):
+    """An allreduce that no abort ends, and that writes its result when it comes to its end after all."""
+
+    def __init__(self, group: Group) -> None:
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def connect(self, exchange: Exchange, *, timeout_s: float) -> None:
+        pass
+
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        for start in range(0, output.nbytes, data.nbytes):
+            output[start : start + data.nbytes] = data
+
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+        self.entered.set()
+        self.released.wait()
+        data.view(dtype)[:] += 1
+
+
+def test_what_comes_to_its_end_after_the_round_writes_nothing() -> None:
+    made: list[Late] = []
+
+    def make(group: Group) -> Late:
+        made.append(Late(group))
+        return made[-1]
+
+    engine = PlainEngine(make, rank=0, size=2, round_id=1, build_s=5.0, collective_s=60.0)
+    engine.connect(lambda scope, **unused: [], timeout_s=5.0)
+    array = np.ones(3)
+    spec = TensorSpec(array.ctypes.data, array.nbytes, "float64", array.shape, array.ctypes.data)
+    handle = engine.submit(Operation(Kind.ALLREDUCE, (spec,), name="late", keep=array))
+    assert made[0].entered.wait(20)
+    engine.abort("a peer is gone")
+    assert engine.quiesce(20.0)
+    made[0].released.set()
+    with pytest.raises(HorovodInternalError):
+        handle.result()
+    engine.close()
+    assert array.tolist() == [1, 1, 1]
+
+
+def test_a_shut_gate_lets_nobody_in_and_waits_for_who_is() -> None:
+    gate = WriteGate()
+    inside, leave = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with gate:
+            inside.set()
+            leave.wait()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert inside.wait(20)
+    gate.shut("the round is over")
+    with pytest.raises(HorovodInternalError, match="cannot deliver a result: the round is over"), gate:
+        raise AssertionError("it is shut")
+    assert not gate.wait(0.01)
+    leave.set()
+    assert gate.wait(20.0)
+    writer.join()
+
+
+def test_leaving_alone_completes_what_other_threads_do() -> None:
+    engine = PlainEngine(lambda group: SoloCollectives(), rank=0, size=1, build_s=5.0, collective_s=60.0)
+    engine.connect(lambda scope, **unused: [], timeout_s=5.0)
+    engine.leave().result()
+    with pytest.raises(HorovodInternalError, match="this rank has left the round"):
+        engine.submit(Operation(Kind.BARRIER, name="late"))
 
 
 def test_closing_gives_it_up_too() -> None:
