@@ -11,6 +11,7 @@ from elastic_driver.core.placement import (
     reachable,
     target_places,
     that_fit,
+    trains_until_replaced,
 )
 from elastic_driver.core.state import (
     ChiefPhase,
@@ -42,7 +43,8 @@ def joiners_wait_until(state: State) -> float | None:
         return None
     targets, runs = target_places(state), state.phase is JobPhase.RUNNING
     # Who could be in a round by now: members stay, and a multiple may leave a joiner over until another has come.
-    fit = that_fit(state, (*(in_phase(state, WorkerPhase.MEMBER) if runs else ()), *reachable(state)))
+    members = in_phase(state, WorkerPhase.MEMBER) if runs else ()
+    fit = that_fit(state, (*members, *reachable(state)))
     joined = [record.since for record in fit if record.phase is WorkerPhase.READY and not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
     free = dict.fromkeys(place for place in targets if place not in alive)
@@ -52,6 +54,8 @@ def joiners_wait_until(state: State) -> float | None:
         return None
     if runs:
         waiting = state.notice_kind is NoticeKind.NONE and not finishing(state)
+        off = [record for record in members if not in_target(record, targets)]
+        waiting = waiting and not trains_until_replaced(state, off, fit)
     else:
         waiting = state.registry.complete and len(fit) >= state.policy.min_num_proc
     return min(joined) + JOINERS_WINDOW_S if waiting else None

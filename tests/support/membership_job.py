@@ -50,7 +50,7 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
-from elastic_driver.core.placement import wanted_places
+from elastic_driver.core.placement import usable_slots, wanted_places
 from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
@@ -662,7 +662,12 @@ class Job:
             raise AssertionError(f"the job never comes to rest: {explain(self.state, self.now)}")
         assert self.state.phase is JobPhase.RUNNING
         assert self.state.notice_kind is NoticeKind.NONE
-        assert {(worker.hostname, worker.slot) for worker in self.alive} == set(wanted_places(self.state))
+        # Members that cannot be replaced train on as long as their machines live.
+        going = {one.hostname for one in self.state.departing if one.by is not None}
+        is_short = self.kind is OnChange.IN_PLACE and usable_slots(self.state) < self.policy.min_num_proc
+        stay = {worker for worker in self.members if is_short and worker.hostname in going}
+        there = {(worker.hostname, worker.slot) for worker in self.alive - stay}
+        assert there == set(wanted_places(self.state)), "a place without its worker, or a worker without a place"
 
     def _hear_all(self) -> None:
         """The networks are whole again. Who was given up hears it, and begins anew."""
