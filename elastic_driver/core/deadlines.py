@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastic_driver.core.placement import (
     in_target,
     keeps_its_places,
@@ -18,6 +20,7 @@ from elastic_driver.core.state import (
     JobPhase,
     State,
     WorkerPhase,
+    WorkerRecord,
     deadline_of,
     finishing,
     gives_time,
@@ -91,8 +94,12 @@ def checkpoints_by(state: State) -> float | None:
     if state.phase is not JobPhase.RESETTING or not state.departing:
         return None
     members = dict.fromkeys(state.members)
-    ending = [r for r in state.workers if r.worker in members and gives_time(state, r) is not None]
-    times = (leaves_by(state, record.worker.hostname) for record in ending)
+    return first_to_go(state, [r for r in state.workers if r.worker in members and gives_time(state, r) is not None])
+
+
+def first_to_go(state: State, records: Sequence[WorkerRecord]) -> float | None:
+    """When the first of these workers has to be gone since its machine goes away; None where none does."""
+    times = (leaves_by(state, record.worker.hostname) for record in records) if state.departing else ()
     return min((time for time in times if time is not None), default=None)
 
 

@@ -51,7 +51,7 @@ from elastic_driver.core.events import (
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
 from elastic_driver.core.placement import usable_slots, wanted_places
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
 
@@ -416,15 +416,22 @@ class Job:
         assert self.state.policy.on_change is self.kind
 
     def _audit_ending(self, command: StopWorker) -> None:
-        """Time to checkpoint is for who can: all members live, and nobody knows of one that does not."""
+        """Time to checkpoint is for who can: all members live, nobody knows of one that does not, and their machines
+        do not go away at once.
+        """
         assert self.kind is OnChange.RESTART
         gone = self.failed | self.not_there
         lost = [worker for worker in self.state.members if worker not in self.alive or worker in gone]
+        at_once = {
+            one.hostname for one in self.state.departing if one.by is not None and one.by - LAST_MOMENT_S <= self.now
+        }
+        late = [worker for worker in self.state.members if worker in self.alive and worker.hostname in at_once]
         if command.ending is Ending.PLANNED:
             assert not lost, "one that hangs is given time to checkpoint"
+            assert not late, "one is given time to checkpoint that its machine does not have"
             assert command.worker not in self.told_to_go, "told to go twice"
         else:
-            assert lost, "one that could checkpoint is given no time for that"
+            assert lost or late, "one that could checkpoint is given no time for that"
 
     def _note_becoming(self, worker: WorkerId, commits: int) -> None:
         """Restarted workers become such that reset in place: a job that has just begun, with those who live."""
