@@ -96,6 +96,7 @@ class Job:
         kind: what its workers are now.
         history: every event that was fed.
         commands: every command that was given.
+        audited: whether the last step has passed its audit. After one that has not, the books are not what they were.
         rereads_each: one of so many steps is taken from a written state, too.
     """
 
@@ -109,6 +110,7 @@ class Job:
         self.state: State = new_state(self.policy, 0.0)
         self.history: list[Event] = []
         self.commands: list[Command] = []
+        self.audited = True
         self.round_id = 0
         self.round_commits = 0
         self.members: tuple[WorkerId, ...] = ()
@@ -157,9 +159,11 @@ class Job:
             assert at >= self.now, "a clock that goes back"
             self.now = at
         before = self.state
+        self.audited = False
         if not self._is_possible(event):
             with pytest.raises(IllegalEventError):
                 step(before, event, self.now)
+            self.audited = True
             return []
         self.state, commands = step(before, event, self.now)
         if next(self._steps) % self.rereads_each == 0:
@@ -177,6 +181,7 @@ class Job:
         assert (more, again) == ([], self.state), f"{event} a second time is news: {more}"
         self._notice_before = before.notice_kind
         self._audit(event, commands)
+        self.audited = True
         return commands
 
     def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
