@@ -117,6 +117,7 @@ class Job:
         self.started: set[WorkerId] = set()
         self.alive: set[WorkerId] = set()
         self.told_to_go: set[WorkerId] = set()
+        self.endings: dict[WorkerId, Ending] = {}  # of those that were stopped
         self.killed: set[WorkerId] = set()
         self.failed: set[WorkerId] = set()
         self.not_there: set[WorkerId] = set()  # who was told to end as usual: it was late, or its place is gone
@@ -348,8 +349,6 @@ class Job:
                     if isinstance(command, DismissWorker):
                         assert command.worker in self.waiting, "no request to answer"
                         assert command.worker not in self.told_to_go, "told to go twice"
-                    elif command.ending is Ending.USUAL:
-                        self.not_there.add(command.worker)
                     else:
                         self._audit_ending(command)
                     self.told_to_go.add(command.worker)
@@ -421,9 +420,15 @@ class Job:
         assert self.state.policy.on_change is self.kind
 
     def _audit_ending(self, command: StopWorker) -> None:
-        """Time to checkpoint is for who can: all members live, nobody knows of one that does not, and their machines
-        do not go away at once.
+        """Nobody is stopped twice, but who is given no more time. Time to checkpoint is for who can: all members live,
+        nobody knows of one that does not, and their machines do not go away at once.
         """
+        before = self.endings.get(command.worker)
+        assert before is None or (before, command.ending) == (Ending.PLANNED, Ending.BROKEN), "stopped twice"
+        self.endings[command.worker] = command.ending
+        if command.ending is Ending.USUAL:
+            self.not_there.add(command.worker)
+            return
         assert self.kind is OnChange.RESTART
         gone = self.failed | self.not_there
         lost = [worker for worker in self.state.members if worker not in self.alive or worker in gone]
