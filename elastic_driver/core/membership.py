@@ -248,8 +248,8 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     state, failure = t.state, t.state.first_failure
     failed = state.registry.workers_in(WorkerState.FAILURE)
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-    before = frozenset(state.members)
-    members = tuple(record.worker for record in ready if record.worker in before)
+    # Those too that were dismissed since, as others cannot reach their hosts: they had not finished.
+    members = state.registry.workers_in(WorkerState.READY)
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded and not state.policy.durable:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
