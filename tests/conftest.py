@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 # The same examples for everybody, so that a run is green or red for a reason; `NEW_SEEDS=1` draws others. How long an
 # example takes is the machine's affair.
@@ -24,6 +25,11 @@ if os.environ.get("NEW_SEEDS") == "1":
 else:
     hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("same")
+    # It draws numbers that stand in the modules of this package, too, as far as they are imported by then: a test would
+    # have other examples alone than among others, and in each process of pytest-xdist.
+    if hasattr(providers, "_get_local_constants"):
+        nothing = providers.Constants()
+        providers._get_local_constants = lambda: nothing
 
 # A shell starts jobs in the background with SIGINT and SIGQUIT ignored, nohup does so with SIGHUP, and what is ignored
 # stays so in every process that a test starts. Tests send these signals.

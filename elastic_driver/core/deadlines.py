@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastic_driver.core.placement import (
     in_target,
     keeps_its_places,
@@ -11,12 +13,14 @@ from elastic_driver.core.placement import (
     reachable,
     target_places,
     that_fit,
+    trains_until_replaced,
 )
 from elastic_driver.core.state import (
     ChiefPhase,
     JobPhase,
     State,
     WorkerPhase,
+    WorkerRecord,
     deadline_of,
     finishing,
     gives_time,
@@ -42,7 +46,8 @@ def joiners_wait_until(state: State) -> float | None:
         return None
     targets, runs = target_places(state), state.phase is JobPhase.RUNNING
     # Who could be in a round by now: members stay, and a multiple may leave a joiner over until another has come.
-    fit = that_fit(state, (*(in_phase(state, WorkerPhase.MEMBER) if runs else ()), *reachable(state)))
+    members = in_phase(state, WorkerPhase.MEMBER) if runs else ()
+    fit = that_fit(state, (*members, *reachable(state)))
     joined = [record.since for record in fit if record.phase is WorkerPhase.READY and not record.round_id]
     alive = {(r.worker.hostname, r.worker.slot) for r in state.workers if r.phase is not WorkerPhase.LEAVING}
     free = dict.fromkeys(place for place in targets if place not in alive)
@@ -52,6 +57,8 @@ def joiners_wait_until(state: State) -> float | None:
         return None
     if runs:
         waiting = state.notice_kind is NoticeKind.NONE and not finishing(state)
+        off = [record for record in members if not in_target(record, targets)]
+        waiting = waiting and not trains_until_replaced(state, off, fit)
     else:
         waiting = state.registry.complete and len(fit) >= state.policy.min_num_proc
     return min(joined) + JOINERS_WINDOW_S if waiting else None
@@ -87,8 +94,12 @@ def checkpoints_by(state: State) -> float | None:
     if state.phase is not JobPhase.RESETTING or not state.departing:
         return None
     members = dict.fromkeys(state.members)
-    ending = [r for r in state.workers if r.worker in members and gives_time(state, r) is not None]
-    times = (leaves_by(state, record.worker.hostname) for record in ending)
+    return first_to_go(state, [r for r in state.workers if r.worker in members and gives_time(state, r) is not None])
+
+
+def first_to_go(state: State, records: Sequence[WorkerRecord]) -> float | None:
+    """When the first of these workers has to be gone since its machine goes away; None where none does."""
+    times = (leaves_by(state, record.worker.hostname) for record in records) if state.departing else ()
     return min((time for time in times if time is not None), default=None)
 
 

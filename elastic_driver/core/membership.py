@@ -52,6 +52,7 @@ from elastic_driver.core.placement import (
     standby_places,
     target_places,
     that_fit,
+    trains_until_replaced,
     usable_slots,
     why_left_over,
 )
@@ -247,8 +248,8 @@ def _end_if_over(t: Transition, ready: tuple[WorkerRecord, ...]) -> bool:
     state, failure = t.state, t.state.first_failure
     failed = state.registry.workers_in(WorkerState.FAILURE)
     succeeded = state.registry.workers_in(WorkerState.SUCCESS)
-    before = frozenset(state.members)
-    members = tuple(record.worker for record in ready if record.worker in before)
+    # Those too that were dismissed since, as others cannot reach their hosts: they had not finished.
+    members = state.registry.workers_in(WorkerState.READY)
     stateful = any(record.has_state for record in ready)
     if not stateful and not succeeded and not state.policy.durable:
         hosts = ", ".join(dict.fromkeys(worker.hostname for worker in failed or state.members))
@@ -305,9 +306,7 @@ def _set_planned_notice(t: Transition) -> None:
     grows = bool(joiners) and (waits is None or t.now >= waits)
     # Members that leave go on training while those who are to replace them boot, if they are needed until then.
     enough = len(fit) >= t.state.policy.min_num_proc
-    # Without machines that go away there are too few: their workers train until then, or until others have come.
-    needed = bool(off) and not enough and all(leaves_by(t.state, r.worker.hostname) is not None for r in off)
-    if not needed and (grows or (off and (enough or not booting))):
+    if not trains_until_replaced(t.state, off, fit) and (grows or (off and (enough or not booting))):
         drained = dict.fromkeys(r.worker.hostname for r in off if is_drained(t.state, r.worker.hostname, r.worker.slot))
         going = [f"host {name} drained" for name in drained]
         for name in dict.fromkeys(r.worker.hostname for r in off if r.worker.hostname not in drained):

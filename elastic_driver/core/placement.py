@@ -19,6 +19,7 @@ from elastic_driver.core.state import (
     WorkerPhase,
     WorkerRecord,
     in_phase,
+    leaves_by,
     most_advanced,
     parameter_servers,
     protected_hosts,
@@ -275,6 +276,21 @@ def launch_places(state: State) -> Places:
     """The places that a round of newly started workers would have now. A leaving worker still holds its place."""
     leaving = in_phase(state, WorkerPhase.LEAVING)
     return _choose_places(state, but={(r.worker.hostname, r.worker.slot) for r in leaving})[0]
+
+
+def trains_until_replaced(state: State, off: Sequence[WorkerRecord], fit: Sequence[WorkerRecord]) -> bool:
+    """Whether members whose places are gone train on, as without them there are too few for a round.
+
+    Only where their machines go away: they train until then, or until others have come.
+
+    Args:
+        state: the job.
+        off: the members without a place.
+        fit: who could make up a round now, members or not.
+    """
+    if not off or len(fit) >= state.policy.min_num_proc:
+        return False
+    return all(leaves_by(state, record.worker.hostname) is not None for record in off)
 
 
 def standing_by(state: State) -> tuple[WorkerRecord, ...]:

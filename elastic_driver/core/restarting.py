@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_driver.core.assignment import assign_ranks, hosts_of
-from elastic_driver.core.deadlines import checkpoints_by, gone_by, launch_held_until, pause_until
+from elastic_driver.core.deadlines import first_to_go, gone_by, launch_held_until, pause_until
 from elastic_driver.core.endings import (
     end_half_finished,
     end_if_given_up,
@@ -182,27 +182,29 @@ def _stop_the_rest(t: Transition) -> None:
     """
     state, policy = t.state, t.state.policy
     reset = t.in_reset()
-    is_broken = reset.unplanned or reset.peers_lost or state.registry.expected != state.members
-    why = f"round {state.round_id} is over: {'; '.join(causes(state)) or 'the hosts have changed'}"
+    members = dict.fromkeys(state.members)
     staying = [record for record in state.workers if record.phase is not WorkerPhase.LEAVING]
+    slow = [record for record in state.workers if record.worker in members and gives_time(state, record) is not None]
+    is_broken = reset.unplanned or reset.peers_lost or state.registry.expected != state.members
+    due = first_to_go(state, (*staying, *slow))
+    is_late = due is not None and t.now >= due
+    what = "others of its workers are lost" if is_broken else "a host of its workers goes away"
+    hurry = f"round {state.round_id} is over, and {what}"
+    why = f"round {state.round_id} is over: {'; '.join(causes(state)) or 'the hosts have changed'}"
     for record in staying:
-        t.retire(record, why, Ending.BROKEN if is_broken else Ending.PLANNED)
+        ending = Ending.BROKEN if is_broken or is_late else Ending.PLANNED
+        t.retire(record, hurry if is_late and not is_broken else why, ending)
         t.state = replace(t.state, registry=t.state.registry.record(record.worker, WorkerState.READY))
-    if staying and not is_broken:
+    if is_broken or is_late:
+        for record in slow:
+            t.hurry(record, hurry)
+        if slow:
+            deadline = min(reset.deadline, t.now + policy.start_timeout_s)
+            t.state = replace(t.state, reset=replace(t.in_reset(), deadline=deadline))
+    elif staying:
         # Nobody is killed before --drain-timeout; what is left after that does not end by itself.
         deadline = t.now + policy.drain_timeout_s + policy.start_timeout_s
         t.state = replace(t.state, reset=replace(reset, deadline=deadline))
-    members = dict.fromkeys(state.members)
-    slow = [record for record in state.workers if record.worker in members and gives_time(state, record) is not None]
-    due = checkpoints_by(state)
-    is_late = due is not None and t.now >= due
-    hurried = slow if is_broken or is_late else []
-    what = "others of its workers are lost" if is_broken else "a host of its workers goes away"
-    for record in hurried:
-        t.hurry(record, f"round {state.round_id} is over, and {what}")
-    if hurried:
-        deadline = min(reset.deadline, t.now + policy.start_timeout_s)
-        t.state = replace(t.state, reset=replace(t.in_reset(), deadline=deadline))
 
 
 def _waits_for_ends(t: Transition) -> bool:

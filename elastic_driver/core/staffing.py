@@ -23,7 +23,7 @@ from elastic_driver.core.placement import (
     target_places,
     wanted_places,
 )
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase
+from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, deadline_of, finishing, in_phase, record_of
 from elastic_driver.core.transition import Transition
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.words import OnChange
@@ -33,7 +33,8 @@ def stop_late_starts(t: Transition) -> None:
     """A process that does not come up in time is its host's failure, as one that cannot be started."""
     for record in in_phase(t.state, WorkerPhase.BOOTING):
         deadline = deadline_of(t.state, record)
-        if deadline is not None and t.now >= deadline:
+        # With the first of its host it may have been stopped.
+        if deadline is not None and t.now >= deadline and record_of(t.state, record.worker) == record:
             give_up_start(t, record)
 
 

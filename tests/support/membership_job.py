@@ -50,8 +50,8 @@ from elastic_driver.core.events import (
 )
 from elastic_driver.core.membership import Policy, State, check_invariants, explain, new_state, next_deadline, step
 from elastic_driver.core.past import IllegalEventError
-from elastic_driver.core.placement import wanted_places
-from elastic_driver.core.state import JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
+from elastic_driver.core.placement import usable_slots, wanted_places
+from elastic_driver.core.state import LAST_MOMENT_S, JobPhase, WorkerPhase, WorkerRecord, finishing, record_of
 from elastic_driver.hosts import SlotInfo, WorkerId, parse_host
 from elastic_driver.words import Backend, Ending, NoticeKind, OnChange, ReadyCause
 
@@ -96,6 +96,7 @@ class Job:
         kind: what its workers are now.
         history: every event that was fed.
         commands: every command that was given.
+        audited: whether the last step has passed its audit. After one that has not, the books are not what they were.
         rereads_each: one of so many steps is taken from a written state, too.
     """
 
@@ -109,12 +110,14 @@ class Job:
         self.state: State = new_state(self.policy, 0.0)
         self.history: list[Event] = []
         self.commands: list[Command] = []
+        self.audited = True
         self.round_id = 0
         self.round_commits = 0
         self.members: tuple[WorkerId, ...] = ()
         self.started: set[WorkerId] = set()
         self.alive: set[WorkerId] = set()
         self.told_to_go: set[WorkerId] = set()
+        self.endings: dict[WorkerId, Ending] = {}  # of those that were stopped
         self.killed: set[WorkerId] = set()
         self.failed: set[WorkerId] = set()
         self.not_there: set[WorkerId] = set()  # who was told to end as usual: it was late, or its place is gone
@@ -157,9 +160,11 @@ class Job:
             assert at >= self.now, "a clock that goes back"
             self.now = at
         before = self.state
+        self.audited = False
         if not self._is_possible(event):
             with pytest.raises(IllegalEventError):
                 step(before, event, self.now)
+            self.audited = True
             return []
         self.state, commands = step(before, event, self.now)
         if next(self._steps) % self.rereads_each == 0:
@@ -177,6 +182,7 @@ class Job:
         assert (more, again) == ([], self.state), f"{event} a second time is news: {more}"
         self._notice_before = before.notice_kind
         self._audit(event, commands)
+        self.audited = True
         return commands
 
     def hosts(self, *texts: str, at: float | None = None) -> list[Command]:
@@ -343,8 +349,6 @@ class Job:
                     if isinstance(command, DismissWorker):
                         assert command.worker in self.waiting, "no request to answer"
                         assert command.worker not in self.told_to_go, "told to go twice"
-                    elif command.ending is Ending.USUAL:
-                        self.not_there.add(command.worker)
                     else:
                         self._audit_ending(command)
                     self.told_to_go.add(command.worker)
@@ -416,15 +420,28 @@ class Job:
         assert self.state.policy.on_change is self.kind
 
     def _audit_ending(self, command: StopWorker) -> None:
-        """Time to checkpoint is for who can: all members live, and nobody knows of one that does not."""
+        """Nobody is stopped twice, but who is given no more time. Time to checkpoint is for who can: all members live,
+        nobody knows of one that does not, and their machines do not go away at once.
+        """
+        before = self.endings.get(command.worker)
+        assert before is None or (before, command.ending) == (Ending.PLANNED, Ending.BROKEN), "stopped twice"
+        self.endings[command.worker] = command.ending
+        if command.ending is Ending.USUAL:
+            self.not_there.add(command.worker)
+            return
         assert self.kind is OnChange.RESTART
         gone = self.failed | self.not_there
         lost = [worker for worker in self.state.members if worker not in self.alive or worker in gone]
+        at_once = {
+            one.hostname for one in self.state.departing if one.by is not None and one.by - LAST_MOMENT_S <= self.now
+        }
+        late = [worker for worker in self.state.members if worker in self.alive and worker.hostname in at_once]
         if command.ending is Ending.PLANNED:
             assert not lost, "one that hangs is given time to checkpoint"
+            assert not late, "one is given time to checkpoint that its machine does not have"
             assert command.worker not in self.told_to_go, "told to go twice"
         else:
-            assert lost, "one that could checkpoint is given no time for that"
+            assert lost or late, "one that could checkpoint is given no time for that"
 
     def _note_becoming(self, worker: WorkerId, commits: int) -> None:
         """Restarted workers become such that reset in place: a job that has just begun, with those who live."""
@@ -662,7 +679,12 @@ class Job:
             raise AssertionError(f"the job never comes to rest: {explain(self.state, self.now)}")
         assert self.state.phase is JobPhase.RUNNING
         assert self.state.notice_kind is NoticeKind.NONE
-        assert {(worker.hostname, worker.slot) for worker in self.alive} == set(wanted_places(self.state))
+        # Members that cannot be replaced train on as long as their machines live.
+        going = {one.hostname for one in self.state.departing if one.by is not None}
+        is_short = self.kind is OnChange.IN_PLACE and usable_slots(self.state) < self.policy.min_num_proc
+        stay = {worker for worker in self.members if is_short and worker.hostname in going}
+        there = {(worker.hostname, worker.slot) for worker in self.alive - stay}
+        assert there == set(wanted_places(self.state)), "a place without its worker, or a worker without a place"
 
     def _hear_all(self) -> None:
         """The networks are whole again. Who was given up hears it, and begins anew."""
