@@ -132,7 +132,7 @@ def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_ra
     is_root = members.context.slot.rank == root_rank
     for number, chunk in enumerate(_chunks(tensors)):
         sizes = [tensor.numel() * tensor.element_size() for tensor in chunk]
-        buffer = torch.empty(sum(sizes), dtype=torch.uint8)
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         parts = list(buffer.split(sizes))  # type: ignore[no-untyped-call]
         if is_root:
             for part, tensor in zip(parts, chunk, strict=True):
@@ -170,7 +170,9 @@ def broadcast_tree(
 
         collect(skeleton)
         placeholders.sort(key=lambda placeholder: placeholder.index)
-        tensors = [torch.empty(placeholder.shape, dtype=placeholder.dtype) for placeholder in placeholders]
+        tensors = [
+            torch.empty(placeholder.shape, dtype=placeholder.dtype, device="cpu") for placeholder in placeholders
+        ]
     broadcast_tensors(members, tensors, root_rank)
     return unflatten(skeleton, tensors)
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import other_default_device
 import pytest
 import torch
 from torch.nn import functional
@@ -993,8 +994,32 @@ def norms_in_a_model() -> None:
     assert torch.allclose(alone[1].running_var, shared[1].running_var, atol=1e-5)
 
 
+def state_and_parameters() -> None:
+    """All that a rank gets of another: parameters, an optimizer's state, a state with values of all kinds."""
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (hvd.rank() + 1))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    check_same(model)
+    if hvd.rank() == 0:
+        turn(model, optimizer, torch.randn(5, 3))
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    state = TorchState(model, optimizer, plain=torch.full((2,), float(hvd.rank())), step=hvd.rank())
+    state.sync()
+    check_same(model)
+    assert (state.plain.tolist(), state.step) == ([0.0, 0.0], 0)
+    assert [float(value["step"]) for value in optimizer.state.values()] == [1.0] * 4
+    turn(model, optimizer, torch.randn(5, 3))
+    state.commit()
+    turn(model, optimizer, torch.randn(5, 3))
+    state.restore()
+    assert [float(value["step"]) for value in optimizer.state.values()] == [2.0] * 4
+    hvd.allreduce(model[0].weight.detach())
+
+
 def run_checks(*names: str) -> None:
     warnings.simplefilter("error")
+    other_default_device.begin()
     hvd.init()
     torch.set_num_threads(1)
     for name in names:

@@ -370,7 +370,11 @@ class FSDPState(ObjectState):
                 ]
                 splits.append(_fill(mine))
                 sent += mine
-            rows = torch.cat(sent).view(-1, ROW_BYTES) if sent else torch.empty(0, ROW_BYTES, dtype=torch.uint8)
+            rows = (
+                torch.cat(sent).view(-1, ROW_BYTES)
+                if sent
+                else torch.empty(0, ROW_BYTES, dtype=torch.uint8, device="cpu")
+            )
             if size > 1:
                 name = f"elastic_driver.pieces.{number}"
                 rows, counts = synchronize(alltoall_async(rows, splits, name=name))
@@ -406,7 +410,7 @@ def _fill(pieces: list[torch.Tensor]) -> int:
     total = sum(piece.numel() for piece in pieces)
     rows = -(-total // ROW_BYTES)
     if rows * ROW_BYTES > total:
-        pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8))
+        pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8, device="cpu"))
     return rows
 
 

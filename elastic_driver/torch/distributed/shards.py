@@ -158,7 +158,7 @@ class Payload:
         head = json.dumps([[leaf.shape, leaf.dtype, leaf.box.offset, leaf.box.size] for leaf in leaves]).encode()
         starts, total = _starts(leaves, _HEAD.size + len(head))
         if spare is None or spare.numel() != total:
-            spare = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+            spare = torch.empty(total, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         packed = bytearray(_HEAD.pack(len(head)) + head)
         spare[: len(packed)].copy_(torch.frombuffer(packed, dtype=torch.uint8))
         return cls(leaves, spare, starts)

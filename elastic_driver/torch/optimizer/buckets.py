@@ -103,7 +103,7 @@ def _references(view: torch.Tensor) -> int:
 
 def _attached_references() -> int:
     """How many Python references to a tensor its being a gradient adds. That is a matter of torch's version."""
-    parameter, view = torch.nn.Parameter(torch.zeros(1)), torch.zeros(1)
+    parameter, view = torch.nn.Parameter(torch.zeros(1, device="cpu")), torch.zeros(1, device="cpu")
     before = _references(view)
     parameter.grad = view
     return _references(view) - before
@@ -304,9 +304,10 @@ class Bucket:
         grad = param.grad
         if grad is None:
             grad = torch.sparse_coo_tensor(
-                torch.empty((sparse_dim, 0), dtype=torch.int64),
-                torch.empty((0, *param.shape[sparse_dim:]), dtype=param.dtype),
+                torch.empty((sparse_dim, 0), dtype=torch.int64, device="cpu"),
+                torch.empty((0, *param.shape[sparse_dim:]), dtype=param.dtype, device="cpu"),
                 param.shape,
+                device="cpu",
                 check_invariants=False,
             )
         elif not grad.is_sparse:  # of a layer that is used in both ways
@@ -384,7 +385,7 @@ def dense_strides(param: torch.Tensor) -> tuple[int, ...]:
 
 def _from_bytes(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if data.nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 

@@ -240,7 +240,7 @@ class _Decoder:
         _, shape, start, size, requires_grad, device = rest
         view = self._bytes(start, size)
         # The data may be read-only or lie anywhere: a copy of its own, at an address that suits the dtype.
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         if tensor.numel() * tensor.element_size() != size:
             raise ValueError("a tensor's bytes do not fit its shape")
         if size:
