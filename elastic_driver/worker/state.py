@@ -70,9 +70,11 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit.
+            ForkedProcessError: this process was forked from the worker that has the state.
             HorovodInternalError: a peer is gone. The state is saved nevertheless.
             DurableError: the job has durable commits, and a value of the state is of no kind that they hold.
         """
+        current_round().refuse_if_forked()
         self.save()
         self._commits += 1
         vitals.note_commit(self._commits)
@@ -94,6 +96,7 @@ class State:
             HorovodInternalError: a peer is gone.
         """
         current = current_round()
+        current.refuse_if_forked()
         if not current.initialized:
             return
         context = current.context

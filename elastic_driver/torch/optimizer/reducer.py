@@ -295,6 +295,7 @@ class Reducer:
             HorovodInternalError: a peer is gone.
             MismatchError: the ranks have different parameters, or sparse gradients for different ones.
         """
+        current_round().refuse_if_forked()  # a step with this process's gradients alone would be a wrong one
         members = self.members()
         if members is None:
             self.drop()
