@@ -1,12 +1,14 @@
 """Nested states as a skeleton and its tensors: copied to the host without new memory, sent in few large messages.
 
-A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Placeholder for each tensor.
+A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Placeholder for each tensor, and a
+StateDict for each OrderedDict.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,35 @@ class Placeholder:
         return self  # nothing in it can change, and a state has many
 
 
+@dataclass(frozen=True, slots=True)
+class StateDict:
+    """Stands for an OrderedDict, and keeps what ``state_dict`` hangs on it: the versions of the modules.
+
+    Attributes:
+        values: its items.
+        metadata: its ``_metadata``, which nobody changes; None without.
+    """
+
+    values: dict[Any, Any]
+    metadata: Any
+
+    def __deepcopy__(self, memo: Any) -> StateDict:
+        return StateDict(copy.deepcopy(self.values, memo), self.metadata)
+
+
+def with_metadata(values: Mapping[Any, Any], metadata: Any) -> OrderedDict[Any, Any]:
+    """An OrderedDict as ``state_dict`` gives it: ``load_state_dict`` reads the versions of the modules from it."""
+    made = OrderedDict(values)
+    if metadata is not None:
+        made._metadata = metadata  # type: ignore[attr-defined]
+    return made
+
+
+def metadata_of(values: Mapping[Any, Any]) -> Any:
+    """What ``state_dict`` has hung on it; None without."""
+    return getattr(values, "_metadata", None)
+
+
 def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached)."""
     tensors: list[torch.Tensor] = []
@@ -47,7 +78,9 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
             if isinstance(node, dict):
                 return {key: walk(value) for key, value in node.items()}
             return type(node)(walk(value) for value in node)
-        if isinstance(node, dict):  # OrderedDict and the like, which load_state_dict takes as dicts; not a Counter
+        if type(node) is OrderedDict:
+            return StateDict({key: walk(value) for key, value in node.items()}, metadata_of(node))
+        if isinstance(node, dict):  # what load_state_dict takes as a dict; not a Counter
             before = len(tensors)
             walked = {key: walk(value) for key, value in node.items()}
             return walked if len(tensors) > before else node
@@ -60,6 +93,9 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The tree; values that are no tensors are copies."""
     if isinstance(skeleton, Placeholder):
         return tensors[skeleton.index]
+    if isinstance(skeleton, StateDict):
+        values = {key: unflatten(value, tensors) for key, value in skeleton.values.items()}
+        return with_metadata(values, copy.deepcopy(skeleton.metadata))
     if type(skeleton) is dict:
         return {key: unflatten(value, tensors) for key, value in skeleton.items()}
     if type(skeleton) in (list, tuple):
@@ -161,6 +197,8 @@ def broadcast_tree(
         def collect(node: Any) -> None:
             if isinstance(node, Placeholder):
                 placeholders.append(node)
+            elif isinstance(node, StateDict):
+                collect(node.values)
             elif isinstance(node, dict):
                 for value in node.values():
                     collect(value)

@@ -98,7 +98,9 @@ class _Encoder:
                 [self.encode(k, f"{where} (a key)", depth + 1), self.encode(v, f"{where}[{k!r}]", depth + 1)]
                 for k, v in value.items()
             ]
-            return [_MAPPINGS[kind], pairs]
+            # The versions of modules, which a state_dict carries beside its items and load_state_dict reads.
+            metadata = getattr(value, "_metadata", None)
+            return [_MAPPINGS[kind], pairs, *([] if metadata is None else [self._beside(metadata, where, depth)])]
         if kind is bytes or kind is bytearray:
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
@@ -116,6 +118,9 @@ class _Encoder:
             f"cannot write state.{where} to disc: it is a {kind.__module__}.{kind.__qualname__}; durable commits hold "
             "numbers, strings, bytes, None, lists, tuples, sets, dicts, NumPy arrays, tensors, and what has state_dict"
         )
+
+    def _beside(self, metadata: Any, where: str, depth: int) -> Any:
+        return self.encode(metadata, f"{where} (its _metadata)", depth + 1)
 
     def _encode_torch(self, value: Any) -> Any:
         torch = _torch()
@@ -194,7 +199,10 @@ class _Decoder:
         if tag in _SEQUENCE_OF:
             return _SEQUENCE_OF[tag]([self.decode(item) for item in rest[0]])
         if tag in _MAPPING_OF:
-            return _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
+            mapping = _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
+            if len(rest) > 1:
+                mapping._metadata = self.decode(rest[1])
+            return mapping
         match tag:
             case "int":
                 return int(rest[0], 16)
