@@ -104,38 +104,56 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 class HostCopy:
-    """A tree's copy in host memory, which is used again as long as the tensors keep their shapes."""
+    """A tree's copy in host memory. Nothing in it changes while a state has it as its restore point.
 
-    def __init__(self) -> None:
-        self._skeleton: Any = None
-        self._tensors: list[torch.Tensor] = []
-        self._spare: list[torch.Tensor] = []
-        self._lent = False
+    Args:
+        skeleton: the tree's, with values of its own.
+        tensors: the copies.
+    """
 
-    @torch.no_grad()
-    def save(self, tree: Any) -> None:
-        """Takes a copy."""
-        if self._lent:
-            self._tensors, self._spare, self._lent = self._spare, self._tensors, False
-        skeleton, tensors = flatten(tree)
-        kept: list[torch.Tensor] = []
-        for index, tensor in enumerate(tensors):
-            former = self._tensors[index] if index < len(self._tensors) else None
-            if former is not None and former.shape == tensor.shape and former.dtype == tensor.dtype:
-                kept.append(former)
-            else:
-                kept.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
-        copy_all(kept, tensors)
-        self._skeleton = copy.deepcopy(skeleton)
-        self._tensors = kept
-
-    def lend(self) -> None:
-        """Leaves this copy to a reader: later copies go elsewhere, until the next is lent."""
-        self._lent = True
+    def __init__(self, skeleton: Any, tensors: list[torch.Tensor]) -> None:
+        self._skeleton = skeleton
+        self.tensors = tensors
 
     def tree(self) -> Any:
-        """The copy. Its tensors are this object's own: to be copied from, not to be kept."""
-        return unflatten(self._skeleton, self._tensors)
+        """The tree. Its tensors are this object's own: to be copied from, not to be kept."""
+        return unflatten(self._skeleton, self.tensors)
+
+
+class HostCopies:
+    """Takes copies of a state in host memory, into the memory of those that are not needed any more.
+
+    A copy never overwrites the one before: what fails or is interrupted half way must leave that as the restore point.
+    So there are two sets of buffers in turn, and a third one while a reader is at work.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[list[torch.Tensor]] = []
+        self._lent: HostCopy | None = None
+
+    @torch.no_grad()
+    def take(self, tree: Any) -> HostCopy:
+        """A copy of the tree."""
+        skeleton, tensors = flatten(tree)
+        skeleton = copy.deepcopy(skeleton)  # may fail: before anything is copied
+        former = self._free.pop() if self._free else []
+        kept: list[torch.Tensor] = []
+        for index, tensor in enumerate(tensors):
+            fits = index < len(former) and former[index].shape == tensor.shape and former[index].dtype == tensor.dtype
+            kept.append(former[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        copy_all(kept, tensors)
+        return HostCopy(skeleton, kept)
+
+    def let_go(self, former: HostCopy) -> None:
+        """A copy is no restore point any more: its memory may be used again, unless it is lent."""
+        if former is not self._lent:
+            self._free = [former.tensors]
+
+    def lend(self, present: HostCopy) -> None:
+        """Leaves the restore point to a reader, until the next is lent: by then this one is read."""
+        lent, self._lent = self._lent, present
+        if lent is not None and lent is not present:
+            self._free = [lent.tensors]
 
 
 @torch.no_grad()

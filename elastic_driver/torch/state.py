@@ -9,6 +9,7 @@ import torch
 
 from elastic_driver.torch.sampler import ElasticSampler
 from elastic_driver.torch.snapshot import (
+    HostCopies,
     HostCopy,
     broadcast_tree,
     copy_all,
@@ -108,8 +109,9 @@ class TorchState(ObjectState):
     """State of a training: ``TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)``.
 
     Values that are modules, optimizers, samplers, or have ``state_dict`` and ``load_state_dict`` (LR schedulers,
-    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers that
-    are used again, ``restore`` and ``sync`` are bitwise, tensors on other devices go through the CPU.
+    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers, two
+    sets in turn, so that one that fails half way leaves the restore point as it was. ``restore`` and ``sync`` are
+    bitwise, tensors on other devices go through the CPU.
 
     Args:
         model: a module, if any.
@@ -127,7 +129,8 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         self._handlers: dict[str, Handler] = {}
-        self._copy = HostCopy()
+        self._copies = HostCopies()
+        self._copy = HostCopy({}, [])  # the restore point of what has a handler
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
         plain: dict[str, Any] = {}
         for name, value in (given | kwargs).items():
@@ -140,7 +143,7 @@ class TorchState(ObjectState):
         super().__init__(None, None, **plain)
         for name in self._handlers:
             object.__setattr__(self, name, (given | kwargs)[name])
-        self._copy.save(self._trees())
+        self._copy = self._copies.take(self._trees())
 
     def __setattr__(self, name: str, value: Any) -> None:
         handlers = self.__dict__.get("_handlers", {})
@@ -156,8 +159,12 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         """See State."""
-        self._copy.save(self._trees())
+        former = self._copy
         super().save()
+        self._copies.let_go(former)
+
+    def _copied(self) -> dict[str, Any]:
+        return {**super()._copied(), "_copy": self._copies.take(self._trees())}
 
     def restore(self) -> None:
         """See State."""
@@ -180,13 +187,12 @@ class TorchState(ObjectState):
         else:
             commits = self._commits
         self.reset()  # a sampler made before init() knows its rank only now
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State."""
         if lend:
-            self._copy.lend()
+            self._copies.lend(self._copy)
         return {**self._copy.tree(), **super()._durable_values()}
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
@@ -195,8 +201,7 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             handler.set(values[name])
         self._take({name: values[name] for name in self._names})
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
     def reset(self) -> None:
         """See State."""
