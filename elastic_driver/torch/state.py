@@ -58,6 +58,8 @@ class _ModelHandler(_Handler):
     @torch.no_grad()
     def set(self, tree: Any) -> None:
         live = self.value.state_dict()
+        if _convert(self.value, live, tree):
+            live = self.value.state_dict()
         fits = live.keys() == tree.keys() and all(
             isinstance(live[name], torch.Tensor)
             and isinstance(saved, torch.Tensor)
@@ -69,6 +71,38 @@ class _ModelHandler(_Handler):
             copy_all([live[name].detach() for name in tree], list(tree.values()))
         else:  # extra state of a module, or another shape: the module's own way
             self.value.load_state_dict(tree)
+
+
+def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
+    """Gives tensors of a module back the dtypes that they have in a tree; returns whether any had another.
+
+    As ``module.double()`` does it. ``load_state_dict`` would cast the values to the dtypes that the module has now.
+    """
+    others = [
+        name
+        for name, saved in tree.items()
+        if isinstance(saved, torch.Tensor)
+        and isinstance(live.get(name), torch.Tensor)
+        and live[name].dtype != saved.dtype
+        and live[name].shape == saved.shape
+    ]
+    if not others:
+        return False
+    held: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name in others:
+        if name not in held:  # of a state_dict of the module's own making
+            raise ValueError(
+                f"cannot make {name} what it was: it has dtype {live[name].dtype} now, and {tree[name].dtype} in the "
+                "saved state"
+            )
+    for name in others:
+        if held[name].dtype != tree[name].dtype:  # else the same tensor under another name was done
+            held[name].grad = None  # of another dtype, and of a step that is undone
+            held[name].data = held[name].data.to(tree[name].dtype)
+    return True
 
 
 class _OptimizerHandler(_Handler):

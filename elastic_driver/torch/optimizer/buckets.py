@@ -140,6 +140,7 @@ class Bucket:
     ) -> None:
         self.name = name
         self.params = list(params)
+        self.kinds = [(param.dtype, param.device, param.shape) for param in params]
         self._names = names
         self._reduction = reduction
         self._learned = learned
@@ -156,6 +157,7 @@ class Bucket:
         )
         self._flat: torch.Tensor | None = None
         self._views: dict[Parameter, torch.Tensor] = {}
+        self._offsets: dict[Parameter, int] = {}  # of the views in the buffer, in bytes
         self._own_references: list[int] = []
         self._own_storage_references = 0
         self._version = 0  # of the buffer's contents, when they were handed over
@@ -169,7 +171,10 @@ class Bucket:
         grad = param.grad
         if not self._in_place or grad is None or grad.is_sparse or param in self._learned.sparse_dims:
             return
-        if self._views_of()[param] is grad:
+        # No view in a variable of its own: references are counted below.
+        if not self._is_placed(param, self._views_of()[param]):
+            self._place(param)
+        if self._views[param] is grad:
             return
         if not self._looked:
             self._looked = True
@@ -225,7 +230,9 @@ class Bucket:
             ]
         targets, sources, missing = [], [], []
         sparse: dict[Parameter, int] = {}
-        for param, view in self._views_of().items():
+        self._views_of()
+        self._place_all()
+        for param, view in self._views.items():
             grad = param.grad
             if grad is None:
                 missing.append(view)
@@ -252,6 +259,7 @@ class Bucket:
         on_their_way = not self._on_device and self._flat is not None and self._flat._version != self._version
         if self._changed or on_their_way:
             warnings.warn(CHANGED, stacklevel=2)
+        self._place_all()
         targets, sources = [], []
         for param, view in self._views.items():
             if param in sparse:  # as the optimizer expects it: SparseAdam takes no other
@@ -350,13 +358,29 @@ class Bucket:
         else:
             self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
         self._views = {}
-        for param, start in zip(params, starts, strict=True):
-            view = self._flat[start : start + param.numel()]
-            self._views[param] = view.as_strided(param.shape, dense_strides(param))
-        del view
+        self._offsets = {param: start * width for param, start in zip(params, starts, strict=True)}
+        for param in params:
+            self._place(param)
         self._own_references = [_references(view) for view in self._views.values()]
         self._own_storage_references = _storage_references(self._flat)
         return self._views
+
+    def _place(self, param: Parameter) -> None:
+        """Makes the view of its place in the buffer."""
+        assert self._flat is not None
+        start = self._offsets[param] // self._flat.element_size()
+        part = self._flat[start : start + param.numel()]
+        self._views[param] = part.as_strided(param.shape, dense_strides(param))
+
+    def _is_placed(self, param: Parameter, view: torch.Tensor) -> bool:
+        """Whether the view is one still. A gradient that was given other ``data``, as module.to() does, is none."""
+        assert self._flat is not None
+        return view.numel() == 0 or view.data_ptr() - self._flat.data_ptr() == self._offsets[param]
+
+    def _place_all(self) -> None:
+        for param, view in list(self._views.items()):
+            if not self._is_placed(param, view):
+                self._place(param)
 
     def _is_kept(self) -> bool:
         """Whether anybody but the parameters still has gradients of an earlier pass, or views of them."""
