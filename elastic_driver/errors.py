@@ -101,6 +101,10 @@ class NotInitializedError(ElasticError, ValueError):
     """The library was used before ``init()``. Horovod raises ValueError here, so this is one."""
 
 
+class ForkedProcessError(NotInitializedError):
+    """A process that was forked from a worker (a data loader's, for instance) tried to act as that worker."""
+
+
 class HostsUpdatedInterrupt(BaseException):
     """A request to leave the round at this commit, because hosts were added or removed. Not an error.
 

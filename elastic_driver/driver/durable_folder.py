@@ -7,10 +7,12 @@ import fcntl
 import os
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_driver.errors import SettingsError
 from elastic_driver.settings.settings import Settings
+from elastic_driver.system.commit_file import is_complete, is_whole
 from elastic_driver.system.safe_files import open_inside
 
 _LOCK_NAME = "job.lock"  # workers look into it before they write
@@ -62,13 +64,41 @@ class FolderLock:
             self._descriptor = None
 
 
-def newest_commit(folder: Path | None) -> int | None:
-    """The newest commit in a folder, going by the names; None when there is none, or no answer within seconds."""
-    found: list[int] = []
+@dataclass(frozen=True, slots=True)
+class FoundCommits:
+    """What is in a folder.
+
+    Attributes:
+        newest: the newest commit that can be gone on from; -1 for none.
+        damaged: newer ones that cannot.
+    """
+
+    newest: int
+    damaged: tuple[int, ...] = ()
+
+
+def newest_commit(folder: Path | None) -> FoundCommits | None:
+    """The newest commit in a folder; None when there is none, or no answer within seconds.
+
+    A file of the wrong length counts as damaged, and so does one with another digest, if that can be read in the time.
+    """
+    torn: list[int] = []
+    fitting: list[int] = []  # the newest of the right length, of those not known to be changed
+    done = threading.Event()
 
     def look() -> None:
         with contextlib.suppress(OSError):
-            found.extend(int(match[1]) for name in os.listdir(folder) if (match := _COMMIT.fullmatch(name)))
+            assert folder is not None
+            names = sorted((name for name in os.listdir(folder) if _COMMIT.fullmatch(name)), key=_order, reverse=True)
+            for name in names:
+                path, commits = folder / name, _order(name)[0]
+                if is_complete(path):
+                    fitting.append(commits)
+                    if is_whole(path):
+                        break
+                    fitting.clear()
+                torn.append(commits)
+        done.set()
 
     if folder is not None:
         # A daemon, left alone when the disc hangs: the job has ended.
@@ -76,7 +106,16 @@ def newest_commit(folder: Path | None) -> int | None:
         with contextlib.suppress(RuntimeError):  # no thread can be started: the end is told without it
             thread.start()
             thread.join(_LOOK_S)
-    return max(found, default=None)
+    newest, damaged = max(fitting, default=-1), tuple(torn)
+    if newest < 0 and not (damaged and done.is_set()):
+        return None
+    return FoundCommits(newest, tuple(commits for commits in damaged if commits > newest))
+
+
+def _order(name: str) -> tuple[int, int]:
+    """Its commits and its round, by which a file is newer than others."""
+    match = _COMMIT.fullmatch(name)
+    return (int(match[1]), int((match[2] or "-0")[1:])) if match is not None else (-1, 0)
 
 
 def durable_env(settings: Settings) -> dict[str, str]:

@@ -523,9 +523,9 @@ class ElasticDriver:
         await self._workers.stop_all(self._settings.grace_s + _END_S)
         self._stepper.catch_up()
         folder = self._settings.durable_dir
-        newest = newest_commit(folder)
-        if newest is not None:
-            self._chronicle.found_on_disc(str(folder), newest)
+        found = newest_commit(folder)
+        if found is not None:
+            self._chronicle.found_on_disc(str(folder), found.newest, found.damaged)
         self._chronicle.ended(end.exit_code, end.message)
 
     def _interrupted(self, number: int) -> None:

@@ -424,8 +424,14 @@ class Chronicle:
         self._stood_still_s += stood_s
         self._tell(StoodStill(stood_s))
 
-    def found_on_disc(self, where: str, newest: int) -> None:
-        """The newest commit in the driver's own folder, when nobody writes any more, going by its name."""
+    def found_on_disc(self, where: str, newest: int, damaged: tuple[int, ...] = ()) -> None:
+        """What is in the driver's own folder, when nobody writes any more.
+
+        Args:
+            where: the folder.
+            newest: the newest commit that can be gone on from; -1 for none.
+            damaged: newer ones that cannot.
+        """
         if not self._folders and not self._has_trained:
             return  # it may be one that could not be read
         if not self._folders:
@@ -433,7 +439,12 @@ class Chronicle:
         for folder in self._folders.values():
             last = folder.report
             if last.drivers:
-                folder.report = replace(last, written=max(last.written, newest), commits=max(last.commits, newest))
+                # What was written whole may have been damaged since.
+                written = newest if last.written in damaged else max(last.written, newest)
+                trouble = f"commit {max(damaged)} is damaged" if damaged else last.trouble
+                folder.report = replace(
+                    last, written=written, commits=max(last.commits, newest), trouble=last.trouble or trouble
+                )
 
     def _standstill_notes(self) -> list[tuple[str, bool]]:
         if not self._stood_still_s:

@@ -93,6 +93,8 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
             ):
                 rows = param.detach()[:0]
                 none = torch.empty((1, 0), dtype=torch.int64, device=param.device)
-                param.grad = torch.sparse_coo_tensor(none, rows, param.shape, check_invariants=False)
+                param.grad = torch.sparse_coo_tensor(
+                    none, rows, param.shape, device=param.device, check_invariants=False
+                )
             else:
                 param.grad = torch.zeros_like(param)

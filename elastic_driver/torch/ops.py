@@ -59,7 +59,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         averaging = collectives.grouped_allreduce_async(grads, op=Average, process_set=ctx.process_set)
-        rows = torch.tensor([ctx.rows])
+        rows = torch.tensor([ctx.rows], device="cpu")
         table = synchronize(collectives.allgather_async(rows, process_set=ctx.process_set))
         starts = table[: members_of(ctx.process_set).index].sum(dim=0).tolist()
         reduced = synchronize(averaging)

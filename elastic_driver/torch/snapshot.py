@@ -1,12 +1,14 @@
 """Nested states as a skeleton and its tensors: copied to the host without new memory, sent in few large messages.
 
-A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Placeholder for each tensor.
+A tree is any nest of dicts, lists and tuples. Its skeleton is the same nest with a Placeholder for each tensor, and a
+StateDict for each OrderedDict.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,35 @@ class Placeholder:
         return self  # nothing in it can change, and a state has many
 
 
+@dataclass(frozen=True, slots=True)
+class StateDict:
+    """Stands for an OrderedDict, and keeps what ``state_dict`` hangs on it: the versions of the modules.
+
+    Attributes:
+        values: its items.
+        metadata: its ``_metadata``, which nobody changes; None without.
+    """
+
+    values: dict[Any, Any]
+    metadata: Any
+
+    def __deepcopy__(self, memo: Any) -> StateDict:
+        return StateDict(copy.deepcopy(self.values, memo), self.metadata)
+
+
+def with_metadata(values: Mapping[Any, Any], metadata: Any) -> OrderedDict[Any, Any]:
+    """An OrderedDict as ``state_dict`` gives it: ``load_state_dict`` reads the versions of the modules from it."""
+    made = OrderedDict(values)
+    if metadata is not None:
+        made._metadata = metadata  # type: ignore[attr-defined]
+    return made
+
+
+def metadata_of(values: Mapping[Any, Any]) -> Any:
+    """What ``state_dict`` has hung on it; None without."""
+    return getattr(values, "_metadata", None)
+
+
 def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached)."""
     tensors: list[torch.Tensor] = []
@@ -47,7 +78,9 @@ def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
             if isinstance(node, dict):
                 return {key: walk(value) for key, value in node.items()}
             return type(node)(walk(value) for value in node)
-        if isinstance(node, dict):  # OrderedDict and the like, which load_state_dict takes as dicts; not a Counter
+        if type(node) is OrderedDict:
+            return StateDict({key: walk(value) for key, value in node.items()}, metadata_of(node))
+        if isinstance(node, dict):  # what load_state_dict takes as a dict; not a Counter
             before = len(tensors)
             walked = {key: walk(value) for key, value in node.items()}
             return walked if len(tensors) > before else node
@@ -60,6 +93,9 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The tree; values that are no tensors are copies."""
     if isinstance(skeleton, Placeholder):
         return tensors[skeleton.index]
+    if isinstance(skeleton, StateDict):
+        values = {key: unflatten(value, tensors) for key, value in skeleton.values.items()}
+        return with_metadata(values, copy.deepcopy(skeleton.metadata))
     if type(skeleton) is dict:
         return {key: unflatten(value, tensors) for key, value in skeleton.items()}
     if type(skeleton) in (list, tuple):
@@ -68,38 +104,56 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 class HostCopy:
-    """A tree's copy in host memory, which is used again as long as the tensors keep their shapes."""
+    """A tree's copy in host memory. Nothing in it changes while a state has it as its restore point.
 
-    def __init__(self) -> None:
-        self._skeleton: Any = None
-        self._tensors: list[torch.Tensor] = []
-        self._spare: list[torch.Tensor] = []
-        self._lent = False
+    Args:
+        skeleton: the tree's, with values of its own.
+        tensors: the copies.
+    """
 
-    @torch.no_grad()
-    def save(self, tree: Any) -> None:
-        """Takes a copy."""
-        if self._lent:
-            self._tensors, self._spare, self._lent = self._spare, self._tensors, False
-        skeleton, tensors = flatten(tree)
-        kept: list[torch.Tensor] = []
-        for index, tensor in enumerate(tensors):
-            former = self._tensors[index] if index < len(self._tensors) else None
-            if former is not None and former.shape == tensor.shape and former.dtype == tensor.dtype:
-                kept.append(former)
-            else:
-                kept.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
-        copy_all(kept, tensors)
-        self._skeleton = copy.deepcopy(skeleton)
-        self._tensors = kept
-
-    def lend(self) -> None:
-        """Leaves this copy to a reader: later copies go elsewhere, until the next is lent."""
-        self._lent = True
+    def __init__(self, skeleton: Any, tensors: list[torch.Tensor]) -> None:
+        self._skeleton = skeleton
+        self.tensors = tensors
 
     def tree(self) -> Any:
-        """The copy. Its tensors are this object's own: to be copied from, not to be kept."""
-        return unflatten(self._skeleton, self._tensors)
+        """The tree. Its tensors are this object's own: to be copied from, not to be kept."""
+        return unflatten(self._skeleton, self.tensors)
+
+
+class HostCopies:
+    """Takes copies of a state in host memory, into the memory of those that are not needed any more.
+
+    A copy never overwrites the one before: what fails or is interrupted half way must leave that as the restore point.
+    So there are two sets of buffers in turn, and a third one while a reader is at work.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[list[torch.Tensor]] = []
+        self._lent: HostCopy | None = None
+
+    @torch.no_grad()
+    def take(self, tree: Any) -> HostCopy:
+        """A copy of the tree."""
+        skeleton, tensors = flatten(tree)
+        skeleton = copy.deepcopy(skeleton)  # may fail: before anything is copied
+        former = self._free.pop() if self._free else []
+        kept: list[torch.Tensor] = []
+        for index, tensor in enumerate(tensors):
+            fits = index < len(former) and former[index].shape == tensor.shape and former[index].dtype == tensor.dtype
+            kept.append(former[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        copy_all(kept, tensors)
+        return HostCopy(skeleton, kept)
+
+    def let_go(self, former: HostCopy) -> None:
+        """A copy is no restore point any more: its memory may be used again, unless it is lent."""
+        if former is not self._lent:
+            self._free = [former.tensors]
+
+    def lend(self, present: HostCopy) -> None:
+        """Leaves the restore point to a reader, until the next is lent: by then this one is read."""
+        lent, self._lent = self._lent, present
+        if lent is not None and lent is not present:
+            self._free = [lent.tensors]
 
 
 @torch.no_grad()
@@ -132,7 +186,7 @@ def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_ra
     is_root = members.context.slot.rank == root_rank
     for number, chunk in enumerate(_chunks(tensors)):
         sizes = [tensor.numel() * tensor.element_size() for tensor in chunk]
-        buffer = torch.empty(sum(sizes), dtype=torch.uint8)
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         parts = list(buffer.split(sizes))  # type: ignore[no-untyped-call]
         if is_root:
             for part, tensor in zip(parts, chunk, strict=True):
@@ -161,6 +215,8 @@ def broadcast_tree(
         def collect(node: Any) -> None:
             if isinstance(node, Placeholder):
                 placeholders.append(node)
+            elif isinstance(node, StateDict):
+                collect(node.values)
             elif isinstance(node, dict):
                 for value in node.values():
                     collect(value)
@@ -170,7 +226,9 @@ def broadcast_tree(
 
         collect(skeleton)
         placeholders.sort(key=lambda placeholder: placeholder.index)
-        tensors = [torch.empty(placeholder.shape, dtype=placeholder.dtype) for placeholder in placeholders]
+        tensors = [
+            torch.empty(placeholder.shape, dtype=placeholder.dtype, device="cpu") for placeholder in placeholders
+        ]
     broadcast_tensors(members, tensors, root_rank)
     return unflatten(skeleton, tensors)
 

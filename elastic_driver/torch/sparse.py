@@ -40,6 +40,8 @@ def sparse_allreduce_async(
         all_indices, values = (synchronize(handle) for handle in handles)
         if op is Average:
             values = values / members.size
-        return torch.sparse_coo_tensor(all_indices.transpose(0, 1), values, tensor.shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            all_indices.transpose(0, 1), values, tensor.shape, device=values.device, check_invariants=False
+        )
 
     return finish

@@ -9,6 +9,7 @@ import torch
 
 from elastic_driver.torch.sampler import ElasticSampler
 from elastic_driver.torch.snapshot import (
+    HostCopies,
     HostCopy,
     broadcast_tree,
     copy_all,
@@ -57,6 +58,8 @@ class _ModelHandler(_Handler):
     @torch.no_grad()
     def set(self, tree: Any) -> None:
         live = self.value.state_dict()
+        if _convert(self.value, live, tree):
+            live = self.value.state_dict()
         fits = live.keys() == tree.keys() and all(
             isinstance(live[name], torch.Tensor)
             and isinstance(saved, torch.Tensor)
@@ -68,6 +71,38 @@ class _ModelHandler(_Handler):
             copy_all([live[name].detach() for name in tree], list(tree.values()))
         else:  # extra state of a module, or another shape: the module's own way
             self.value.load_state_dict(tree)
+
+
+def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
+    """Gives tensors of a module back the dtypes that they have in a tree; returns whether any had another.
+
+    As ``module.double()`` does it. ``load_state_dict`` would cast the values to the dtypes that the module has now.
+    """
+    others = [
+        name
+        for name, saved in tree.items()
+        if isinstance(saved, torch.Tensor)
+        and isinstance(live.get(name), torch.Tensor)
+        and live[name].dtype != saved.dtype
+        and live[name].shape == saved.shape
+    ]
+    if not others:
+        return False
+    held: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name in others:
+        if name not in held:  # of a state_dict of the module's own making
+            raise ValueError(
+                f"cannot make {name} what it was: it has dtype {live[name].dtype} now, and {tree[name].dtype} in the "
+                "saved state"
+            )
+    for name in others:
+        if held[name].dtype != tree[name].dtype:  # else the same tensor under another name was done
+            held[name].grad = None  # of another dtype, and of a step that is undone
+            held[name].data = held[name].data.to(tree[name].dtype)
+    return True
 
 
 class _OptimizerHandler(_Handler):
@@ -108,8 +143,9 @@ class TorchState(ObjectState):
     """State of a training: ``TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)``.
 
     Values that are modules, optimizers, samplers, or have ``state_dict`` and ``load_state_dict`` (LR schedulers,
-    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers that
-    are used again, ``restore`` and ``sync`` are bitwise, tensors on other devices go through the CPU.
+    gradient scalers) are kept by their state; all others as plain attributes. ``save`` copies into host buffers, two
+    sets in turn, so that one that fails half way leaves the restore point as it was. ``restore`` and ``sync`` are
+    bitwise, tensors on other devices go through the CPU.
 
     Args:
         model: a module, if any.
@@ -127,7 +163,8 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         self._handlers: dict[str, Handler] = {}
-        self._copy = HostCopy()
+        self._copies = HostCopies()
+        self._copy = HostCopy({}, [])  # the restore point of what has a handler
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
         plain: dict[str, Any] = {}
         for name, value in (given | kwargs).items():
@@ -140,7 +177,7 @@ class TorchState(ObjectState):
         super().__init__(None, None, **plain)
         for name in self._handlers:
             object.__setattr__(self, name, (given | kwargs)[name])
-        self._copy.save(self._trees())
+        self._copy = self._copies.take(self._trees())
 
     def __setattr__(self, name: str, value: Any) -> None:
         handlers = self.__dict__.get("_handlers", {})
@@ -156,8 +193,12 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         """See State."""
-        self._copy.save(self._trees())
+        former = self._copy
         super().save()
+        self._copies.let_go(former)
+
+    def _copied(self) -> dict[str, Any]:
+        return {**super()._copied(), "_copy": self._copies.take(self._trees())}
 
     def restore(self) -> None:
         """See State."""
@@ -180,13 +221,12 @@ class TorchState(ObjectState):
         else:
             commits = self._commits
         self.reset()  # a sampler made before init() knows its rank only now
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State."""
         if lend:
-            self._copy.lend()
+            self._copies.lend(self._copy)
         return {**self._copy.tree(), **super()._durable_values()}
 
     def _load_durable(self, values: dict[str, Any], commits: int) -> None:
@@ -195,8 +235,7 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             handler.set(values[name])
         self._take({name: values[name] for name in self._names})
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
     def reset(self) -> None:
         """See State."""

@@ -105,7 +105,7 @@ class TorchAdapter:
         """See Adapter."""
         shape = (rows, *host.shape[1:])
         if data.nbytes == 0:
-            return torch.empty(shape, dtype=host.dtype)
+            return torch.empty(shape, dtype=host.dtype, device="cpu")
         return torch.from_numpy(data).view(host.dtype).reshape(shape)
 
     def delivered(
@@ -131,4 +131,4 @@ class TorchAdapter:
         """See Adapter. Of the dtype and on the device of a tensor of splits; else int32."""
         if isinstance(splits, torch.Tensor):
             return torch.tensor(received, dtype=splits.dtype, device=splits.device)
-        return torch.tensor(received, dtype=torch.int32)
+        return torch.tensor(received, dtype=torch.int32, device="cpu")

@@ -107,7 +107,7 @@ class _Point:
             # Of its own: the script's collectives may be under way on another thread or device.
             self._world, self._group = dist.group.WORLD, dist.new_group(backend="gloo")
         torch = sys.modules["torch"]
-        noticed = torch.tensor([self._noticed], dtype=torch.int32)
+        noticed = torch.tensor([self._noticed], dtype=torch.int32, device="cpu")
         dist.all_reduce(noticed, op=dist.ReduceOp.MAX, group=self._group)
         return bool(noticed.item())
 

@@ -46,6 +46,7 @@ class State:
         # Of this state so far, as of the restore point; the same on all ranks after a sync. The rank with the most is
         # the one whose state the next round goes on from.
         self._commits = 0
+        self._saving_as: int | None = None  # commits of the restore point that is being made
         self._reset_callbacks: list[Callable[[], None]] = []
         self._host_messages = _HostUpdates()
 
@@ -70,11 +71,12 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: hosts came or went; on all ranks at the same commit.
+            ForkedProcessError: this process was forked from the worker that has the state.
             HorovodInternalError: a peer is gone. The state is saved nevertheless.
             DurableError: the job has durable commits, and a value of the state is of no kind that they hold.
         """
-        self.save()
-        self._commits += 1
+        current_round().refuse_if_forked()
+        self._save_as(self._commits + 1)
         vitals.note_commit(self._commits)
         on_disc = durable()
         current = current_round()
@@ -83,6 +85,15 @@ class State:
         if on_disc is not None and current.initialized:
             on_disc.offer(self, rank=current.context.slot.rank)
         self.check_host_updates()
+
+    def _save_as(self, commits: int) -> None:
+        """Makes the restore point, of so many commits. What ends it early leaves the former one, and its number."""
+        self._saving_as = commits
+        try:
+            self.save()
+        finally:
+            self._saving_as = None
+        self._commits = commits  # where a save of the user's own has not
 
     def check_host_updates(self) -> None:
         """Leaves the round when the driver asked for it. All ranks must call it at the same step.
@@ -94,6 +105,7 @@ class State:
             HorovodInternalError: a peer is gone.
         """
         current = current_round()
+        current.refuse_if_forked()
         if not current.initialized:
             return
         context = current.context
@@ -187,7 +199,16 @@ class ObjectState(State):
 
     def save(self) -> None:
         """See State."""
-        self._saved = copy.deepcopy(self._values())
+        point = self._copied()
+        if self._saving_as is not None:
+            point["_commits"] = self._saving_as
+        # One call into C, so that a signal's handler cannot raise between two of them: the values, the tensors and the
+        # number of the restore point are those of one commit.
+        self.__dict__.update(point)
+
+    def _copied(self) -> dict[str, Any]:
+        """A copy of the state, by the names of the attributes that hold the restore point."""
+        return {"_saved": copy.deepcopy(self._values())}
 
     def restore(self) -> None:
         """See State."""
@@ -197,8 +218,7 @@ class ObjectState(State):
         """See State. Blocks for two broadcasts."""
         commits, values = self._bcast_object((self._commits, self._values()))
         self._take(values)
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
     def _durable_values(self, *, lend: bool = False) -> dict[str, Any]:
         """See State. The saved values are never changed, only replaced."""
@@ -208,8 +228,7 @@ class ObjectState(State):
         """See State."""
         check_names(values, self._names)
         self._take(values)
-        self.save()
-        self._commits = commits
+        self._save_as(commits)
 
 
 def check_names(values: dict[str, Any], names: list[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import other_default_device
 import pytest
 import torch
 
@@ -493,6 +494,7 @@ def timeline(path: str) -> None:
 
 
 def everything(path: str) -> None:
+    other_default_device.begin()
     hvd.init()
     everyone = list(range(hvd.size()))
     assert len(everyone) == 3

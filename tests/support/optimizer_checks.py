@@ -11,11 +11,13 @@ from elastic_driver.words import Backend
 
 
 @functools.cache
-def run_checks(backend: Backend, size: int, checks: tuple[str, ...]) -> tuple[dict[str, str], str]:
+def run_checks(
+    backend: Backend, size: int, checks: tuple[str, ...], env: tuple[tuple[str, str], ...] = ()
+) -> tuple[dict[str, str], str]:
     """Runs checks in one job, since starting processes costs more than they do: what each said, and all output."""
     workers = workers_on(a=size)
     with FakeJob(backend=backend, auto=False) as job:
-        job.start(workers, "optimizer_program.run_checks", *checks)
+        job.start(workers, "optimizer_program.run_checks", *checks, env=dict(env))
         for worker in workers:
             job.processes[worker].popen.wait(120)
             job.processes[worker].reader.join()

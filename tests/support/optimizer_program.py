@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import other_default_device
 import pytest
 import torch
 from torch.nn import functional
@@ -993,8 +994,163 @@ def norms_in_a_model() -> None:
     assert torch.allclose(alone[1].running_var, shared[1].running_var, atol=1e-5)
 
 
+def _convert_data(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    for param in model.parameters():
+        param.data = param.data.to(dtype)
+        param.grad = None
+
+
+def _replace_data(model: torch.nn.Module) -> None:
+    for param in model.parameters():
+        param.data = param.data.clone()
+
+
+def _replace_grads(model: torch.nn.Module) -> None:
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad.data = param.grad.data.clone()
+
+
+def _renew_grads(model: torch.nn.Module) -> None:
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad = param.grad.clone()
+
+
+CONVERSIONS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "double": lambda model: model.double(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "float": lambda model: model.float(),
+    "channels last": lambda model: model.to(memory_format=torch.channels_last),
+    "data in double": lambda model: _convert_data(model, torch.float64),
+    "data": _replace_data,
+    "data of gradients": _replace_grads,
+    "gradients": _renew_grads,
+    "shared": lambda model: model.share_memory(),
+}
+
+
+def converted_models() -> None:
+    """A model that is converted between steps is trained as one process trains it."""
+
+    def make() -> torch.nn.Module:
+        torch.manual_seed(7)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+        )
+
+    data = torch.randn(8, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+    for name, convert in CONVERSIONS.items():
+        for to_none in (True, False):
+            alone, shared = make(), make()
+            plain, dist = sgd(alone, momentum=0.0), distribute(shared, sgd(shared, momentum=0.0))
+            for step in range(4):
+                for model, optimizer, rows in ((alone, plain, data), (shared, dist, data[hvd.rank() :: hvd.size()])):
+                    optimizer.zero_grad(set_to_none=to_none)
+                    if step == 2:
+                        convert(model)
+                    model(rows.to(next(model.parameters()).dtype)).square().mean().backward()
+                    optimizer.step()
+                dtypes = {param.dtype for param in shared.parameters()} | {
+                    param.grad.dtype for param in shared.parameters()
+                }
+                assert dtypes == {next(alone.parameters()).dtype}, name
+            check_same(shared)
+            assert worst(alone, shared) < (0.2 if name == "bfloat16" else 1e-5), (name, to_none, worst(alone, shared))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the gradients were changed while they were on their way
+        for name in ("data of gradients", "gradients"):
+            alone, shared = make(), make()
+            plain, dist = sgd(alone, momentum=0.0), distribute(shared, sgd(shared, momentum=0.0))
+            for _ in range(3):
+                for model, optimizer, rows in ((alone, plain, data), (shared, dist, data[hvd.rank() :: hvd.size()])):
+                    optimizer.zero_grad()
+                    model(rows).square().mean().backward()
+                    CONVERSIONS[name](model)
+                    optimizer.step()
+            check_same(shared)
+            assert worst(alone, shared) < 1e-5, name
+    for name in ("double", "data in double"):
+        shared = make()
+        dist = distribute(shared, sgd(shared, momentum=0.0))
+        for _ in range(2):
+            shared(data).sum().backward()
+            dist.step()
+        shared(data).sum().backward()
+        CONVERSIONS[name](shared)
+        with pytest.raises(TypeError, match=r"between backward\(\) and step\(\)"):
+            dist.step()
+        dist.zero_grad()
+        shared(data.double()).sum().backward()
+        dist.step()
+        check_same(shared)
+
+
+def converted_states() -> None:
+    """A state whose model was converted goes back, and to the other ranks, in the dtypes that were kept."""
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = distribute(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    state = TorchState(model, optimizer)
+    state.sync()
+
+    def bits() -> list[Any]:
+        trees = [model.state_dict(), *optimizer.state_dict()["state"].values()]
+        return [(value.dtype, value.double().tolist()) for tree in trees for value in tree.values()]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3, dtype=next(model.parameters()).dtype)).sum().backward()
+        optimizer.step()
+
+    step()
+    state.commit()
+    saved = bits()
+    for convert in (model.half, model.double):
+        convert()
+        state.restore()
+        assert bits() == saved
+        step()
+        state.restore()
+        assert bits() == saved
+    if hvd.rank() == 0:
+        model.double()
+    state.sync()
+    assert {param.dtype for param in model.parameters()} == {torch.float64}
+    check_same(model)
+    converted = bits()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    state.restore()
+    assert bits() == converted
+
+
+def state_and_parameters() -> None:
+    """All that a rank gets of another: parameters, an optimizer's state, a state with values of all kinds."""
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (hvd.rank() + 1))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    check_same(model)
+    if hvd.rank() == 0:
+        turn(model, optimizer, torch.randn(5, 3))
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    state = TorchState(model, optimizer, plain=torch.full((2,), float(hvd.rank())), step=hvd.rank())
+    state.sync()
+    check_same(model)
+    assert (state.plain.tolist(), state.step) == ([0.0, 0.0], 0)
+    assert [float(value["step"]) for value in optimizer.state.values()] == [1.0] * 4
+    turn(model, optimizer, torch.randn(5, 3))
+    state.commit()
+    turn(model, optimizer, torch.randn(5, 3))
+    state.restore()
+    assert [float(value["step"]) for value in optimizer.state.values()] == [2.0] * 4
+    hvd.allreduce(model[0].weight.detach())
+
+
 def run_checks(*names: str) -> None:
     warnings.simplefilter("error")
+    other_default_device.begin()
     hvd.init()
     torch.set_num_threads(1)
     for name in names:

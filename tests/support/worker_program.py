@@ -212,9 +212,6 @@ def end(how: str) -> None:
     if how == "fork":
         pid = os.fork()
         if pid == 0:
-            assert not hvd.is_initialized()
-            # What the parent's threads held is never freed in the child, and nanobind says so.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             sys.exit(5)  # runs the child's atexit functions
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         say(total=int(hvd.allreduce(np.ones(1), op=hvd.Sum)[0]))
@@ -365,6 +362,45 @@ def gradients() -> None:
             dist.step()
     shared(mine).sum().backward()
     say(ok=True)
+
+
+def peer_dies_in_sync(how: str) -> None:
+    """Rank 0 dies in its sync, before anything was sent or after the half; what the other then restores is its own."""
+    import torch
+
+    import elastic_driver.torch as thvd
+    from elastic_driver.errors import HorovodInternalError
+    from elastic_driver.torch import snapshot
+    from elastic_driver.worker.engine.byte_collectives import broadcast
+
+    thvd.init()
+    torch.manual_seed(thvd.rank())
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = thvd.elastic.TorchState(model, optimizer, step=0)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    state.step = 1 + thvd.rank()
+    state.commit()
+    before = digest(*(value.numpy() for value in model.state_dict().values()))
+    snapshot.CHUNK_BYTES = 300  # a message for each tensor
+    sent = 0
+
+    def dying(*args: Any) -> None:
+        nonlocal sent
+        if sent == (3 if how == "half" else 0):
+            os._exit(9)
+        sent += 1
+        broadcast(*args)
+
+    if thvd.rank() == 0:
+        snapshot.broadcast = dying
+    try:
+        state.sync()
+    except HorovodInternalError:
+        state.restore()
+        after = digest(*(value.numpy() for value in model.state_dict().values()))
+        say(same=before == after, step=state.step, commits=state._commits)
 
 
 def bad_gradient() -> None:

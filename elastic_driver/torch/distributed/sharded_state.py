@@ -144,8 +144,7 @@ class FSDPState(ObjectState):
             interrupt = error
         # All have passed what they settle first: everybody has the copies of the last version.
         self._keep_only_last()
-        self._commits += 1
-        self._keep()
+        self._keep(self._commits + 1)
         round_now = current_round()
         if round_now.joined is not None:
             round_now.joined.note_restore_point()
@@ -179,8 +178,11 @@ class FSDPState(ObjectState):
         return tree
 
     @torch.no_grad()
-    def _keep(self) -> None:
-        """Takes a version, and begins to send it."""
+    def _keep(self, commits: int | None = None) -> None:
+        """Takes a version, of so many commits if there are more now, and begins to send it.
+
+        What ends it early leaves the versions and the number of commits as they were.
+        """
         tree, tensors = taken_out(self._tree())
         leaves = [
             Leaf(
@@ -196,7 +198,10 @@ class FSDPState(ObjectState):
             payload.piece(index).copy_(tensor.to_local())
         skeleton, plain = flatten(tree)
         whole = unflatten(skeleton, [tensor.cpu().clone() for tensor in plain])
-        self._add(_Version(self._next_key(), whole, copy.deepcopy(self._values()), payload, current().slot.rank))
+        values = copy.deepcopy(self._values())
+        if commits is not None:
+            self._commits = commits
+        self._add(_Version(self._next_key(), whole, values, payload, current().slot.rank))
 
     def _next_key(self) -> Key:
         self._number += 1
@@ -370,7 +375,11 @@ class FSDPState(ObjectState):
                 ]
                 splits.append(_fill(mine))
                 sent += mine
-            rows = torch.cat(sent).view(-1, ROW_BYTES) if sent else torch.empty(0, ROW_BYTES, dtype=torch.uint8)
+            rows = (
+                torch.cat(sent).view(-1, ROW_BYTES)
+                if sent
+                else torch.empty(0, ROW_BYTES, dtype=torch.uint8, device="cpu")
+            )
             if size > 1:
                 name = f"elastic_driver.pieces.{number}"
                 rows, counts = synchronize(alltoall_async(rows, splits, name=name))
@@ -406,7 +415,7 @@ def _fill(pieces: list[torch.Tensor]) -> int:
     total = sum(piece.numel() for piece in pieces)
     rows = -(-total // ROW_BYTES)
     if rows * ROW_BYTES > total:
-        pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8))
+        pieces.append(torch.zeros(rows * ROW_BYTES - total, dtype=torch.uint8, device="cpu"))
     return rows
 
 

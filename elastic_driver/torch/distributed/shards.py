@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elastic_driver.errors import UnsupportedOperationError
+from elastic_driver.torch.snapshot import metadata_of, with_metadata
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -115,7 +117,8 @@ def taken_out(tree: Any) -> tuple[Any, list[DTensor]]:
             found.append(node)
             return Sharded(len(found) - 1, tuple(node.shape), dtype, tuple(node.placements))
         if isinstance(node, Mapping):
-            return {key: walk(value) for key, value in node.items()}
+            walked = {key: walk(value) for key, value in node.items()}
+            return with_metadata(walked, metadata_of(node)) if isinstance(node, OrderedDict) else walked
         if type(node) in (list, tuple):
             return type(node)(walk(value) for value in node)
         return node
@@ -128,7 +131,8 @@ def put_back(tree: Any, make: Any) -> Any:
     if isinstance(tree, Sharded):
         return make(tree)
     if isinstance(tree, Mapping):
-        return {key: put_back(value, make) for key, value in tree.items()}
+        values = {key: put_back(value, make) for key, value in tree.items()}
+        return with_metadata(values, metadata_of(tree)) if isinstance(tree, OrderedDict) else values
     if type(tree) in (list, tuple):
         return type(tree)(put_back(value, make) for value in tree)
     return tree
@@ -158,7 +162,7 @@ class Payload:
         head = json.dumps([[leaf.shape, leaf.dtype, leaf.box.offset, leaf.box.size] for leaf in leaves]).encode()
         starts, total = _starts(leaves, _HEAD.size + len(head))
         if spare is None or spare.numel() != total:
-            spare = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+            spare = torch.empty(total, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         packed = bytearray(_HEAD.pack(len(head)) + head)
         spare[: len(packed)].copy_(torch.frombuffer(packed, dtype=torch.uint8))
         return cls(leaves, spare, starts)

@@ -104,7 +104,7 @@ def _references(view: torch.Tensor) -> int:
 
 def _attached_references() -> int:
     """How many Python references to a tensor its being a gradient adds. That is a matter of torch's version."""
-    parameter, view = torch.nn.Parameter(torch.zeros(1)), torch.zeros(1)
+    parameter, view = torch.nn.Parameter(torch.zeros(1, device="cpu")), torch.zeros(1, device="cpu")
     before = _references(view)
     parameter.grad = view
     return _references(view) - before
@@ -141,6 +141,7 @@ class Bucket:
     ) -> None:
         self.name = name
         self.params = list(params)
+        self.kinds = [(param.dtype, param.device, param.shape) for param in params]
         self._names = names
         self._reduction = reduction
         self._learned = learned
@@ -157,6 +158,7 @@ class Bucket:
         )
         self._flat: torch.Tensor | None = None
         self._views: dict[Parameter, torch.Tensor] = {}
+        self._offsets: dict[Parameter, int] = {}  # of the views in the buffer, in bytes
         self._own_references: list[int] = []
         self._own_storage_references = 0
         self._version = 0  # of the buffer's contents, when they were handed over
@@ -170,7 +172,10 @@ class Bucket:
         grad = param.grad
         if not self._in_place or grad is None or grad.is_sparse or param in self._learned.sparse_dims:
             return
-        if self._views_of()[param] is grad:
+        # No view in a variable of its own: references are counted below.
+        if not self._is_placed(param, self._views_of()[param]):
+            self._place(param)
+        if self._views[param] is grad:
             return
         if not self._looked:
             self._looked = True
@@ -226,7 +231,9 @@ class Bucket:
             ]
         targets, sources, missing = [], [], []
         sparse: dict[Parameter, int] = {}
-        for param, view in self._views_of().items():
+        self._views_of()
+        self._place_all()
+        for param, view in self._views.items():
             grad = param.grad
             if grad is None:
                 missing.append(view)
@@ -254,6 +261,7 @@ class Bucket:
         on_their_way = not self._on_device and self._flat is not None and self._flat._version != self._version
         if self._changed or on_their_way:
             warnings.warn(CHANGED, stacklevel=2)
+        self._place_all()
         targets, sources = [], []
         for param, view in self._views.items():
             if param in sparse:  # as the optimizer expects it: SparseAdam takes no other
@@ -306,9 +314,10 @@ class Bucket:
         grad = param.grad
         if grad is None:
             grad = torch.sparse_coo_tensor(
-                torch.empty((sparse_dim, 0), dtype=torch.int64),
-                torch.empty((0, *param.shape[sparse_dim:]), dtype=param.dtype),
+                torch.empty((sparse_dim, 0), dtype=torch.int64, device="cpu"),
+                torch.empty((0, *param.shape[sparse_dim:]), dtype=param.dtype, device="cpu"),
                 param.shape,
+                device="cpu",
                 check_invariants=False,
             )
         elif not grad.is_sparse:  # of a layer that is used in both ways
@@ -351,13 +360,29 @@ class Bucket:
         else:
             self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
         self._views = {}
-        for param, start in zip(params, starts, strict=True):
-            view = self._flat[start : start + param.numel()]
-            self._views[param] = view.as_strided(param.shape, dense_strides(param))
-        del view
+        self._offsets = {param: start * width for param, start in zip(params, starts, strict=True)}
+        for param in params:
+            self._place(param)
         self._own_references = [_references(view) for view in self._views.values()]
         self._own_storage_references = _storage_references(self._flat)
         return self._views
+
+    def _place(self, param: Parameter) -> None:
+        """Makes the view of its place in the buffer."""
+        assert self._flat is not None
+        start = self._offsets[param] // self._flat.element_size()
+        part = self._flat[start : start + param.numel()]
+        self._views[param] = part.as_strided(param.shape, dense_strides(param))
+
+    def _is_placed(self, param: Parameter, view: torch.Tensor) -> bool:
+        """Whether the view is one still. A gradient that was given other ``data``, as module.to() does, is none."""
+        assert self._flat is not None
+        return view.numel() == 0 or view.data_ptr() - self._flat.data_ptr() == self._offsets[param]
+
+    def _place_all(self) -> None:
+        for param, view in list(self._views.items()):
+            if not self._is_placed(param, view):
+                self._place(param)
 
     def _is_kept(self) -> bool:
         """Whether anybody but the parameters still has gradients of an earlier pass, or views of them."""
@@ -386,7 +411,7 @@ def dense_strides(param: torch.Tensor) -> tuple[int, ...]:
 
 def _from_bytes(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if data.nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 

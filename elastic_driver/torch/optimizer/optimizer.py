@@ -90,7 +90,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
                 self.synchronize()
                 if isinstance(self, torch.optim.LBFGS):
-                    value = torch.as_tensor(loss).detach()
+                    value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, device="cpu")
                     return torch.full_like(value, self._reducer.mean(float(value)))
                 return loss
 

@@ -51,10 +51,19 @@ def _bucket_limits() -> tuple[int, int]:
     return min(FIRST_BUCKET_BYTES, threshold), min(BUCKET_BYTES, threshold)
 
 
+def _layout_of(param: Parameter) -> tuple[Any, ...]:
+    """What of a parameter its gradient's place in a bucket depends on. A conversion of its module changes it."""
+    return param.dtype, param.device, param.shape, param.stride()
+
+
 def _remove(hooks: dict[Parameter, Any]) -> None:
     for hook in hooks.values():
         hook.remove()
     hooks.clear()
+
+
+def _told(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
 
 
 class Reducer:
@@ -171,7 +180,7 @@ class Reducer:
 
     def _begin(self, members: Members) -> None:
         params, context = self.params, members.context
-        laid_for = (context.joins, *((id(param), param.requires_grad) for param in params))
+        laid_for = (context.joins, *((id(param), param.requires_grad, *_layout_of(param)) for param in params))
         if laid_for != self._laid_for or self._laid_in is None or self._laid_in() is not context:
             self.hook()
             self._prefix = self._prefix_in(context, params)
@@ -291,6 +300,7 @@ class Reducer:
             HorovodInternalError: a peer is gone.
             MismatchError: the ranks have different parameters, or sparse gradients for different ones.
         """
+        current_round().refuse_if_forked()  # a step with this process's gradients alone would be a wrong one
         members = self.members()
         if members is None:
             self.drop()
@@ -304,6 +314,7 @@ class Reducer:
             self.drop()
             return
         try:
+            self._check_unconverted()
             late = [param for param in self.params if param.requires_grad and param not in self._left]
             if late:
                 self._add_buckets(members, late)
@@ -318,6 +329,17 @@ class Reducer:
             self.forget()
             raise
         self.drop()
+
+    def _check_unconverted(self) -> None:
+        """Raises TypeError when gradients were made, or sent, for parameters of another kind than they are now."""
+        for bucket in self._buckets:
+            for param, kind in zip(bucket.params, bucket.kinds, strict=True):
+                if kind != (param.dtype, param.device, param.shape):
+                    raise TypeError(
+                        f"cannot reduce the gradient of {self._names[param]}: the parameter was converted between "
+                        f"backward() and step(), from {_told(*kind)} to "
+                        f"{_told(param.dtype, param.device, param.shape)}; convert the model before backward()"
+                    )
 
     def _agree_on_sparse(self, members: Members) -> None:
         """Sees to it that a gradient that is sparse on some ranks, and not there or dense on others, is so on all.

@@ -116,6 +116,7 @@ def poll(handle: int) -> bool:
         lost = handle in _lost
     if lost:
         return True
+    current_round().refuse_if_forked()
     if pending is None:
         raise ValueError(f"cannot poll {handle!r}: it is no handle, or was synchronized already")
     return pending.handle.done()
@@ -137,6 +138,7 @@ def synchronize(handle: int) -> Any:
         _lost.discard(handle)
     if lost:
         raise HorovodInternalError(f"operation {handle} was begun in another round, which is over")
+    current_round().refuse_if_forked()  # the thread that ends it is in the parent
     if pending is None:
         return None
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from elastic_driver.errors import DurableError
 from elastic_driver.rendezvous.messages import DiscReport, PublishRequest
 from elastic_driver.worker.api.objects import allgather_object
 from elastic_driver.worker.durable import format as durable_format
-from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, prune, write_file
+from elastic_driver.worker.durable.folder import CommitId, Marks, commit_ids, make_room, prune, write_file
 from elastic_driver.worker.durable.restore import DurableState, View, find_and_load
 from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.runtime import DriverClient, new_client, runtime
@@ -210,8 +211,16 @@ class Durable:
     def _write(self, commit: CommitId, encoded: durable_format.Encoded) -> None:
         permit, commits = self._permit, commit.commits
         try:
-            self._marks.check()
-            write_file(self.folder, commit, encoded, permit=permit and (lambda: permit(commit)))
+            while True:
+                try:
+                    self._marks.check()
+                    write_file(self.folder, commit, encoded, permit=permit and (lambda: permit(commit)))
+                    break
+                except OSError as error:
+                    # Usually the oldest goes once the newest is there. A disc that holds no more than these would get
+                    # no other commit for ever.
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not make_room(self.folder, commit):
+                        raise
             self.written = commits
             if self._complaint:
                 say(f"commits are on disc in {self.folder} again, from commit {commits} on")

@@ -1,8 +1,6 @@
 """The file of one durable commit: a JSON header, the raw bytes of arrays and tensors, a digest.
 
-    magic (8) | header length (8) | data length (8) | header | zeros to a multiple of 64 | data | digest (16)
-
-Numbers are little-endian. The digest is BLAKE2b of everything before it, so that a file is whole or refused. Nothing
+The frame around header and data, by which a file is whole or refused, is elastic_driver.system.commit_file's. Nothing
 in a file names code, and reading one calls none but the constructors of the types listed here.
 """
 
@@ -24,12 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from elastic_driver.errors import DurableError
+from elastic_driver.system.commit_file import ALIGN, DIGEST_BYTES, MAGIC, PREFIX, layout
 from elastic_driver.system.safe_files import open_inside
 
-MAGIC = b"EDSTATE1"
-_PREFIX = struct.Struct("<8sQQ")
-_ALIGN = 64
-_DIGEST_BYTES = 16
 _CHUNK_BYTES = 4 << 20
 _NUMPY_KINDS = "biufcSUmM"
 _JSON_INT = 1 << 62
@@ -76,7 +71,7 @@ class _Encoder:
         self.end = 0
 
     def _place(self, value: Any, size: int) -> int:
-        start = -(-self.end // _ALIGN) * _ALIGN
+        start = -(-self.end // ALIGN) * ALIGN
         self.parts.append((start, value))
         self.end = start + size
         return start
@@ -98,7 +93,9 @@ class _Encoder:
                 [self.encode(k, f"{where} (a key)", depth + 1), self.encode(v, f"{where}[{k!r}]", depth + 1)]
                 for k, v in value.items()
             ]
-            return [_MAPPINGS[kind], pairs]
+            # The versions of modules, which a state_dict carries beside its items and load_state_dict reads.
+            metadata = getattr(value, "_metadata", None)
+            return [_MAPPINGS[kind], pairs, *([] if metadata is None else [self._beside(metadata, where, depth)])]
         if kind is bytes or kind is bytearray:
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
@@ -116,6 +113,9 @@ class _Encoder:
             f"cannot write state.{where} to disc: it is a {kind.__module__}.{kind.__qualname__}; durable commits hold "
             "numbers, strings, bytes, None, lists, tuples, sets, dicts, NumPy arrays, tensors, and what has state_dict"
         )
+
+    def _beside(self, metadata: Any, where: str, depth: int) -> Any:
+        return self.encode(metadata, f"{where} (its _metadata)", depth + 1)
 
     def _encode_torch(self, value: Any) -> Any:
         torch = _torch()
@@ -160,9 +160,9 @@ def _bytes_of(value: Any) -> memoryview:
 
 
 def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
-    yield _PREFIX.pack(MAGIC, len(encoded.header), encoded.data_bytes)
+    yield PREFIX.pack(MAGIC, len(encoded.header), encoded.data_bytes)
     yield encoded.header
-    yield bytes(-(_PREFIX.size + len(encoded.header)) % _ALIGN)
+    yield bytes(-(PREFIX.size + len(encoded.header)) % ALIGN)
     at = 0
     for start, value in encoded.parts:
         yield bytes(start - at)
@@ -174,7 +174,7 @@ def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
 
 def write(encoded: Encoded, file: BinaryIO) -> None:
     """Writes a whole file; pieces of some MB, between which other threads run."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for piece in _pieces(encoded):
         digest.update(piece)
         file.write(piece)
@@ -194,7 +194,10 @@ class _Decoder:
         if tag in _SEQUENCE_OF:
             return _SEQUENCE_OF[tag]([self.decode(item) for item in rest[0]])
         if tag in _MAPPING_OF:
-            return _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
+            mapping = _MAPPING_OF[tag]([(self.decode(key), self.decode(value)) for key, value in rest[0]])
+            if len(rest) > 1:
+                mapping._metadata = self.decode(rest[1])
+            return mapping
         match tag:
             case "int":
                 return int(rest[0], 16)
@@ -240,7 +243,7 @@ class _Decoder:
         _, shape, start, size, requires_grad, device = rest
         view = self._bytes(start, size)
         # The data may be read-only or lie anywhere: a copy of its own, at an address that suits the dtype.
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         if tensor.numel() * tensor.element_size() != size:
             raise ValueError("a tensor's bytes do not fit its shape")
         if size:
@@ -268,27 +271,13 @@ def load(path: Path) -> bytearray:
     try:
         if length < len(content):
             raise ValueError(f"{length} bytes could be read instead of {len(content)}")
-        _layout(content)
-        body = memoryview(content)[:-_DIGEST_BYTES]
-        if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
+        layout(content, len(content))
+        body = memoryview(content)[:-DIGEST_BYTES]
+        if hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != content[-DIGEST_BYTES:]:
             raise ValueError("its digest differs")
     except ValueError as error:
         raise DurableError(f"{path} is no whole commit: {error}") from error
     return content
-
-
-def _layout(content: bytearray) -> tuple[int, int]:
-    """Where the header ends and where the data begins. Raises ValueError."""
-    if len(content) < _PREFIX.size + _DIGEST_BYTES:
-        raise ValueError(f"{len(content)} bytes are too few")
-    magic, header_bytes, data_bytes = _PREFIX.unpack_from(content)
-    if magic != MAGIC:
-        raise ValueError("it does not begin as such a file does")
-    begin = -(-(_PREFIX.size + header_bytes) // _ALIGN) * _ALIGN
-    whole = begin + data_bytes + _DIGEST_BYTES
-    if len(content) != whole:
-        raise ValueError(f"it has {len(content)} bytes instead of {whole}")
-    return _PREFIX.size + header_bytes, begin
 
 
 def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -298,10 +287,10 @@ def decode(content: bytearray, path: Path) -> tuple[dict[str, Any], dict[str, An
         DurableError: they hold something else, or what is not known here; one line with the file's name.
     """
     try:
-        end, begin = _layout(content)
+        end, begin = layout(content, len(content))
         view = memoryview(content)
-        facts = json.loads(bytes(view[_PREFIX.size : end]))
-        decoder = _Decoder(view[begin:-_DIGEST_BYTES])
+        facts = json.loads(bytes(view[PREFIX.size : end]))
+        decoder = _Decoder(view[begin:-DIGEST_BYTES])
         values = {name: decoder.decode(node) for name, node in facts.pop("values").items()}
     except Exception as error:  # whatever a file's bytes can make the parsers raise
         raise DurableError(f"{path} is no whole commit: {error}") from error
@@ -322,7 +311,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     """
     try:
         with os.fdopen(open_inside(path, os.O_RDONLY), "rb") as file:
-            magic, header_bytes, _ = _PREFIX.unpack(file.read(_PREFIX.size))
+            magic, header_bytes, _ = PREFIX.unpack(file.read(PREFIX.size))
             if magic != MAGIC or header_bytes > os.fstat(file.fileno()).st_size:
                 raise ValueError("it does not begin as such a file does")
             facts = json.loads(file.read(header_bytes))

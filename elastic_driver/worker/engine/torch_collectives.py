@@ -232,7 +232,7 @@ class TorchCollectives:
         options.timeout = timedelta(seconds=timeout_s)
         padded = np.zeros(most, np.uint8)
         padded[: data.nbytes] = data
-        parts = [torch.empty(most, dtype=torch.uint8) for _ in counts]
+        parts = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in counts]
         with self._failures("finish an allgather"):
             self._process_group.allgather([parts], [torch.from_numpy(padded)], options).wait()
         offset = 0

@@ -7,11 +7,13 @@ it alone changes what is here.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic_driver.errors import NotInitializedError
+from elastic_driver.errors import ForkedProcessError, NotInitializedError
 from elastic_driver.hosts import SlotInfo
 from elastic_driver.worker.rounds.context import Context
 
@@ -21,6 +23,21 @@ class RoundListener(Protocol):
 
     def on_round_changed(self) -> None:
         """The old round's collectives are dead; ranks and size may be others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a forked process keeps of the worker that it was forked from: its numbers, as they were then.
+
+    Attributes:
+        pid: the worker's process.
+        slot: the worker's place.
+        homogeneous: see Context; None where the worker had yet to join.
+    """
+
+    pid: int
+    slot: SlotInfo
+    homogeneous: bool | None
 
 
 class CurrentRound:
@@ -37,6 +54,7 @@ class CurrentRound:
     def __init__(self) -> None:
         self.leave_listeners: list[Callable[[], None]] = []
         self.deliverers: list[Callable[[Context], None]] = []
+        self._inherited: Inherited | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -67,12 +85,14 @@ class CurrentRound:
         """The present round. Blocks until there is one, in a process that joins late.
 
         Raises:
+            ForkedProcessError: this process was forked from one that called init().
             NotInitializedError: init() was not called, or shutdown() was.
             RuntimeError: this process joins late, and the members are in elastic.run, which it has not entered.
         """
         if self._context is None and self._join is not None:
             self._join()
         if self._context is None:
+            self.refuse_if_forked()
             raise NotInitializedError("elastic_driver has not been initialized; use hvd.init().")
         return self._context
 
@@ -80,10 +100,32 @@ class CurrentRound:
     def slot(self) -> SlotInfo:
         """This process's place: in the present round, or, before a late join, the planned one.
 
+        In a forked process it is the place that the worker had when it forked.
+
         Raises:
             NotInitializedError: init() was not called, or shutdown() was.
         """
+        if self._inherited is not None:
+            return self._inherited.slot
         return self._planned or self.context.slot
+
+    @property
+    def inherited(self) -> Inherited | None:
+        """What this process keeps of the worker that it was forked from; None for all others."""
+        return self._inherited
+
+    def refuse_if_forked(self) -> None:
+        """Raises ForkedProcessError in a process that was forked from a worker."""
+        if self._inherited is not None:
+            raise ForkedProcessError(
+                f"cannot act for rank {self._inherited.slot.rank} in process {os.getpid()}: it was forked from process "
+                f"{self._inherited.pid}, which called init(); collectives, commits and steps of a distributed "
+                "optimizer belong to that one, and this one has its numbers (rank, size) only"
+            )
+
+    def drop_inherited(self) -> None:
+        """Forgets the numbers that this process has by its fork."""
+        self._inherited = None
 
     def listen(self, listener: RoundListener) -> None:
         """Has ``listener.on_round_changed()`` called after each reset, for as long as the listener lives."""
@@ -121,9 +163,14 @@ class CurrentRound:
             listener.on_round_changed()
 
     def abandon(self) -> None:
-        """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
-        if self._context is not None:
-            self._context.abandon()
+        """After fork, in the child: forgets all but the numbers, without touching the parent's sockets and threads."""
+        context, slot = self._context, self._planned
+        if context is not None:
+            context.abandon()
+            slot = slot or context.slot
+        if slot is not None:
+            homogeneous = None if context is None else context.homogeneous
+            self._inherited = Inherited(os.getppid(), slot, homogeneous)
         self._clear()
 
 
@@ -141,8 +188,8 @@ def current() -> Context:
 
 
 def is_initialized() -> bool:
-    """Whether ``init()`` was called and ``shutdown()`` was not."""
-    return _current.initialized
+    """Whether ``init()`` was called and ``shutdown()`` was not; in a forked process: by the one it was forked from."""
+    return _current.initialized or _current.inherited is not None
 
 
 def rank() -> int:
@@ -177,4 +224,7 @@ def cross_size() -> int:
 
 def is_homogeneous() -> bool:
     """Whether all hosts have as many processes of the job. Raises NotInitializedError before ``init()``."""
+    inherited = _current.inherited
+    if inherited is not None and inherited.homogeneous is not None:
+        return inherited.homogeneous
     return _current.context.homogeneous

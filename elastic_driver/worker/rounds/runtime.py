@@ -23,6 +23,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_driver.errors import (
+    ForkedProcessError,
     HorovodInternalError,
     RendezvousClosedError,
     RendezvousError,
@@ -136,6 +137,7 @@ class Runtime:
         self._launched: LaunchedJob | None = None
         self._is_through_mpi = False
         self._has_said_fixed = False
+        self._is_forked = False  # from a process that is, or was, a worker
 
     @property
     def is_launched(self) -> bool:
@@ -172,6 +174,7 @@ class Runtime:
         """
         if self._current.initialized:
             return
+        self._refuse_in_a_child()
         # Now, not when a round is joined: programs set variables for this call only.
         settings = read_worker_settings()
         if settings.warm:
@@ -198,6 +201,19 @@ class Runtime:
             return
         cause = ReadyCause.REINIT if self._after_round else ReadyCause.START
         self._join_round(cause, commits=0, detail="")
+
+    def _refuse_in_a_child(self) -> None:
+        """A forked process has its parent's credentials: as a worker it would take the parent's place in the job.
+
+        Where there is no driver and no launcher there is no such place, and the process becomes a job of one.
+        """
+        if self._is_forked and (read_worker_settings().rendezvous or launch_of(os.environ) is not None):
+            self._current.refuse_if_forked()
+            raise ForkedProcessError(
+                "cannot init in a process that was forked from a worker: it would take the worker's place in the job; "
+                "rank and size may be asked for without init()"
+            )
+        self._current.drop_inherited()
 
     def _meet(self, settings: WorkerSettings, comm: object) -> None:
         """Finds the other ranks of a job without a driver, and makes what they agree on this process's settings."""
@@ -262,6 +278,7 @@ class Runtime:
     def shutdown(self, *, exiting: bool = False) -> None:
         """Leaves the round and frees all it held. ``init()`` may follow, unless the process ends now."""
         self._current.drop_plan()
+        self._current.drop_inherited()
         sets.forget_all()
         context = self._current.joined
         if context is None:
@@ -361,13 +378,16 @@ class Runtime:
         self._disc = report
 
     def abandon(self) -> None:
-        """After fork, in the child: forgets everything without touching the parent's sockets and threads."""
+        """After fork, in the child: forgets all but the numbers, without touching the parent's sockets and threads."""
+        is_forked = self._is_forked or self._after_round > 0 or self._current.initialized or self._launched is not None
+        is_through_mpi = self._is_through_mpi
         for context in self._retired:
             context.abandon()
         self._current.abandon()
         if self._launched is not None:
             self._launched.abandon()
         self.__init__(self._current)  # type: ignore[misc]
+        self._is_forked, self._is_through_mpi = is_forked, is_through_mpi
 
     def _retire(self, context: Context) -> None:
         context.close()
@@ -571,6 +591,7 @@ def init(comm: object = None, process_sets: Sequence[sets.ProcessSet] | str | No
             they may name ranks that do not exist yet. "dynamic" is taken for Horovod's sake: sets can always be added.
 
     Raises:
+        ForkedProcessError: this process was forked from a worker of a job: it would take its place there.
         SettingsError: comm was given and cannot be used, the environment is not one of elasticrun's, or the ranks that
             mpirun or srun has started cannot meet.
         ValueError: a process set is given twice.

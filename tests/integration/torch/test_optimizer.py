@@ -29,6 +29,8 @@ CHECKS = (
     "missing_gradients",
     "used_twice",
     "changing_requires_grad",
+    "converted_models",
+    "converted_states",
     "sparse_gradients",
     "closures",
     "param_groups_and_schedulers",

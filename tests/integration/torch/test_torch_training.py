@@ -98,3 +98,12 @@ def test_each_sample_once_across_planned_changes_with_a_loader_that_fetches_ahea
     used = _used(job, 0)
     assert len(used) == samples
     assert sorted(used) == list(range(samples))
+
+
+@pytest.mark.parametrize("how", ["first", "half"])
+def test_a_peer_that_dies_in_a_sync_leaves_the_restore_point(how: str) -> None:
+    workers = workers_on(a=2)
+    with FakeJob(backend=Backend.NATIVE, auto=False) as job:
+        job.start(workers, "peer_dies_in_sync", how)
+        job.wait_end(workers[0], 9)
+        assert job.wait_end(workers[1]).lines[-1] == {"same": True, "step": 2, "commits": 1}

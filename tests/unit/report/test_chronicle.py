@@ -284,6 +284,13 @@ def test_what_is_on_disc_is_said_also_of_a_job_that_never_reported(story: Story)
     assert story.said()[0] == "elasticrun: on disc: commit 52 in /d"
 
 
+def test_a_damaged_commit_is_not_counted_as_on_disc(story: Story) -> None:
+    story.chronicle.on_disc(disc("a", 52, 52, drivers=True))
+    story.chronicle.found_on_disc("/d", 40, (52, 41))
+    story.chronicle.ended(130, "interrupted by SIGINT")
+    assert story.said()[0].endswith("on disc: commit 40 of 52 in /d on a (commit 52 is damaged)")
+
+
 def test_a_commit_that_no_training_began_from_may_be_none(story: Story) -> None:
     story.chronicle.found_on_disc("/d", 52)
     story.chronicle.ended(1, "none of the commits can be used")

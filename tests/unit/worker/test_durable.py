@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import elastic_driver as hvd
-from elastic_driver.driver.durable_folder import FolderLock, newest_commit
+from elastic_driver.driver.durable_folder import FolderLock, FoundCommits, newest_commit
 from elastic_driver.elastic import ObjectState
 from elastic_driver.errors import DurableError, SettingsError
 from elastic_driver.hosts import WorkerId
@@ -259,6 +259,60 @@ def test_a_failing_disc_is_told_once_and_training_goes_on(
     told = on_disc.report()
     assert told is not None
     assert (told.written, told.commits, told.trouble) == (4, 4, "")
+
+
+class SmallDisc:
+    """A disc with room for so many bytes of commits; what is written beyond fails as on a full one."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        self.folder, self.room = folder, room
+
+    def fsync(self, descriptor: int) -> None:
+        if sum(path.stat().st_size for path in self.folder.glob("*commit-*")) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disc_without_room_for_one_more_gets_the_next_commit(
+    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whose room is just for as many as are kept, or for one less."""
+    state = ObjectState(step=0, data=np.zeros(1000))
+    state.commit()
+    assert on_disc.wait()
+    size = commit_files(on_disc.folder)[0][1].stat().st_size
+    for room, kept in ((2, 2), (3, 2)):
+        monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, room * size + size // 2).fsync)
+        for _ in range(4):
+            state.commit()
+            assert on_disc.wait()
+            numbers = [commits for commits, _ in commit_files(on_disc.folder)]
+            assert numbers == list(range(state._commits - kept + 1, state._commits + 1))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_full_disc_keeps_its_last_whole_commit(
+    on_disc: Durable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = ObjectState(step=0, data=np.zeros(1000))
+    for _ in range(3):
+        state.commit()
+        assert on_disc.wait()
+    whole, torn = (path for _, path in commit_files(on_disc.folder))
+    size = whole.stat().st_size
+    torn.write_bytes(torn.read_bytes()[:-1])
+    monkeypatch.setattr(os, "fsync", SmallDisc(on_disc.folder, size + size // 2).fsync)
+    state.commit()
+    assert on_disc.wait()
+    assert [path for _, path in commit_files(on_disc.folder)] == [whole], "neither fits beside the last whole one"
+    assert "No space left" in capfd.readouterr().err
+    assert durable_format.read(whole)[0]["commits"] == 2
+
+
+def test_a_torn_file_is_not_counted_among_those_that_are_kept(tmp_path: Path) -> None:
+    files = [put(tmp_path, commits, 1, step=commits) for commits in range(1, 5)]
+    files[2].write_bytes(b"torn")
+    prune(tmp_path, 2, CommitId(4, 1), "mine")
+    assert [path for path in files if path.exists()] == files[1:]
 
 
 def test_who_writes_nothing_tells_nothing(on_disc: Durable) -> None:
@@ -506,9 +560,22 @@ def test_the_driver_finds_the_newest_commit(tmp_path: Path) -> None:
     assert newest_commit(tmp_path) is None
     for commits in (3, 12):
         write_file(tmp_path, CommitId(commits), durable_format.encode({}, commits=commits, state="ObjectState", job=""))
-    assert newest_commit(tmp_path) == 12
+    assert newest_commit(tmp_path) == FoundCommits(12)
     write_file(tmp_path, CommitId(13, 4), durable_format.encode({}, commits=13, state="ObjectState", job=""))
-    assert newest_commit(tmp_path) == 13
+    assert newest_commit(tmp_path) == FoundCommits(13)
+    # Torn, and changed in one byte: neither can be gone on from.
+    torn = put(tmp_path, 14, 5, step=14)
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert newest_commit(tmp_path) == FoundCommits(13, (14,))
+    changed = put(tmp_path, 15, 5, step=15)
+    content = bytearray(changed.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    assert newest_commit(tmp_path) == FoundCommits(13, (15, 14))
+    for path in tmp_path.glob("commit-*.state"):
+        if path not in (torn, changed):
+            path.unlink()
+    assert newest_commit(tmp_path) == FoundCommits(-1, (15, 14))
 
 
 # --- with the driver's leave -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_driver.errors import NotInitializedError
+from elastic_driver.errors import ForkedProcessError, NotInitializedError
 from elastic_driver.hosts import SlotInfo, WorkerId
 from elastic_driver.rendezvous.messages import NextRoundRequest, RoundAssignment
 from elastic_driver.words import Backend, ReadyCause
@@ -94,6 +94,27 @@ def test_a_forked_child_is_in_no_round_and_nobody_listens() -> None:
     current.tell_of_change()
     assert (current.joined, current.first_round, current.commits_seen, listener.changes) == (None, 0, 0, 0)
     assert current.leave_listeners == [notified], "who was told by the parent is told by the child, too"
+
+
+def test_a_forked_child_keeps_its_place_until_it_forgets_it() -> None:
+    current, late = CurrentRound(), SlotInfo(4, 5, 0, 1, 0, 1)
+    current.abandon()
+    assert current.inherited is None, "of a process that was no worker"
+    current.enter(a_round(2, 5))
+    for _ in range(2):  # its child, and the child's
+        current.abandon()
+        assert current.slot == ALONE.slot
+        assert not current.initialized
+        with pytest.raises(ForkedProcessError, match="forked from process"):
+            _ = current.context
+    current.drop_inherited()
+    with pytest.raises(NotInitializedError, match="not been initialized"):
+        _ = current.slot
+    current.plan(late, lambda: pytest.fail("it joined"))
+    current.abandon()
+    assert current.slot == late
+    with pytest.raises(ForkedProcessError):
+        _ = current.context
 
 
 def test_a_round_counts_what_is_lost_when_it_breaks() -> None:

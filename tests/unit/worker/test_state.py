@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from elastic_driver.torch import DistributedOptimizer, broadcast_optimizer_state  # noqa: E402
 from elastic_driver.torch.elastic import ElasticSampler, TorchState  # noqa: E402
-from elastic_driver.torch.snapshot import HostCopy, flatten, unflatten  # noqa: E402
+from elastic_driver.torch.snapshot import HostCopies, HostCopy, flatten, unflatten  # noqa: E402
 
 pytestmark = pytest.mark.unit
 
@@ -271,21 +271,6 @@ def test_restore_is_bitwise_and_repeatable(kind: str, wrapped: bool) -> None:
         assert all(param.grad is None for param in model.parameters())
 
 
-def test_host_copy_uses_its_memory_again() -> None:
-    model, _ = _training("sgd")
-    host = HostCopy()
-    host.save(model.state_dict())
-    first = [tensor.data_ptr() for tensor in flatten(host.tree())[1]]
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(1)
-    host.save(model.state_dict())
-    assert [tensor.data_ptr() for tensor in flatten(host.tree())[1]] == first
-    for name, value in model.state_dict().items():
-        assert torch.equal(host.tree()[name], value)
-        assert host.tree()[name].data_ptr() != value.data_ptr()
-
-
 def test_flatten_and_unflatten_are_inverse() -> None:
     tree = {"a": [torch.ones(2), (1, None)], 3: {"b": torch.zeros((), dtype=torch.int64)}, "c": "text"}
     skeleton, tensors = flatten(tree)
@@ -428,3 +413,151 @@ def test_the_driver_is_told_when_another_training_begins(monkeypatch: pytest.Mon
     train(ObjectState())
     monkeypatch.undo()
     assert told == [(0, False), (1, False), (0, True), (1, False)]
+
+
+class Stubborn:
+    """Has a state; fails at the given call of each kind."""
+
+    def __init__(self, *, load_fails: BaseException | None = None) -> None:
+        self.value = torch.zeros(2)
+        self.fails: BaseException | None = None
+        self.load_fails = load_fails
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails is not None:
+            raise self.fails
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.load_fails is not None:
+            error, self.load_fails = self.load_fails, None
+            raise error
+        self.value = state["value"]
+
+
+class Uncopied:
+    """A plain attribute that cannot be copied while it has an error to raise."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __deepcopy__(self, memo: Any) -> Uncopied:
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+@pytest.mark.usefixtures("job_of_one")
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("where", ["a plain attribute", "a state_dict", "after the tensors"])
+def test_a_commit_that_fails_half_way_leaves_the_restore_point(
+    where: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = _training("adam")
+    last, plain = Stubborn(), Uncopied()
+    state = TorchState(model, optimizer, last=last, step=0, plain=plain)
+    _step(model, optimizer, 1)
+    state.step = 1
+    last.value += 1
+    state.commit()
+    saved = _bits(model, optimizer)
+    for _ in range(3):  # each of the buffers gets its turn
+        _step(model, optimizer, 2)
+        state.step = 2
+        last.value += 1
+        with monkeypatch.context() as patch:
+            if where == "a plain attribute":
+                plain.error = error
+            elif where == "a state_dict":
+                last.fails = error
+            else:  # as a signal's handler raises when the call in which it came returns
+                copy_into = torch._foreach_copy_
+
+                def interrupted(*args: Any, copy_into: Any = copy_into) -> None:
+                    copy_into(*args)
+                    raise error
+
+                patch.setattr(torch, "_foreach_copy_", interrupted)
+            with pytest.raises(type(error)):
+                state.commit()
+        plain.error = last.fails = None
+        assert state._commits == 1
+        state.restore()
+        assert _bits(model, optimizer) == saved
+        assert (state.step, last.value.tolist(), state._commits) == (1, [1.0, 1.0], 1)
+    state.commit()
+    assert state._commits == 2
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_an_object_states_values_and_number_are_of_one_commit() -> None:
+    plain = Uncopied()
+    state = ObjectState(step=0, plain=plain, more=[0])
+    state.step, state.more[0] = 1, 1
+    state.commit()
+    state.step, state.more[0] = 2, 2
+    plain.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        state.commit()
+    plain.error = None
+    state.restore()
+    assert (state.step, state.more, state._commits) == (1, [1], 1)
+    state.save()
+    assert state._commits == 1, "that was no commit"
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_a_restore_that_was_interrupted_can_be_run_again() -> None:
+    model, optimizer = _training("adam")
+    last = Stubborn(load_fails=KeyboardInterrupt())
+    state = TorchState(model, optimizer, last=last, step=0)
+    _step(model, optimizer, 1)
+    state.step = 1
+    state.commit()
+    saved = _bits(model, optimizer)
+    _step(model, optimizer, 2)
+    state.step = 2
+    with pytest.raises(KeyboardInterrupt):
+        state.restore()
+    state.restore()
+    assert _bits(model, optimizer) == saved
+    assert state.step == 1
+
+
+def test_copies_use_the_memory_of_the_one_before_the_last() -> None:
+    model, _ = _training("sgd")
+    copies = HostCopies()
+    former: list[HostCopy] = []
+    for number in range(6):
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(1)
+        former.append(copies.take(model.state_dict()))
+        for name, value in model.state_dict().items():
+            assert torch.equal(former[-1].tree()[name], value)
+            assert former[-1].tree()[name].data_ptr() != value.data_ptr()
+        if number:
+            copies.let_go(former[-2])
+    places = [[tensor.data_ptr() for tensor in one.tensors] for one in former]
+    assert places[0] == places[2] == places[4]
+    assert places[1] == places[3] == places[5]
+    assert set(places[0]).isdisjoint(places[1])
+
+
+def test_a_lent_copy_stays_until_the_next_is_lent() -> None:
+    copies, value = HostCopies(), torch.zeros(3)
+    lent = present = copies.take({"value": value})
+    copies.lend(present)
+    seen = set()
+    for _ in range(6):
+        value += 1
+        former, present = present, copies.take({"value": value})
+        copies.let_go(former)
+        seen.add(present.tensors[0].data_ptr())
+        assert lent.tree()["value"].tolist() == [0.0, 0.0, 0.0]
+    assert len(seen) == 2
+    copies.lend(present)
+    value += 1
+    copies.let_go(present)
+    assert copies.take({"value": value}).tensors[0].data_ptr() == lent.tensors[0].data_ptr()
+    assert present.tree()["value"].tolist() == [6.0] * 3

@@ -1,0 +1,36 @@
+"""Processes that a worker forks, as data loaders do: they know its rank, and cannot act for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from backends import BACKENDS
+from fake_job import PROGRAM, FakeJob, workers_on
+
+from elastic_driver.words import Backend
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", ["refusals", "loader"])
+def test_a_workers_child_has_its_numbers_and_cannot_act_for_it(backend: Backend, program: str) -> None:
+    workers = workers_on(a=2)
+    with FakeJob(backend=backend, auto=False) as job:
+        job.start(workers, f"forked_child_program.{program}")
+        for worker in workers:
+            process = job.wait_end(worker)
+            assert process.lines[-1] == {"total": 2}
+            assert process.noise == []
+
+
+def test_a_child_of_a_process_without_a_driver_may_be_a_job_of_one() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC_DRIVER_")}
+    env["PYTHONPATH"] = str(Path(PROGRAM).parent)
+    command = [sys.executable, str(PROGRAM), "forked_child_program.refusals"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, '{"total": 1}\n', "")
