@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstring>
 #include <ctime>
 #include <numeric>
 #include <utility>
@@ -41,10 +40,6 @@ void relax() {
 
 long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* limit) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, limit, nullptr, 0);
-}
-
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 size_t offset_of(const std::vector<size_t>& sizes, int index) {
@@ -85,8 +80,29 @@ class LocalPlane::Exchange {
   void wait_all(uint64_t phase) {
     each_other([&](int member) { wait(member, phase); });
   }
-  // The last phase, in which this worker's memory is not needed by anyone of whom it has not waited.
+  // The last phase, in which this worker needs nobody's memory any more.
   void done() { publish(kDone); }
+  // Likewise, after reads where the member keeps its operation's memory. A member that has given up while it waited for
+  // others uses its memory for something else, and what was read of it may be that.
+  void done_with(int member) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (peer(member).words().gave_up.load() != 0) {
+      throw CollectiveError("rank " + std::to_string(peer(member).rank()) + " gave up while its memory was read");
+    }
+  }
+  // Ends an operation in which all read from all, where their memory is: until all have read, it must stay as it is.
+  void done_by_all() {
+    each_other([&](int member) { done_with(member); });
+    done();
+    wait_all(kDone);
+  }
+
+  // Copies of the memory of a member.
+  void read(int member, Address address, size_t offset, void* to, size_t bytes) {
+    const PeerSegment& from = peer(member);
+    plane_.interruption_.in_pieces(
+        bytes, [&](size_t at, size_t size) { from.read(address, offset + at, static_cast<char*>(to) + at, size); });
+  }
 
   void show(const void* input, const void* output) {
     plane_.own_->words().published[mailbox_] = {plane_.own_->address_of(input), plane_.own_->address_of(output)};
@@ -111,9 +127,10 @@ class LocalPlane::Exchange {
 };
 
 LocalPlane::LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::unique_ptr<PeerSegment>> peers, bool direct,
-                       std::function<void()> look)
+                       Interruption interruption, std::function<void()> look)
     : own_(std::move(own)),
       direct_(direct),
+      interruption_(std::move(interruption)),
       look_(std::move(look)),
       // Spinning helps only where the peers run meanwhile.
       spins_(static_cast<int>(peers.size()) + 1 <= available_cores() ? 2000 : 0),
@@ -207,13 +224,14 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
     exchange.wait_all(1);
     const size_t first = begin(party.index) * width, last = begin(party.index + 1) * width;
     for (size_t at = first; at < last; at += kTile) {
+      interruption_.check();
       const size_t size = std::min(kTile, last - at);
       copy(target + at, source + at, size);
       exchange.each_other([&](int member) {
         const Address input = exchange.shown(member).input;
         const char* theirs = exchange.peer(member).mapped(input, at);
         if (theirs == nullptr) {
-          exchange.peer(member).read(input, at, scratch_.get(), size);
+          exchange.read(member, input, at, scratch_.get(), size);
           theirs = scratch_.get();
         }
         kernel(target + at, target + at, theirs, size / width);
@@ -230,14 +248,13 @@ void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, 
     exchange.wait(piece, 2);
     if (first == last) continue;
     // In place, the others must have read this piece of the input before it is overwritten; only its owner reads it.
-    exchange.peer(piece).read(exchange.shown(piece).output, first, result + first, last - first);
+    exchange.read(piece, exchange.shown(piece).output, first, result + first, last - first);
   }
   if (target != result && party.index < pieces) {
     const size_t first = begin(party.index) * width;
     copy(result + first, target + first, begin(party.index + 1) * width - first);
   }
-  exchange.done();
-  exchange.wait_all(Exchange::kDone);
+  exchange.done_by_all();
 }
 
 void LocalPlane::reducescatter(const Party& party, uint64_t number, const void* in, void* out,
@@ -262,13 +279,12 @@ void LocalPlane::reducescatter(const Party& party, uint64_t number, const void* 
     const size_t size = std::min(kTile, mine - at);
     copy(result + at, source + first + at, size);
     exchange.each_other([&](int member) {
-      exchange.peer(member).read(exchange.shown(member).input, first + at, scratch_.get(), size);
+      exchange.read(member, exchange.shown(member).input, first + at, scratch_.get(), size);
       kernel(result + at, result + at, scratch_.get(), size / width);
     });
   }
   finish(result, mine / width);
-  exchange.done();
-  exchange.wait_all(Exchange::kDone);
+  exchange.done_by_all();
 }
 
 void LocalPlane::allgather(const Party& party, uint64_t number, const void* in, void* out,
@@ -297,11 +313,14 @@ void LocalPlane::allgather(const Party& party, uint64_t number, const void* in, 
     if (small) {
       copy(to, exchange.mailbox_of(member), bytes);
     } else if (bytes != 0) {
-      exchange.peer(member).read(exchange.shown(member).input, 0, to, bytes);
+      exchange.read(member, exchange.shown(member).input, 0, to, bytes);
     }
   });
-  exchange.done();
-  if (!small) exchange.wait_all(Exchange::kDone);
+  if (small) {
+    exchange.done();
+  } else {
+    exchange.done_by_all();
+  }
 }
 
 void LocalPlane::broadcast(const Party& party, uint64_t number, const void* in, void* out, size_t bytes, int root) {
@@ -329,9 +348,8 @@ void LocalPlane::broadcast(const Party& party, uint64_t number, const void* in, 
   if (small) {
     copy(out, exchange.mailbox_of(root), bytes);
   } else {
-    exchange.peer(root).read(exchange.shown(root).input, 0, out, bytes);
-    // The root, of which nothing more is awaited, may have given up while its memory was read.
-    if (exchange.peer(root).words().gave_up.load() != 0) throw CollectiveError("the root of the broadcast gave up");
+    exchange.read(root, exchange.shown(root).input, 0, out, bytes);
+    exchange.done_with(root);
   }
   exchange.done();
 }
@@ -357,12 +375,11 @@ void LocalPlane::alltoall(const Party& party, uint64_t number, const void* in, v
       copy(to, static_cast<const char*>(in) + offset, bytes);
     } else if (bytes != 0) {
       exchange.wait(member, 1);
-      exchange.peer(member).read(exchange.shown(member).input, offset, to, bytes);
+      exchange.read(member, exchange.shown(member).input, offset, to, bytes);
     }
     to += bytes;
   }
-  exchange.done();
-  exchange.wait_all(Exchange::kDone);
+  exchange.done_by_all();
 }
 
 void LocalPlane::barrier(const Party& party, uint64_t number) {

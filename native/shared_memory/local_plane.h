@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "arithmetic/reduce.h"
+#include "interruption.h"
 #include "shared_memory/shared_segment.h"
 
 namespace elastic {
@@ -35,9 +36,9 @@ inline uint64_t operation_number(uint64_t reply, uint64_t step) { return (reply 
 class LocalPlane {
  public:
   // `peers` by rank, for all ranks of this machine but this one. `look` is called while waiting, each few milliseconds;
-  // it throws when there is nothing to wait for any more.
+  // it throws when there is nothing to wait for any more. `interruption` is looked at while there is work to do.
   LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::unique_ptr<PeerSegment>> peers, bool direct,
-             std::function<void()> look);
+             Interruption interruption, std::function<void()> look);
   ~LocalPlane();
 
   // Called on reduced elements, once for each of them: `data` is where they are, in the output.
@@ -69,10 +70,12 @@ class LocalPlane {
   // Whether peers can read this memory as it is.
   bool reachable(const void* memory) const { return direct_ || own_->contains(memory); }
   char* staging(size_t bytes);
+  void copy(void* to, const void* from, size_t bytes) const { interruption_.copy(to, from, bytes); }
 
   const std::shared_ptr<SharedSegment> own_;
   std::vector<std::unique_ptr<PeerSegment>> peers_by_rank_;
   const bool direct_;
+  const Interruption interruption_;
   const std::function<void()> look_;
   const int spins_;
   struct Guard {

@@ -423,3 +423,43 @@ with engines(2) as made:
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=60)
     assert ran.stdout == "interrupted\n", ran.stderr
+
+
+LARGE = 1 << 26  # float32 elements: a pass over them takes tens of milliseconds
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.BROADCAST], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "options", [{}, {"direct_reads": False}, {"machines": "ab"}], ids=["direct", "staged", "apart"]
+)
+def test_an_abort_ends_work_on_large_tensors(kind: Kind, options: dict[str, Any]) -> None:
+    """A collective that has begun to write leaves the rest of the output as it was."""
+    # The abort may come too late to find anything unwritten, but not each time.
+    for _ in range(10):
+        if unwritten_after_an_abort(kind, options) > 0:
+            return
+    raise AssertionError("the engine's thread wrote all of the output after each abort")
+
+
+def unwritten_after_an_abort(kind: Kind, options: dict[str, Any]) -> int:
+    arrays = [np.zeros(LARGE, np.float32), np.ones(LARGE, np.float32)]
+    before = arrays[0].copy()  # with its pages mapped
+    output = np.zeros_like(before)
+    output[:] = 0
+    with engines(2, **options) as made:
+        first = Operation(kind, (spec(arrays[0], output),), name="large", root=1, prescale=1.0, postscale=3.0)
+        second = Operation(kind, (spec(arrays[1]),), name="large", root=1, prescale=1.0, postscale=3.0)
+        handles = [made[0].submit(first), made[1].submit(second)]
+        samples = output[:: LARGE // 256]
+        while not samples.any() and not handles[0].done():
+            pass
+        made[0].abort("in the middle")
+        began = time.monotonic()
+        made[0].close()  # joins its thread
+        print(f"ended {(time.monotonic() - began) * 1e3:.1f} ms after the abort")
+        left = output.copy()
+        made[1].close()
+        # Nobody writes once the thread has ended, whatever the others do.
+        np.testing.assert_array_equal(output, left)
+        np.testing.assert_array_equal(arrays[0], before)
+    return int((left == 0).sum())
