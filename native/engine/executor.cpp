@@ -66,10 +66,7 @@ Executor::Executor(int rank, Seconds limit, Timeline& timeline, Interruption int
       plane_(std::move(plane)),
       pack_(std::move(segment)) {}
 
-void Executor::begin_reply() {
-  ++reply_;
-  step_ = 0;
-}
+void Executor::begin_reply() { numbers_.begin_reply(); }
 
 template <typename Work>
 void Executor::timed(const char* name, Work work) {
@@ -227,8 +224,7 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     return;
   }
   if (set.one_machine) {
-    timed(kShared,
-          [&] { plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, finish); });
+    timed(kShared, [&] { plane_->allreduce(set.party, numbers_, in, piece.out, piece.count, piece.type, op, finish); });
     return;
   }
   const auto across = [&](void* data, size_t count) {
@@ -243,7 +239,7 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     return;
   }
   timed(kShared, [&] {
-    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, across, set.cross_groups);
+    plane_->allreduce(set.party, numbers_, in, piece.out, piece.count, piece.type, op, across, set.cross_groups);
   });
 }
 
@@ -253,7 +249,7 @@ void Executor::allgather(const ProcessSet& set, const void* in, void* out, const
   } else if (set.ranks.size() == 1) {
     copy(out, in, sizes[0]);
   } else {
-    timed(kShared, [&] { plane_->allgather(set.party, next_number(), in, out, sizes); });
+    timed(kShared, [&] { plane_->allgather(set.party, numbers_, in, out, sizes); });
   }
 }
 
@@ -304,7 +300,7 @@ void Executor::run_broadcast(const ProcessSet& set, const Entry& entry, Operatio
     } else if (set.ranks.size() == 1) {
       copy(memory.output, memory.input, bytes);
     } else {
-      plane_->broadcast(set.party, next_number(), memory.input, memory.output, bytes, root);
+      plane_->broadcast(set.party, numbers_, memory.input, memory.output, bytes, root);
     }
   }
 }
@@ -336,7 +332,7 @@ void Executor::run_alltoall(const ProcessSet& set, const Entry& entry, Operation
     } else if (members == 1) {
       copy(output.memory.get(), in, output.bytes);
     } else {
-      plane_->alltoall(set.party, next_number(), in, output.memory.get(), sizes);
+      plane_->alltoall(set.party, numbers_, in, output.memory.get(), sizes);
     }
     operation.outputs.push_back(std::move(output));
   }
@@ -376,8 +372,8 @@ void Executor::run_reducescatter(const ProcessSet& set, const Entry& entry, Oper
         copy(output.memory.get(), in, output.bytes);
         finish(output.memory.get(), counts[0]);
       } else {
-        plane_->reducescatter(set.party, next_number(), in, output.memory.get(), counts, type,
-                              combination(plan.reduction), finish);
+        plane_->reducescatter(set.party, numbers_, in, output.memory.get(), counts, type, combination(plan.reduction),
+                              finish);
       }
     }
     operation.outputs.push_back(std::move(output));
@@ -388,7 +384,7 @@ void Executor::run_barrier(const ProcessSet& set) {
   if (!set.one_machine) {
     set.contexts->barrier("global", limit_);
   } else if (set.ranks.size() > 1) {
-    plane_->barrier(set.party, next_number());
+    plane_->barrier(set.party, numbers_);
   }
 }
 

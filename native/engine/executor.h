@@ -90,7 +90,6 @@ class Executor {
   void copy(void* to, const void* from, size_t bytes) const { interruption_.copy(to, from, bytes); }
   void scale_all(void* data, size_t count, DType type, double factor) const;
   void conclude(void* data, size_t count, DType type, Reduction reduction, size_t members, double postscale) const;
-  uint64_t next_number() { return operation_number(reply_, step_++); }
 
   const int rank_;
   const Seconds limit_;
@@ -98,8 +97,8 @@ class Executor {
   const Interruption interruption_;
   const std::unique_ptr<LocalPlane> plane_;
   PackBuffer pack_;
-  uint64_t reply_ = 0, step_ = 0;  // replies so far, and what was run of the present one
-  std::vector<Span> spans_;        // of the entries under way, while there is a timeline
+  Numbering numbers_;
+  std::vector<Span> spans_;  // of the entries under way, while there is a timeline
 };
 
 }  // namespace elastic

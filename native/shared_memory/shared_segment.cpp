@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -60,7 +61,7 @@ SharedSegment::SharedSegment() : owner_(getpid()) {
       throw CollectiveError("cannot get random bytes: " + reason());
     }
     // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
-    if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kHeapOffset)) != 0) {
+    if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kStagingOffset)) != 0) {
       throw CollectiveError("cannot make shared memory: " + reason());
     }
   } catch (...) {
@@ -79,6 +80,26 @@ SharedSegment::~SharedSegment() {
 SegmentName SharedSegment::name() const {
   const auto* const words = reinterpret_cast<const Words*>(base_);
   return {this_machine(), owner_, descriptor_, words->nonce, reinterpret_cast<uint64_t>(words)};
+}
+
+char* SharedSegment::staging(int which, size_t bytes) {
+  size_t& staged = staged_[which];
+  const size_t offset = kStagingOffset + static_cast<size_t>(which) * kSliceBytes;
+  if (staged < bytes) {
+    const size_t wanted = std::min(kSliceBytes, std::max(rounded(bytes), 2 * staged));
+    if (fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(wanted)) != 0) {
+      throw CollectiveError("cannot get " + std::to_string(wanted) + " bytes of shared memory: " + reason());
+    }
+    staged = wanted;
+  }
+  return base_ + offset;
+}
+
+void SharedSegment::release_staging() {
+  if (getpid() != owner_) return;
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(kStagingOffset),
+            static_cast<off_t>(kHeapOffset - kStagingOffset));
+  for (size_t& staged : staged_) staged = 0;
 }
 
 void* SharedSegment::allocate(size_t bytes) {

@@ -21,6 +21,7 @@ int main() {
       {"engine's messages", test_engine_messages},
       {"process sets that go while they are used", test_engine_process_sets},
       {"engines that nobody closes", test_engine_ends_without_close},
+      {"memory in slices", test_local_plane_slices},
       {"members that give up while they are read", test_local_plane_member_gives_up},
       {"process sets by machine", test_process_sets_by_machine},
       {"process sets after an abort", test_process_sets_after_an_abort},
