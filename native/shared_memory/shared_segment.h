@@ -3,6 +3,10 @@
 //
 // It is a memfd: it has no name, /dev/shm's size is no limit to it, and the kernel frees it with the last process that
 // has it mapped, however they end. Peers open it as /proc/PID/fd/N, which takes the same user and pid namespace.
+//
+// A forked child has a copy of it, as of all memory: gradients live in it, and what a data loader does to its own must
+// not reach the parent's. The copy is made page by page, where the child writes; in a page that it has not written yet,
+// it sees what the parent writes after the fork. Peers' segments do not exist in the child.
 #pragma once
 
 #include <sys/types.h>
@@ -61,6 +65,8 @@ std::string this_machine();
 
 class SharedSegment {
  public:
+  // What a child has of its parent's segments: called by fork(). Ends the child when that cannot be its own.
+  static void enter_child();
   // Throws CollectiveError where memory cannot be shared.
   SharedSegment();
   ~SharedSegment();
@@ -94,10 +100,14 @@ class SharedSegment {
   static constexpr size_t kBytes = size_t{1} << 34;
 
  private:
+  void make_private() const;
+  void unmap();
+
   const pid_t owner_;
   int descriptor_ = -1;
   char* base_ = nullptr;
-  size_t staged_[kMailboxes] = {};  // bytes of each room that there is memory for
+  std::atomic<size_t> end_{kHeapOffset};  // of what was ever in use
+  size_t staged_[kMailboxes] = {};        // bytes of each room that there is memory for
   std::mutex mutex_;
   std::map<size_t, size_t> used_;  // offset and size of what is allocated
 };
@@ -130,6 +140,7 @@ class PeerSegment {
  private:
   const int rank_;
   const SegmentName name_;
+  const pid_t owner_;
   char* base_ = nullptr;
 };
 

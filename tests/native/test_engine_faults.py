@@ -382,6 +382,74 @@ def test_a_forked_child_leaves_the_engine_alone() -> None:
         together(made, lambda engine, rank: barrier(engine))
 
 
+def overwrite(memory: Any) -> None:
+    """What a data loader's process may do to gradients, and a process of its own to what that sees."""
+    assert set(memory) == {1}
+    pid = os.fork()
+    if pid == 0:
+        memory[:] = 3
+        os._exit(0 if set(memory) == {3} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert set(memory) == {1}
+    memory[::2] = 0
+    gc.collect()
+    assert set(memory[::2]) == {0}
+    assert set(memory[1::2]) == {1}
+    # Where the parent's neighbours are, there is nothing; and no core dump has any of it.
+    maps = Path("/proc/self/smaps").read_text().split("memfd:elastic_driver")[1:]
+    assert all("dd" in one.split("VmFlags:", 1)[1].splitlines()[0].split() for one in maps)
+
+
+@pytest.mark.parametrize("way", ["fork", "multiprocessing"])
+def test_a_forked_child_has_a_copy_of_shared_memory(way: str) -> None:
+    with engines(2) as made:
+        memory = [engine.allocate(3 << 20).view(np.float32) for engine in made]
+        for one in memory:
+            one[:] = 1
+        if way == "fork":
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    overwrite(memory[0])
+                    overwrite(memory[1])
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        else:
+            child = multiprocessing.get_context("fork").Process(target=overwrite, args=(memory[0],))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        assert all(set(one) == {1} for one in memory)
+        together(made, lambda engine, rank: allreduce(engine, memory[rank]))
+        assert all(set(one) == {2} for one in memory)
+
+
+def test_a_child_that_writes_all_the_while_disturbs_no_collective() -> None:
+    """Its copies are its own also while the parent's engine works on what they are copies of."""
+    with engines(2) as made:
+        memory = [engine.allocate(4 << 20).view(np.float32) for engine in made]
+
+        def write() -> None:
+            while True:
+                for one in memory:
+                    one[:] = 7
+
+        child = multiprocessing.get_context("fork").Process(target=write, daemon=True)
+        child.start()
+        try:
+            for _ in range(30):
+                for one in memory:
+                    one[:] = 1
+                together(made, lambda engine, rank: allreduce(engine, memory[rank]))
+                assert all(set(one) == {2} for one in memory)
+        finally:
+            child.kill()
+            child.join()
+
+
 def test_a_forked_child_lets_go_of_an_engine_with_a_timeline(tmp_path: Path) -> None:
     """The thread that writes the timeline waits in the parent, and never comes back from that in the child."""
     program = f"""
