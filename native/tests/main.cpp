@@ -23,6 +23,7 @@ int main() {
       {"engines that nobody closes", test_engine_ends_without_close},
       {"memory in slices", test_local_plane_slices},
       {"members that give up while they are read", test_local_plane_member_gives_up},
+      {"whom Yama lets in", test_tracers},
       {"process sets by machine", test_process_sets_by_machine},
       {"process sets after an abort", test_process_sets_after_an_abort},
       {"vitals", test_vitals},
