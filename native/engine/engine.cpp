@@ -65,13 +65,15 @@ void Engine::connect(const std::string& where, Seconds timeout) {
     Acquaintance known = Meeting(link_, deadline, check).introduce(memory_);
     machines_ = std::move(known.machines);
     unshared_ = std::move(known.unshared);
+    const Interruption interruption(aborted_, [this] { throw_if_aborted(); });
     std::unique_ptr<LocalPlane> plane;
     if (!known.neighbours.empty()) {
       plane = std::make_unique<LocalPlane>(memory_.segment, std::move(known.neighbours), known.direct_reads,
-                                           [this] { look(); });
+                                           interruption, [this] { look(); });
     }
     const auto segment = plane ? memory_.segment : nullptr;
-    executor_ = std::make_unique<Executor>(rank_, options_.collective_timeout, timeline_, std::move(plane), segment);
+    executor_ = std::make_unique<Executor>(rank_, options_.collective_timeout, timeline_, interruption,
+                                           std::move(plane), segment);
   });
 }
 

@@ -31,19 +31,10 @@ std::vector<size_t> even_rows(size_t rows, size_t members) {
   return parts;
 }
 
-void copy(const void* in, void* out, size_t bytes) {
-  if (bytes != 0 && in != out) std::memcpy(out, in, bytes);
-}
-
 // How members' elements are combined: an average is a sum until it is concluded, once.
 ReduceOp combination(Reduction reduction) {
   const ReduceOp op = kernel_op(reduction);
   return op == ReduceOp::kAverage ? ReduceOp::kSum : op;
-}
-
-void conclude(void* data, size_t count, DType type, Reduction reduction, size_t members, double postscale) {
-  if (kernel_op(reduction) == ReduceOp::kAverage) divide(data, count, type, static_cast<int>(members));
-  if (postscale != 1) scale(data, count, type, postscale);
 }
 
 }  // namespace
@@ -66,14 +57,16 @@ char* PackBuffer::get(size_t bytes) {
   return private_.data();
 }
 
-Executor::Executor(int rank, Seconds limit, Timeline& timeline, std::unique_ptr<LocalPlane> plane,
-                   std::shared_ptr<SharedSegment> segment)
-    : rank_(rank), limit_(limit), timeline_(timeline), plane_(std::move(plane)), pack_(std::move(segment)) {}
+Executor::Executor(int rank, Seconds limit, Timeline& timeline, Interruption interruption,
+                   std::unique_ptr<LocalPlane> plane, std::shared_ptr<SharedSegment> segment)
+    : rank_(rank),
+      limit_(limit),
+      timeline_(timeline),
+      interruption_(std::move(interruption)),
+      plane_(std::move(plane)),
+      pack_(std::move(segment)) {}
 
-void Executor::begin_reply() {
-  ++reply_;
-  step_ = 0;
-}
+void Executor::begin_reply() { numbers_.begin_reply(); }
 
 template <typename Work>
 void Executor::timed(const char* name, Work work) {
@@ -188,7 +181,7 @@ void Executor::allreduce_packed(const ProcessSet& set, const std::vector<Piece>&
   timed("MEMCPY_IN_FUSION_BUFFER", [&] {
     size_t at = 0;
     for (const Piece& piece : batch) {
-      std::memcpy(packed + at, piece.in, piece.bytes());
+      copy(packed + at, piece.in, piece.bytes());
       at += piece.bytes();
     }
   });
@@ -196,17 +189,35 @@ void Executor::allreduce_packed(const ProcessSet& set, const std::vector<Piece>&
   timed("MEMCPY_OUT_FUSION_BUFFER", [&] {
     size_t at = 0;
     for (const Piece& piece : batch) {
-      std::memcpy(piece.out, packed + at, piece.bytes());
+      copy(piece.out, packed + at, piece.bytes());
       at += piece.bytes();
     }
+  });
+}
+
+void Executor::scale_all(void* data, size_t count, DType type, double factor) const {
+  const size_t width = element_size(type);
+  interruption_.in_pieces(
+      count * width, [&](size_t at, size_t size) { scale(static_cast<char*>(data) + at, size / width, type, factor); });
+}
+
+void Executor::conclude(void* data, size_t count, DType type, Reduction reduction, size_t members,
+                        double postscale) const {
+  const bool averages = kernel_op(reduction) == ReduceOp::kAverage;
+  if (!averages && postscale == 1) return;
+  const size_t width = element_size(type);
+  interruption_.in_pieces(count * width, [&](size_t at, size_t size) {
+    char* const part = static_cast<char*>(data) + at;
+    if (averages) divide(part, size / width, type, static_cast<int>(members));
+    if (postscale != 1) scale(part, size / width, type, postscale);
   });
 }
 
 void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scaling& scaling) {
   const void* in = piece.in;
   if (scaling.prescale != 1) {
-    copy(in, piece.out, piece.bytes());
-    scale(piece.out, piece.count, piece.type, scaling.prescale);
+    copy(piece.out, in, piece.bytes());
+    scale_all(piece.out, piece.count, piece.type, scaling.prescale);
     in = piece.out;
   }
   const ReduceOp op = combination(scaling.reduction);
@@ -214,13 +225,12 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     conclude(data, count, piece.type, scaling.reduction, set.ranks.size(), scaling.postscale);
   };
   if (set.ranks.size() == 1) {
-    copy(in, piece.out, piece.bytes());
+    copy(piece.out, in, piece.bytes());
     finish(piece.out, piece.count);
     return;
   }
   if (set.one_machine) {
-    timed(kShared,
-          [&] { plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, finish); });
+    timed(kShared, [&] { plane_->allreduce(set.party, numbers_, in, piece.out, piece.count, piece.type, op, finish); });
     return;
   }
   const auto across = [&](void* data, size_t count) {
@@ -230,12 +240,12 @@ void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scalin
     finish(data, count);
   };
   if (set.party.size() == 1) {
-    copy(in, piece.out, piece.bytes());
+    copy(piece.out, in, piece.bytes());
     across(piece.out, piece.count);
     return;
   }
   timed(kShared, [&] {
-    plane_->allreduce(set.party, next_number(), in, piece.out, piece.count, piece.type, op, across, set.cross_groups);
+    plane_->allreduce(set.party, numbers_, in, piece.out, piece.count, piece.type, op, across, set.cross_groups);
   });
 }
 
@@ -243,25 +253,25 @@ void Executor::allgather(const ProcessSet& set, const void* in, void* out, const
   if (!set.one_machine) {
     timed(kNetworkAllgather, [&] { set.contexts->allgather("global", in, out, sizes, limit_); });
   } else if (set.ranks.size() == 1) {
-    copy(in, out, sizes[0]);
+    copy(out, in, sizes[0]);
   } else {
-    timed(kShared, [&] { plane_->allgather(set.party, next_number(), in, out, sizes); });
+    timed(kShared, [&] { plane_->allgather(set.party, numbers_, in, out, sizes); });
   }
 }
 
 void Executor::reduce_adasum(const ProcessSet& set, const Piece& piece, const Scaling& scaling) {
   const size_t bytes = piece.bytes(), members = set.ranks.size();
-  copy(piece.in, piece.out, bytes);
-  if (scaling.prescale != 1) scale(piece.out, piece.count, piece.type, scaling.prescale);
+  copy(piece.out, piece.in, bytes);
+  if (scaling.prescale != 1) scale_all(piece.out, piece.count, piece.type, scaling.prescale);
   const auto all = uninitialized(bytes * members);
   const auto mine = uninitialized(bytes);
-  std::memcpy(mine.get(), piece.out, bytes);
+  copy(mine.get(), piece.out, bytes);
   allgather(set, mine.get(), all.get(), std::vector<size_t>(members, bytes));
   std::vector<void*> arrays;
   for (size_t i = 0; i < members; ++i) arrays.push_back(all.get() + i * bytes);
-  adasum(arrays, piece.count, piece.type);
-  std::memcpy(piece.out, all.get(), bytes);
-  if (scaling.postscale != 1) scale(piece.out, piece.count, piece.type, scaling.postscale);
+  adasum(arrays, piece.count, piece.type, interruption_);
+  copy(piece.out, all.get(), bytes);
+  if (scaling.postscale != 1) scale_all(piece.out, piece.count, piece.type, scaling.postscale);
 }
 
 void Executor::run_allgather(const ProcessSet& set, const Entry& entry, Operation& operation) {
@@ -291,12 +301,12 @@ void Executor::run_broadcast(const ProcessSet& set, const Entry& entry, Operatio
     if (bytes == 0) continue;
     const Memory& memory = operation.memory[tensor];
     if (!set.one_machine) {
-      if (rank_ == plan.root) copy(memory.input, memory.output, bytes);
+      if (rank_ == plan.root) copy(memory.output, memory.input, bytes);
       set.contexts->broadcast("global", memory.output, bytes, root, limit_);
     } else if (set.ranks.size() == 1) {
-      copy(memory.input, memory.output, bytes);
+      copy(memory.output, memory.input, bytes);
     } else {
-      plane_->broadcast(set.party, next_number(), memory.input, memory.output, bytes, root);
+      plane_->broadcast(set.party, numbers_, memory.input, memory.output, bytes, root);
     }
   }
 }
@@ -326,9 +336,9 @@ void Executor::run_alltoall(const ProcessSet& set, const Entry& entry, Operation
       for (size_t from = 0; from < members; ++from) received.push_back(sizes[from][me]);
       set.contexts->alltoall("global", in, sizes[me], output.memory.get(), received, limit_);
     } else if (members == 1) {
-      copy(in, output.memory.get(), output.bytes);
+      copy(output.memory.get(), in, output.bytes);
     } else {
-      plane_->alltoall(set.party, next_number(), in, output.memory.get(), sizes);
+      plane_->alltoall(set.party, numbers_, in, output.memory.get(), sizes);
     }
     operation.outputs.push_back(std::move(output));
   }
@@ -353,8 +363,8 @@ void Executor::run_reducescatter(const ProcessSet& set, const Entry& entry, Oper
       std::unique_ptr<char[]> own;
       if (plan.prescale != 1 || !set.one_machine) {
         own = uninitialized(count * width);
-        std::memcpy(own.get(), in, count * width);
-        if (plan.prescale != 1) scale(own.get(), count, type, plan.prescale);
+        copy(own.get(), in, count * width);
+        if (plan.prescale != 1) scale_all(own.get(), count, type, plan.prescale);
         in = own.get();
       }
       const auto finish = [&](void* data, size_t elements) {
@@ -363,13 +373,13 @@ void Executor::run_reducescatter(const ProcessSet& set, const Entry& entry, Oper
       if (!set.one_machine) {
         const size_t first = std::accumulate(counts.begin(), counts.begin() + static_cast<long>(me), size_t{0});
         allreduce(set, {own.get(), own.get(), count, type}, {plan.reduction, 1, plan.postscale});
-        std::memcpy(output.memory.get(), own.get() + first * width, output.bytes);
+        copy(output.memory.get(), own.get() + first * width, output.bytes);
       } else if (members == 1) {
-        std::memcpy(output.memory.get(), in, output.bytes);
+        copy(output.memory.get(), in, output.bytes);
         finish(output.memory.get(), counts[0]);
       } else {
-        plane_->reducescatter(set.party, next_number(), in, output.memory.get(), counts, type,
-                              combination(plan.reduction), finish);
+        plane_->reducescatter(set.party, numbers_, in, output.memory.get(), counts, type, combination(plan.reduction),
+                              finish);
       }
     }
     operation.outputs.push_back(std::move(output));
@@ -380,7 +390,7 @@ void Executor::run_barrier(const ProcessSet& set) {
   if (!set.one_machine) {
     set.contexts->barrier("global", limit_);
   } else if (set.ranks.size() > 1) {
-    plane_->barrier(set.party, next_number());
+    plane_->barrier(set.party, numbers_);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "engine/process_sets.h"
 #include "engine/timeline.h"
 #include "engine/trace.h"
+#include "interruption.h"
 #include "shared_memory/local_plane.h"
 #include "shared_memory/shared_segment.h"
 
@@ -42,7 +43,8 @@ class PackBuffer {
 class Executor {
  public:
   // `plane` and `segment`: none where this rank shares memory with nobody. `limit`: of a collective between machines.
-  Executor(int rank, Seconds limit, Timeline& timeline, std::unique_ptr<LocalPlane> plane,
+  // `interruption` ends what runs: this touches nobody's memory any more then.
+  Executor(int rank, Seconds limit, Timeline& timeline, Interruption interruption, std::unique_ptr<LocalPlane> plane,
            std::shared_ptr<SharedSegment> segment);
 
   // Rank 0's next reply: ranks number alike what they run of one.
@@ -85,15 +87,18 @@ class Executor {
   // Runs `work`, which is what the timeline calls it.
   template <typename Work>
   void timed(const char* name, Work work);
-  uint64_t next_number() { return operation_number(reply_, step_++); }
+  void copy(void* to, const void* from, size_t bytes) const { interruption_.copy(to, from, bytes); }
+  void scale_all(void* data, size_t count, DType type, double factor) const;
+  void conclude(void* data, size_t count, DType type, Reduction reduction, size_t members, double postscale) const;
 
   const int rank_;
   const Seconds limit_;
   Timeline& timeline_;
+  const Interruption interruption_;
   const std::unique_ptr<LocalPlane> plane_;
   PackBuffer pack_;
-  uint64_t reply_ = 0, step_ = 0;  // replies so far, and what was run of the present one
-  std::vector<Span> spans_;        // of the entries under way, while there is a timeline
+  Numbering numbers_;
+  std::vector<Span> spans_;  // of the entries under way, while there is a timeline
 };
 
 }  // namespace elastic

@@ -6,6 +6,7 @@
 
 #include "errors.h"
 #include "net/wire.h"
+#include "shared_memory/tracers.h"
 
 namespace elastic {
 namespace {
@@ -31,12 +32,14 @@ SegmentName read_name(Reader& reader, const std::string& machine) {
 struct Verdict {
   bool mapped = true;
   bool direct = true;
+  bool again = false;  // whether it is worth another look
   std::string unshared;
 
   std::string encode() const {
     Writer writer;
     writer.number(mapped);
     writer.number(direct);
+    writer.number(again);
     writer.text(unshared);
     return writer.take();
   }
@@ -45,6 +48,7 @@ struct Verdict {
     Verdict read;
     read.mapped = reader.number() != 0;
     read.direct = reader.number() != 0;
+    read.again = reader.number() != 0;
     read.unshared = reader.text();
     return read;
   }
@@ -168,28 +172,45 @@ std::map<int, SegmentName> Meeting::find_neighbours(const SharedMemory& own, Acq
 // All share memory, or none: whoever does it alone would wait for ever.
 void Meeting::agree_on_memory(const SharedMemory& own, const std::map<int, SegmentName>& names, Acquaintance& known) {
   Verdict mine;
-  mine.direct = own.direct_reads;
   mine.unshared = own.missing;
+  std::vector<pid_t> processes;
   try {
     for (const auto& [rank, name] : names) {
       known.neighbours.push_back(std::make_unique<PeerSegment>(rank, name));
-      mine.direct = mine.direct && known.neighbours.back()->can_read_private();
+      processes.push_back(name.pid);
     }
   } catch (const CollectiveError& error) {
     mine.mapped = false;
     mine.unshared = error.what();
   }
-  const std::string answer = consult(mine.encode(), [](const std::map<int, std::string>& all) {
-    Verdict common;
-    for (const auto& [rank, bytes] : all) {
-      const Verdict view = Verdict::decode(bytes);
-      common.mapped = common.mapped && view.mapped;
-      common.direct = common.direct && view.direct;
-      if (common.unshared.empty()) common.unshared = view.unshared;
-    }
-    return [bytes = common.encode()](int) { return bytes; };
-  });
-  const Verdict verdict = Verdict::decode(answer);
+  const auto reads_all = [&] {
+    return own.direct_reads && std::all_of(known.neighbours.begin(), known.neighbours.end(),
+                                           [](const auto& peer) { return peer->can_read_private(); });
+  };
+  const auto agree = [&] {
+    return Verdict::decode(consult(mine.encode(), [](const std::map<int, std::string>& all) {
+      Verdict common;
+      for (const auto& [rank, bytes] : all) {
+        const Verdict view = Verdict::decode(bytes);
+        common.mapped = common.mapped && view.mapped;
+        common.direct = common.direct && view.direct;
+        common.again = common.again || view.again;
+        if (common.unshared.empty()) common.unshared = view.unshared;
+      }
+      return [bytes = common.encode()](int) { return bytes; };
+    }));
+  };
+  // A rank that is refused may only have come before its neighbour let it in: when all have answered, all have.
+  const bool admitted = mine.mapped && own.direct_reads && admit_readers(processes);
+  mine.direct = reads_all();
+  mine.again = admitted && !mine.direct;
+  Verdict verdict = agree();
+  if (verdict.mapped && verdict.again) {
+    mine.direct = reads_all();
+    mine.again = false;
+    verdict = agree();
+  }
+  if (admitted && !verdict.direct) dismiss_readers();
   known.unshared = verdict.unshared;
   known.direct_reads = verdict.direct;
   if (verdict.mapped) return;

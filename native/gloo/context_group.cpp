@@ -300,7 +300,10 @@ void ContextGroup::allreduce(const std::string& group, void* data, size_t count,
       options.setTimeout(limit);
       gloo::allreduce(options);
     }
-    if (op == ReduceOp::kAverage) divide(data, count, dtype, context->size);
+    if (op != ReduceOp::kAverage) return;
+    switch_->interruption().in_pieces(count * width, [&](size_t at, size_t size) {
+      divide(static_cast<char*>(data) + at, size / width, dtype, context->size);
+    });
   });
 }
 
@@ -339,9 +342,9 @@ void ContextGroup::allgather(const std::string& group, const void* input, void* 
   for (const size_t count : counts) signature = hash({count}, signature);
   run(group, "allgather", signature, timeout, [&](const auto& context, uint32_t tag, std::chrono::milliseconds limit) {
     if (total == 0) return;
+    // Without an input Gloo takes it from the output. Its own copy of it would not end with an abort.
+    switch_->interruption().copy(own, input, counts[static_cast<size_t>(index)]);
     gloo::AllgathervOptions options(context);
-    // Gloo reads the input only, but its buffers know no const. Without an input it takes it from the output.
-    if (input != own) options.setInput(static_cast<uint8_t*>(const_cast<void*>(input)), counts[index]);
     options.setOutput(out, counts);
     options.setTag(tag);
     options.setTimeout(limit);

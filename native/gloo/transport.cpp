@@ -45,8 +45,8 @@ AbortSwitch::AbortSwitch() : event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 void AbortSwitch::abort(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (aborted_) return;
-  aborted_ = true;
   reason_ = reason.empty() ? "aborted" : reason;
+  aborted_ = true;
   if (!event_.open()) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(event_.get(), &one, sizeof(one));
@@ -57,14 +57,10 @@ void AbortSwitch::retire() {
   event_ = Descriptor();
 }
 
-bool AbortSwitch::aborted() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return aborted_;
-}
-
 void AbortSwitch::check() const {
+  if (!aborted()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (aborted_) throw AbortedError(reason_);
+  throw AbortedError(reason_);
 }
 
 class Transport::Buffer final : public gloo::transport::UnboundBuffer {
@@ -239,6 +235,7 @@ void Transport::forget(Buffer* buffer) {
 void Transport::push(int member) {
   Link& to = link(member);
   while (!to.outgoing.empty()) {
+    switch_->check();
     Outgoing& message = to.outgoing.front();
     iovec parts[2];
     int count = 0;
@@ -247,7 +244,8 @@ void Transport::push(int member) {
     }
     const size_t done = message.sent > sizeof(Head) ? message.sent - sizeof(Head) : 0;
     if (done < message.head.bytes) {
-      parts[count++] = {const_cast<char*>(message.data) + done, message.head.bytes - done};
+      parts[count++] = {const_cast<char*>(message.data) + done,
+                        std::min(kUninterruptedBytes, message.head.bytes - done)};
     }
     msghdr all{};
     all.msg_iov = parts;
@@ -301,7 +299,10 @@ void Transport::pull(int member) {
       place_message(member);
     }
     while (from.into_bytes > 0) {
-      const ssize_t got = recv(from.socket.get(), from.into, from.into_bytes, MSG_DONTWAIT);
+      // A peer that goes on sending keeps this from ever waiting.
+      switch_->check();
+      const ssize_t got =
+          recv(from.socket.get(), from.into, std::min(kUninterruptedBytes, from.into_bytes), MSG_DONTWAIT);
       if (got < 0 && would_block()) return;
       if (got <= 0) lost(member, got == 0 ? 0 : errno);
       from.into += got;
@@ -334,6 +335,7 @@ void Transport::wait(Count& messages) {
 }
 
 void Transport::move_some() {
+  switch_->check();
   if (!active_.empty()) move(0);
 }
 

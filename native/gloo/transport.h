@@ -8,6 +8,7 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "interruption.h"
 #include "net/reach.h"
 #include "net/sockets.h"
 
@@ -30,9 +32,13 @@ class AbortSwitch {
 
   // The first reason stays. Any thread, any time.
   void abort(const std::string& reason);
-  bool aborted() const;
-  // Throws AbortedError when aborted.
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  // Throws AbortedError when aborted. Costs a load else.
   void check() const;
+  // For long work between waits. This outlives it.
+  Interruption interruption() const {
+    return {aborted_, [this] { check(); }};
+  }
   // Readable from the abort on.
   int descriptor() const { return event_.get(); }
   // Gives the descriptor back, when nobody waits any more, nor will.
@@ -41,7 +47,7 @@ class AbortSwitch {
  private:
   Descriptor event_;
   mutable std::mutex mutex_;
-  bool aborted_ = false;
+  std::atomic<bool> aborted_{false};
   std::string reason_;
 };
 
@@ -60,7 +66,7 @@ class Transport : public gloo::transport::Context {
   void set_deadline(std::chrono::steady_clock::time_point deadline) { deadline_ = deadline; }
   // Throws CollectiveError when what went before was not finished: the connections are of no use then.
   void check() const;
-  // Moves what can be moved without waiting. For those who compute while messages are under way.
+  // Moves what can be moved without waiting. For those who compute while messages are under way. Throws AbortedError.
   void move_some();
   // Lets the peers see the end of their connections. Notes of whom nothing was heard lately. Any thread, any time.
   void disconnect();

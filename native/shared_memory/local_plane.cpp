@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstring>
 #include <ctime>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -43,16 +43,18 @@ long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, limit, nullptr, 0);
 }
 
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+// Where parts of these sizes begin, end to end, and where the last one ends.
+std::vector<size_t> bounds_of(const std::vector<size_t>& sizes, size_t width = 1) {
+  std::vector<size_t> bounds{0};
+  for (const size_t size : sizes) bounds.push_back(bounds.back() + size * width);
+  return bounds;
 }
 
-size_t offset_of(const std::vector<size_t>& sizes, int index) {
-  return std::accumulate(sizes.begin(), sizes.begin() + index, size_t{0});
-}
+// How much of `size` is in the `share` bytes that begin at `at`.
+size_t within(size_t size, size_t at, size_t share) { return size <= at ? 0 : std::min(share, size - at); }
 
 // One after the other, within a reply and from reply to reply.
-int mailbox_for(uint64_t number) { return static_cast<int>(((number >> kStepBits) + number) % kMailboxes); }
+int mailbox_for(uint64_t number) { return static_cast<int>(((number >> Numbering::kStepBits) + number) % kMailboxes); }
 
 // The elements that piece `index` of `pieces` begins with; on a cache line's border.
 size_t piece_begin(size_t count, size_t width, int pieces, int index) {
@@ -85,12 +87,64 @@ class LocalPlane::Exchange {
   void wait_all(uint64_t phase) {
     each_other([&](int member) { wait(member, phase); });
   }
-  // The last phase, in which this worker's memory is not needed by anyone of whom it has not waited.
+  // The last phase, in which this worker needs nobody's memory any more.
   void done() { publish(kDone); }
-
-  void show(const void* input, const void* output) {
-    plane_.own_->words().published[mailbox_] = {plane_.own_->address_of(input), plane_.own_->address_of(output)};
+  // Likewise, after reads where the member keeps its operation's memory. A member that has given up while it waited for
+  // others uses its memory for something else, and what was read of it may be that.
+  void done_with(int member) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (peer(member).words().gave_up.load() != 0) {
+      throw CollectiveError("rank " + std::to_string(peer(member).rank()) + " gave up while its memory was read");
+    }
   }
+  // Ends an operation, or a slice of one, in which all read from all. Until all have read the last one, what this
+  // worker has shown them must stay as it is.
+  void done_with_all(bool last) {
+    each_other([&](int member) { done_with(member); });
+    done();
+    if (last) wait_all(kDone);
+  }
+
+  // A member's memory, or a copy of it in `scratch`.
+  const char* look_at(int member, Address address, size_t offset, size_t bytes) {
+    const char* const theirs = peer(member).mapped(address, offset);
+    if (theirs != nullptr) return theirs;
+    read(member, address, offset, plane_.scratch_.get(), bytes);
+    return plane_.scratch_.get();
+  }
+  // Copies of the memory of a member.
+  void read(int member, Address address, size_t offset, void* to, size_t bytes) {
+    const PeerSegment& from = peer(member);
+    plane_.interruption_.in_pieces(
+        bytes, [&](size_t at, size_t size) { from.read(address, offset + at, static_cast<char*>(to) + at, size); });
+  }
+
+  void show(const void* input, const void* output, bool sliced = false) {
+    plane_.own_->words().published[mailbox_] = {plane_.own_->address_of(input), plane_.own_->address_of(output),
+                                                sliced};
+  }
+  // Shows of each part of the input, between two bounds, what is in the slice of `share` bytes of each part that begins
+  // at `at`; all of the input where peers can read it as it is. Nobody reads part `but`.
+  void show_slice(const void* input, const std::vector<size_t>& bounds, size_t at, size_t share, int but = -1) {
+    if (plane_.direct_ || plane_.own_->contains(input)) {
+      show(input, nullptr);
+      return;
+    }
+    const size_t parts = bounds.size() - 1;
+    char* const room = staging(parts * share);
+    for (size_t part = 0; part < parts; ++part) {
+      const size_t size = within(bounds[part + 1] - bounds[part], at, share);
+      if (static_cast<int>(part) == but || size == 0) continue;
+      plane_.copy(room + part * share, static_cast<const char*>(input) + bounds[part] + at, size);
+    }
+    show(room, nullptr, true);
+  }
+  // Where a member has its part of the slice: that begins at `begin` of its input.
+  size_t offset_of_part(int member, size_t begin, size_t part, size_t at, size_t share) {
+    return shown(member).sliced ? part * share : begin + at;
+  }
+  // Room in the segment until the operation after the next begins, which waits until nobody reads it any more.
+  char* staging(size_t bytes) { return plane_.own_->staging(mailbox_, bytes); }
   const Words::Buffers& shown(int member) { return peer(member).words().published[mailbox_]; }
 
   char* own_mailbox() { return plane_.own_->mailbox(mailbox_); }
@@ -111,9 +165,11 @@ class LocalPlane::Exchange {
 };
 
 LocalPlane::LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::unique_ptr<PeerSegment>> peers, bool direct,
-                       std::function<void()> look)
+                       Interruption interruption, std::function<void()> look, size_t slice_bytes)
     : own_(std::move(own)),
       direct_(direct),
+      slice_bytes_(direct ? std::numeric_limits<size_t>::max() : slice_bytes),
+      interruption_(std::move(interruption)),
       look_(std::move(look)),
       // Spinning helps only where the peers run meanwhile.
       spins_(static_cast<int>(peers.size()) + 1 <= available_cores() ? 2000 : 0),
@@ -125,9 +181,7 @@ LocalPlane::LocalPlane(std::shared_ptr<SharedSegment> own, std::vector<std::uniq
   }
 }
 
-LocalPlane::~LocalPlane() {
-  if (staging_ != nullptr) own_->release(staging_);
-}
+LocalPlane::~LocalPlane() { own_->release_staging(); }
 
 void LocalPlane::publish(uint64_t value) {
   Words& words = own_->words();
@@ -155,218 +209,242 @@ void LocalPlane::wait(Words& words, uint64_t value) {
   }
 }
 
-char* LocalPlane::staging(size_t bytes) {
-  if (staging_bytes_ < bytes) {
-    if (staging_ != nullptr) own_->release(staging_);
-    staging_bytes_ = 0;
-    staging_ = static_cast<char*>(own_->allocate(bytes));
-    if (staging_ == nullptr) {
-      throw CollectiveError("cannot get " + std::to_string(bytes) + " bytes of shared memory");
-    }
-    staging_bytes_ = bytes;
-  }
-  return staging_;
+size_t LocalPlane::share_of_slice(size_t parts, size_t largest) const {
+  return std::min((largest + 63) / 64 * 64, slice_bytes_ / parts / 64 * 64);
 }
 
-void LocalPlane::allreduce(const Party& party, uint64_t number, const void* in, void* out, size_t count, DType dtype,
+void LocalPlane::small_allreduce(const Party& party, uint64_t number, const void* in, void* out, size_t count,
+                                 Kernel kernel, size_t width) {
+  Exchange exchange(*this, party, number);
+  copy(exchange.own_mailbox(), in, count * width);
+  exchange.publish(1);
+  // In the members' order, so that all compute the same bits.
+  exchange.wait_all(1);
+  kernel(out, exchange.mailbox_of(0), exchange.mailbox_of(1), count);
+  for (int member = 2; member < party.size(); ++member) kernel(out, out, exchange.mailbox_of(member), count);
+  exchange.done();
+}
+
+void LocalPlane::allreduce(const Party& party, Numbering& numbers, const void* in, void* out, size_t count, DType dtype,
                            ReduceOp op, const Finish& finish, int spread) {
   const size_t width = element_size(dtype), bytes = count * width;
   const Kernel kernel = reduce_kernel(dtype, op);
-  auto* const result = static_cast<char*>(out);
   if (party.size() == 1) {
     copy(out, in, bytes);
     finish(out, count);
     return;
   }
-  Exchange exchange(*this, party, number);
   if (spread == 0 && bytes <= kMailboxBytes) {
-    copy(exchange.own_mailbox(), in, bytes);
-    exchange.publish(1);
-    // In the members' order, so that all compute the same bits.
-    exchange.wait_all(1);
-    kernel(out, exchange.mailbox_of(0), exchange.mailbox_of(1), count);
-    for (int member = 2; member < party.size(); ++member) kernel(out, out, exchange.mailbox_of(member), count);
+    small_allreduce(party, numbers.next(), in, out, count, kernel, width);
     finish(out, count);
-    exchange.done();
     return;
   }
-  const char* source = static_cast<const char*>(in);
-  char* target = result;
+  if (spread != 0 && bytes > slice_bytes_) {
+    // Other machines, which may not slice, are to see one piece of each member.
+    std::vector<size_t> bounds, sizes(static_cast<size_t>(party.size()));
+    for (int piece = 0; piece <= spread; ++piece) bounds.push_back(piece_begin(count, width, spread, piece) * width);
+    for (size_t piece = 0; piece + 1 < bounds.size(); ++piece) sizes[piece] = bounds[piece + 1] - bounds[piece];
+    auto* own = static_cast<char*>(out);
+    const auto nothing = [](void*, size_t) {};
+    if (party.index < spread) own += bounds[static_cast<size_t>(party.index)];
+    reduce_parts(party, numbers, in, own, bounds, width, kernel, nothing);
+    if (party.index < spread) finish(own, sizes[static_cast<size_t>(party.index)] / width);
+    gather(party, numbers, own, static_cast<char*>(out), sizes);
+    return;
+  }
   // Up to some size two copies are quicker than the system call for each piece (benchmarks/allreduce.py).
-  const bool stage = bytes < kStagedBytes && !(own_->contains(in) && own_->contains(out));
-  if (stage || !reachable(in) || !reachable(out)) {
-    target = staging(bytes);
-    copy(target, in, bytes);
-    source = target;
-  }
+  const bool stage = (!direct_ || bytes < kStagedBytes) && !(own_->contains(in) && own_->contains(out));
   const int pieces = spread == 0 ? party.size() : spread;
-  const auto begin = [&](int piece) { return piece_begin(count, width, pieces, piece); };
-  exchange.show(source, target);
-  exchange.publish(1);
-  if (party.index < pieces) {
-    exchange.wait_all(1);
-    const size_t first = begin(party.index) * width, last = begin(party.index + 1) * width;
-    for (size_t at = first; at < last; at += kTile) {
-      const size_t size = std::min(kTile, last - at);
-      copy(target + at, source + at, size);
-      exchange.each_other([&](int member) {
-        const Address input = exchange.shown(member).input;
-        const char* theirs = exchange.peer(member).mapped(input, at);
-        if (theirs == nullptr) {
-          exchange.peer(member).read(input, at, scratch_.get(), size);
-          theirs = scratch_.get();
-        }
-        kernel(target + at, target + at, theirs, size / width);
-      });
-      if (spread == 0) finish(target + at, size / width);
+  for (size_t done = 0, size; done < bytes; done += size) {
+    size = std::min(slice_bytes_, bytes - done);
+    Exchange exchange(*this, party, numbers.next());
+    const char* source = static_cast<const char*>(in) + done;
+    char* const result = static_cast<char*>(out) + done;
+    char* target = result;
+    if (stage) {
+      target = exchange.staging(size);
+      copy(target, source, size);
+      source = target;
     }
-    if (spread != 0) finish(target + first, (last - first) / width);
-    exchange.publish(2);
+    const auto begin = [&](int piece) { return piece_begin(size / width, width, pieces, piece) * width; };
+    exchange.show(source, target);
+    exchange.publish(1);
+    if (party.index < pieces) {
+      exchange.wait_all(1);
+      const size_t first = begin(party.index), last = begin(party.index + 1);
+      for (size_t at = first; at < last; at += kTile) {
+        interruption_.check();
+        const size_t tile = std::min(kTile, last - at);
+        copy(target + at, source + at, tile);
+        exchange.each_other([&](int member) {
+          const char* const theirs = exchange.look_at(member, exchange.shown(member).input, at, tile);
+          kernel(target + at, target + at, theirs, tile / width);
+        });
+        if (spread == 0) finish(target + at, tile / width);
+      }
+      if (spread != 0) finish(target + first, (last - first) / width);
+      exchange.publish(2);
+    }
+    for (int i = 0; i < pieces; ++i) {
+      const int piece = (party.index + i) % pieces;
+      if (piece == party.index) continue;
+      const size_t first = begin(piece), last = begin(piece + 1);
+      exchange.wait(piece, 2);
+      // In place, the others must have read this piece of the input before it is overwritten; only its owner reads it.
+      exchange.read(piece, exchange.shown(piece).output, first, result + first, last - first);
+    }
+    if (party.index < pieces) {
+      const size_t first = begin(party.index);
+      copy(result + first, target + first, begin(party.index + 1) - first);
+    }
+    exchange.done_with_all(done + size == bytes);
   }
-  for (int i = 0; i < pieces; ++i) {
-    const int piece = (party.index + i) % pieces;
-    if (piece == party.index) continue;
-    const size_t first = begin(piece) * width, last = begin(piece + 1) * width;
-    exchange.wait(piece, 2);
-    if (first == last) continue;
-    // In place, the others must have read this piece of the input before it is overwritten; only its owner reads it.
-    exchange.peer(piece).read(exchange.shown(piece).output, first, result + first, last - first);
-  }
-  if (target != result && party.index < pieces) {
-    const size_t first = begin(party.index) * width;
-    copy(result + first, target + first, begin(party.index + 1) * width - first);
-  }
-  exchange.done();
-  exchange.wait_all(Exchange::kDone);
 }
 
-void LocalPlane::reducescatter(const Party& party, uint64_t number, const void* in, void* out,
+// out = finish(op over the members' in), of the part that is this worker's; `bounds` of the parts in bytes, no more
+// parts than members. Finish sees them one piece after the other.
+void LocalPlane::reduce_parts(const Party& party, Numbering& numbers, const void* in, char* out,
+                              const std::vector<size_t>& bounds, size_t width, Kernel kernel, const Finish& finish) {
+  const size_t parts = bounds.size() - 1, me = static_cast<size_t>(party.index);
+  size_t largest = 0;
+  for (size_t part = 0; part < parts; ++part) largest = std::max(largest, bounds[part + 1] - bounds[part]);
+  const size_t share = share_of_slice(parts, largest);
+  for (size_t at = 0, size; at < largest; at += size) {
+    size = within(largest, at, share);
+    Exchange exchange(*this, party, numbers.next());
+    exchange.show_slice(in, bounds, at, share, party.index);
+    exchange.publish(1);
+    const size_t mine = me < parts ? within(bounds[me + 1] - bounds[me], at, size) : 0;
+    if (mine != 0) exchange.wait_all(1);
+    for (size_t done = 0; done < mine; done += kTile) {
+      interruption_.check();
+      const size_t tile = std::min(kTile, mine - done);
+      char* const target = out + at + done;
+      copy(target, static_cast<const char*>(in) + bounds[me] + at + done, tile);
+      exchange.each_other([&](int member) {
+        const size_t offset = exchange.offset_of_part(member, bounds[me], me, at, share) + done;
+        kernel(target, target, exchange.look_at(member, exchange.shown(member).input, offset, tile), tile / width);
+      });
+      finish(target, tile / width);
+    }
+    exchange.done_with_all(at + size == largest);
+  }
+}
+
+void LocalPlane::reducescatter(const Party& party, Numbering& numbers, const void* in, void* out,
                                const std::vector<size_t>& counts, DType dtype, ReduceOp op, const Finish& finish) {
   const size_t width = element_size(dtype);
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  const Kernel kernel = reduce_kernel(dtype, op);
-  const size_t mine = counts[static_cast<size_t>(party.index)] * width;
-  const size_t first = offset_of(counts, party.index) * width;
-  auto* const result = static_cast<char*>(out);
-  const char* source = static_cast<const char*>(in);
-  if (party.size() > 1 && !reachable(in)) {
-    char* const staged = staging(total * width);
-    copy(staged, in, total * width);
-    source = staged;
-  }
-  Exchange exchange(*this, party, number);
-  exchange.show(source, nullptr);
-  exchange.publish(1);
-  exchange.wait_all(1);
-  for (size_t at = 0; at < mine; at += kTile) {
-    const size_t size = std::min(kTile, mine - at);
-    copy(result + at, source + first + at, size);
-    exchange.each_other([&](int member) {
-      exchange.peer(member).read(exchange.shown(member).input, first + at, scratch_.get(), size);
-      kernel(result + at, result + at, scratch_.get(), size / width);
-    });
-  }
-  finish(result, mine / width);
-  exchange.done();
-  exchange.wait_all(Exchange::kDone);
+  reduce_parts(party, numbers, in, static_cast<char*>(out), bounds_of(counts, width), width, reduce_kernel(dtype, op),
+               finish);
 }
 
-void LocalPlane::allgather(const Party& party, uint64_t number, const void* in, void* out,
+void LocalPlane::allgather(const Party& party, Numbering& numbers, const void* in, void* out,
                            const std::vector<size_t>& sizes) {
-  const size_t mine = sizes[static_cast<size_t>(party.index)];
+  const auto me = static_cast<size_t>(party.index);
   auto* const result = static_cast<char*>(out);
-  const bool small = *std::max_element(sizes.begin(), sizes.end()) <= kMailboxBytes;
-  const void* source = in;
-  if (party.size() > 1 && !small && !reachable(in)) {
-    char* const staged = staging(mine);
-    copy(staged, in, mine);
-    source = staged;
-  }
-  Exchange exchange(*this, party, number);
-  if (small) {
-    copy(exchange.own_mailbox(), in, mine);
-  } else {
-    exchange.show(source, nullptr);
-  }
-  exchange.publish(1);
-  copy(result + offset_of(sizes, party.index), in, mine);
-  exchange.each_other([&](int member) {
-    char* const to = result + offset_of(sizes, member);
-    const size_t bytes = sizes[static_cast<size_t>(member)];
-    exchange.wait(member, 1);
-    if (small) {
-      copy(to, exchange.mailbox_of(member), bytes);
-    } else if (bytes != 0) {
-      exchange.peer(member).read(exchange.shown(member).input, 0, to, bytes);
-    }
-  });
-  exchange.done();
-  if (!small) exchange.wait_all(Exchange::kDone);
-}
-
-void LocalPlane::broadcast(const Party& party, uint64_t number, const void* in, void* out, size_t bytes, int root) {
-  const bool small = bytes <= kMailboxBytes;
-  const void* source = in;
-  if (party.index == root && party.size() > 1 && !small && !reachable(in)) {
-    char* const staged = staging(bytes);
-    copy(staged, in, bytes);
-    source = staged;
-  }
-  Exchange exchange(*this, party, number);
-  if (party.index == root) {
-    if (small) {
-      copy(exchange.own_mailbox(), in, bytes);
-    } else {
-      exchange.show(source, nullptr);
-    }
-    exchange.publish(1);
-    copy(out, in, bytes);
-    exchange.done();
-    if (!small) exchange.wait_all(Exchange::kDone);
+  const std::vector<size_t> bounds = bounds_of(sizes);
+  copy(result + bounds[me], in, sizes[me]);
+  if (*std::max_element(sizes.begin(), sizes.end()) > kMailboxBytes) {
+    gather(party, numbers, in, result, sizes);
     return;
   }
-  exchange.wait(root, 1);
-  if (small) {
-    copy(out, exchange.mailbox_of(root), bytes);
-  } else {
-    exchange.peer(root).read(exchange.shown(root).input, 0, out, bytes);
-    // The root, of which nothing more is awaited, may have given up while its memory was read.
-    if (exchange.peer(root).words().gave_up.load() != 0) throw CollectiveError("the root of the broadcast gave up");
-  }
-  exchange.done();
-}
-
-void LocalPlane::alltoall(const Party& party, uint64_t number, const void* in, void* out,
-                          const std::vector<std::vector<size_t>>& sizes) {
-  const auto me = static_cast<size_t>(party.index);
-  const size_t sent = std::accumulate(sizes[me].begin(), sizes[me].end(), size_t{0});
-  const void* source = in;
-  if (party.size() > 1 && !reachable(in)) {
-    char* const staged = staging(sent);
-    copy(staged, in, sent);
-    source = staged;
-  }
-  Exchange exchange(*this, party, number);
-  exchange.show(source, nullptr);
+  Exchange exchange(*this, party, numbers.next());
+  copy(exchange.own_mailbox(), in, sizes[me]);
   exchange.publish(1);
-  auto* to = static_cast<char*>(out);
-  for (int member = 0; member < party.size(); ++member) {
-    const auto& theirs = sizes[static_cast<size_t>(member)];
-    const size_t offset = offset_of(theirs, party.index), bytes = theirs[me];
-    if (member == party.index) {
-      copy(to, static_cast<const char*>(in) + offset, bytes);
-    } else if (bytes != 0) {
-      exchange.wait(member, 1);
-      exchange.peer(member).read(exchange.shown(member).input, offset, to, bytes);
-    }
-    to += bytes;
-  }
+  exchange.each_other([&](int member) {
+    exchange.wait(member, 1);
+    copy(result + bounds[static_cast<size_t>(member)], exchange.mailbox_of(member), sizes[static_cast<size_t>(member)]);
+  });
   exchange.done();
-  exchange.wait_all(Exchange::kDone);
 }
 
-void LocalPlane::barrier(const Party& party, uint64_t number) {
-  Exchange exchange(*this, party, number);
+// The others' parts, end to end; this worker's own is there.
+void LocalPlane::gather(const Party& party, Numbering& numbers, const void* in, char* out,
+                        const std::vector<size_t>& sizes) {
+  const size_t largest = *std::max_element(sizes.begin(), sizes.end());
+  const size_t share = share_of_slice(1, largest), mine = sizes[static_cast<size_t>(party.index)];
+  const std::vector<size_t> bounds = bounds_of(sizes);
+  for (size_t at = 0, size; at < largest; at += size) {
+    size = within(largest, at, share);
+    Exchange exchange(*this, party, numbers.next());
+    exchange.show_slice(in, {0, mine}, at, share);
+    exchange.publish(1);
+    exchange.each_other([&](int member) {
+      const auto place = static_cast<size_t>(member);
+      exchange.wait(member, 1);
+      exchange.read(member, exchange.shown(member).input, exchange.offset_of_part(member, 0, 0, at, share),
+                    out + bounds[place] + at, within(sizes[place], at, size));
+    });
+    exchange.done_with_all(at + size == largest);
+  }
+}
+
+void LocalPlane::broadcast(const Party& party, Numbering& numbers, const void* in, void* out, size_t bytes, int root) {
+  const bool small = bytes <= kMailboxBytes;
+  const size_t share = small ? bytes : share_of_slice(1, bytes);
+  for (size_t at = 0, size; at < bytes; at += size) {
+    size = within(bytes, at, share);
+    Exchange exchange(*this, party, numbers.next());
+    char* const to = static_cast<char*>(out) + at;
+    if (party.index == root) {
+      if (small) {
+        copy(exchange.own_mailbox(), in, bytes);
+      } else {
+        exchange.show_slice(in, {0, bytes}, at, share);
+      }
+      exchange.publish(1);
+      copy(to, static_cast<const char*>(in) + at, size);
+      exchange.done();
+      if (!small && at + size == bytes) exchange.wait_all(Exchange::kDone);
+      continue;
+    }
+    exchange.wait(root, 1);
+    if (small) {
+      copy(to, exchange.mailbox_of(root), size);
+    } else {
+      exchange.read(root, exchange.shown(root).input, exchange.offset_of_part(root, 0, 0, at, share), to, size);
+      exchange.done_with(root);
+    }
+    exchange.done();
+  }
+}
+
+void LocalPlane::alltoall(const Party& party, Numbering& numbers, const void* in, void* out,
+                          const std::vector<std::vector<size_t>>& sizes) {
+  const size_t members = sizes.size(), me = static_cast<size_t>(party.index);
+  auto* const result = static_cast<char*>(out);
+  std::vector<std::vector<size_t>> bounds;  // of what each sends
+  std::vector<size_t> received;
+  size_t largest = 0;
+  for (size_t from = 0; from < members; ++from) {
+    bounds.push_back(bounds_of(sizes[from]));
+    received.push_back(sizes[from][me]);
+    for (size_t to = 0; to < members; ++to) {
+      if (to != from) largest = std::max(largest, sizes[from][to]);
+    }
+  }
+  const size_t share = share_of_slice(members, largest);
+  const std::vector<size_t> places = bounds_of(received);
+  copy(result + places[me], static_cast<const char*>(in) + bounds[me][me], received[me]);
+  for (size_t at = 0, size; at < largest; at += size) {
+    size = within(largest, at, share);
+    Exchange exchange(*this, party, numbers.next());
+    exchange.show_slice(in, bounds[me], at, share, party.index);
+    exchange.publish(1);
+    exchange.each_other([&](int member) {
+      const auto from = static_cast<size_t>(member);
+      const size_t part = within(received[from], at, size);
+      if (part == 0) return;
+      exchange.wait(member, 1);
+      exchange.read(member, exchange.shown(member).input,
+                    exchange.offset_of_part(member, bounds[from][me], me, at, share), result + places[from] + at, part);
+    });
+    exchange.done_with_all(at + size == largest);
+  }
+}
+
+void LocalPlane::barrier(const Party& party, Numbering& numbers) {
+  Exchange exchange(*this, party, numbers.next());
   exchange.publish(1);
   exchange.wait_all(1);
   exchange.done();

@@ -2,16 +2,20 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <new>
+#include <vector>
 
 #include "errors.h"
 
@@ -19,6 +23,27 @@ namespace elastic {
 namespace {
 
 std::string reason() { return std::strerror(errno); }
+
+// The segments of this process. Locked over each fork: nobody maps or unmaps one meanwhile, and the child can unlock
+// it.
+struct Registry {
+  std::mutex mutex;
+  std::vector<const SharedSegment*> segments;
+};
+
+Registry& registry() {
+  static Registry* const made = [] {
+    auto* const fresh = new Registry;
+    // Workers forked from a warmed process skip these (it clones without the C library), before there are segments.
+    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                   [] {
+                     SharedSegment::enter_child();
+                     registry().mutex.unlock();
+                   });
+    return fresh;
+  }();
+  return *made;
+}
 
 char* map_segment(int descriptor) {
   void* const base =
@@ -54,31 +79,87 @@ SharedSegment::SharedSegment() : owner_(getpid()) {
     if (ftruncate(descriptor_, static_cast<off_t>(kBytes)) != 0) {
       throw CollectiveError("cannot make shared memory: " + reason());
     }
-    base_ = map_segment(descriptor_);
+    {
+      Registry& all = registry();
+      const std::lock_guard<std::mutex> lock(all.mutex);
+      all.segments.reserve(all.segments.size() + 1);
+      base_ = map_segment(descriptor_);
+      all.segments.push_back(this);
+    }
     Words* const words = new (base_) Words{};
     if (getrandom(&words->nonce, sizeof(words->nonce), 0) != sizeof(words->nonce)) {
       throw CollectiveError("cannot get random bytes: " + reason());
     }
     // Mailboxes are written in the middle of a collective: better no room now than SIGBUS then.
-    if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kHeapOffset)) != 0) {
+    if (fallocate(descriptor_, 0, 0, static_cast<off_t>(kStagingOffset)) != 0) {
       throw CollectiveError("cannot make shared memory: " + reason());
     }
   } catch (...) {
-    if (base_ != nullptr) munmap(base_, kBytes);
+    unmap();
     ::close(descriptor_);
     throw;
   }
 }
 
+void SharedSegment::unmap() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.segments.erase(std::remove(all.segments.begin(), all.segments.end(), this), all.segments.end());
+  if (base_ != nullptr) munmap(base_, kBytes);
+}
+
+// Between fork() and whatever the child does: only system calls here.
+void SharedSegment::enter_child() {
+  for (const SharedSegment* segment : registry().segments) segment->make_private();
+  registry().segments.clear();  // a child of the child gets copies of its copies without this
+}
+
+void SharedSegment::make_private() const {
+  // Only what is in use: where memory is never promised twice (vm.overcommit_memory=2), all of the segment's address
+  // space would count.
+  const size_t end = end_.load();
+  const void* const used =
+      mmap(base_, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, descriptor_, 0);
+  const void* const rest =
+      mmap(base_ + end, kBytes - end, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (used == MAP_FAILED || rest == MAP_FAILED) {
+    constexpr char kWhy[] =
+        "elastic_driver: cannot copy the parent's shared memory for a forked process, which ends here: no memory\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kWhy, sizeof(kWhy) - 1);
+    abort();
+  }
+  madvise(base_, kBytes, MADV_DONTDUMP);
+}
+
 SharedSegment::~SharedSegment() {
   // A forked child has the mapping and the descriptor too, and its own copies to give back.
-  munmap(base_, kBytes);
+  unmap();
   if (getpid() == owner_) ::close(descriptor_);
 }
 
 SegmentName SharedSegment::name() const {
   const auto* const words = reinterpret_cast<const Words*>(base_);
   return {this_machine(), owner_, descriptor_, words->nonce, reinterpret_cast<uint64_t>(words)};
+}
+
+char* SharedSegment::staging(int which, size_t bytes) {
+  size_t& staged = staged_[which];
+  const size_t offset = kStagingOffset + static_cast<size_t>(which) * kSliceBytes;
+  if (staged < bytes) {
+    const size_t wanted = std::min(kSliceBytes, std::max(rounded(bytes), 2 * staged));
+    if (fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(wanted)) != 0) {
+      throw CollectiveError("cannot get " + std::to_string(wanted) + " bytes of shared memory: " + reason());
+    }
+    staged = wanted;
+  }
+  return base_ + offset;
+}
+
+void SharedSegment::release_staging() {
+  if (getpid() != owner_) return;
+  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(kStagingOffset),
+            static_cast<off_t>(kHeapOffset - kStagingOffset));
+  for (size_t& staged : staged_) staged = 0;
 }
 
 void* SharedSegment::allocate(size_t bytes) {
@@ -92,6 +173,7 @@ void* SharedSegment::allocate(size_t bytes) {
   if (at > kBytes || kBytes - at < size) return nullptr;
   if (fallocate(descriptor_, 0, static_cast<off_t>(at), static_cast<off_t>(size)) != 0) return nullptr;
   used_[at] = size;
+  end_ = std::max(end_.load(), at + size);
   return base_ + at;
 }
 
@@ -107,7 +189,7 @@ void SharedSegment::release(void* memory) {
   used_.erase(found);
 }
 
-PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_(name) {
+PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_(name), owner_(getpid()) {
   const std::string path = "/proc/" + std::to_string(name.pid) + "/fd/" + std::to_string(name.descriptor);
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {
@@ -126,9 +208,14 @@ PeerSegment::PeerSegment(int rank, const SegmentName& name) : rank_(rank), name_
     if (base_ != nullptr) munmap(base_, SharedSegment::kBytes);
     throw CollectiveError("the shared memory of rank " + std::to_string(rank) + " is another's by now");
   }
+  // A child could write to it, and keep its memory when the peer is gone.
+  madvise(base_, SharedSegment::kBytes, MADV_DONTFORK);
 }
 
-PeerSegment::~PeerSegment() { munmap(base_, SharedSegment::kBytes); }
+PeerSegment::~PeerSegment() {
+  // In a forked child something else may be there by now.
+  if (getpid() == owner_) munmap(base_, SharedSegment::kBytes);
+}
 
 bool PeerSegment::can_read_private() const {
   uint64_t nonce = 0;

@@ -1,8 +1,12 @@
-// Memory of one worker that the other workers of its machine map: words to wait on, mailboxes for small messages, a
-// heap.
+// Memory of one worker that the other workers of its machine map: words to wait on, mailboxes for small messages, room
+// for slices of large ones, a heap.
 //
 // It is a memfd: it has no name, /dev/shm's size is no limit to it, and the kernel frees it with the last process that
 // has it mapped, however they end. Peers open it as /proc/PID/fd/N, which takes the same user and pid namespace.
+//
+// A forked child has a copy of it, as of all memory: gradients live in it, and what a data loader does to its own must
+// not reach the parent's. The copy is made page by page, where the child writes; in a page that it has not written yet,
+// it sees what the parent writes after the fork. Peers' segments do not exist in the child.
 #pragma once
 
 #include <sys/types.h>
@@ -19,6 +23,8 @@ namespace elastic {
 
 constexpr size_t kMailboxBytes = 32 * 1024;
 constexpr int kMailboxes = 2;
+// What is staged at a time, of memory that peers cannot read: it bounds what a collective takes of shared memory.
+constexpr size_t kSliceBytes = size_t{8} << 20;
 
 // Where an operation's memory is: in its owner's segment, or in the rest of its owner's address space.
 struct Address {
@@ -37,6 +43,8 @@ struct Words {
   std::atomic<uint32_t> gave_up;
   struct Buffers {
     Address input, output;
+    // `input` is a slice of the operation's input: see LocalPlane.
+    bool sliced;
   };
   alignas(64) Buffers published[kMailboxes];
 };
@@ -57,6 +65,8 @@ std::string this_machine();
 
 class SharedSegment {
  public:
+  // What a child has of its parent's segments: called by fork(). Ends the child when that cannot be its own.
+  static void enter_child();
   // Throws CollectiveError where memory cannot be shared.
   SharedSegment();
   ~SharedSegment();
@@ -66,6 +76,11 @@ class SharedSegment {
   SegmentName name() const;
   Words& words() { return *reinterpret_cast<Words*>(base_); }
   char* mailbox(int which) { return base_ + kMailboxesOffset + static_cast<size_t>(which) * kMailboxBytes; }
+
+  // Room for a slice of up to kSliceBytes, one for each mailbox. Throws CollectiveError when there is no memory.
+  char* staging(int which, size_t bytes);
+  // Gives it back to the system.
+  void release_staging();
 
   // Zeroed memory of the heap, aligned to pages; nullptr when the heap is full.
   void* allocate(size_t bytes);
@@ -79,14 +94,20 @@ class SharedSegment {
   }
 
   static constexpr size_t kMailboxesOffset = 4096;
-  static constexpr size_t kHeapOffset = size_t{1} << 20;
+  static constexpr size_t kStagingOffset = size_t{1} << 20;
+  static constexpr size_t kHeapOffset = kStagingOffset + kMailboxes * kSliceBytes;
   // Address space, not memory: pages come when they are written.
   static constexpr size_t kBytes = size_t{1} << 34;
 
  private:
+  void make_private() const;
+  void unmap();
+
   const pid_t owner_;
   int descriptor_ = -1;
   char* base_ = nullptr;
+  std::atomic<size_t> end_{kHeapOffset};  // of what was ever in use
+  size_t staged_[kMailboxes] = {};        // bytes of each room that there is memory for
   std::mutex mutex_;
   std::map<size_t, size_t> used_;  // offset and size of what is allocated
 };
@@ -119,6 +140,7 @@ class PeerSegment {
  private:
   const int rank_;
   const SegmentName name_;
+  const pid_t owner_;
   char* base_ = nullptr;
 };
 

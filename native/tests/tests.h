@@ -24,6 +24,9 @@ void test_engine_aborts();
 void test_engine_messages();
 void test_engine_process_sets();
 void test_engine_ends_without_close();
+void test_local_plane_slices();
+void test_local_plane_member_gives_up();
+void test_tracers();
 void test_process_sets_by_machine();
 void test_process_sets_after_an_abort();
 // All others run with a page, as in a job.

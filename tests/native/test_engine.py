@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -30,6 +31,7 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "three": (3, {}),
     "three-staged": (3, {"direct_reads": False}),
     "two-machines": (4, {"machines": "aabb"}),
+    "two-machines-staged": (4, {"machines": "aabb", "direct_reads": False}),
     "uneven-machines": (5, {"machines": "abaab"}),
     "no-shared-memory": (3, {"shared_memory": False}),
 }
@@ -154,6 +156,75 @@ def test_allgather_broadcast_alltoall_reducescatter(world: str) -> None:
 
     with engines(size, **options) as made:
         together(made, body)
+
+
+@pytest.mark.parametrize("machines", ["", "aabb", "aab"])
+def test_tensors_larger_than_what_is_staged(machines: str) -> None:
+    """Where peers read no private memory they go through slices, also beside a rank that has them in shared memory."""
+    size = max(3, len(machines))
+    count = 5_000_011  # 20 MB: not a multiple of anything
+
+    def body(engine: Any, rank: int) -> None:
+        mine = (np.arange(count) % 1000 + rank).astype(np.int32)
+        wanted = np.arange(count, dtype=np.int32) % 1000 * size + sum(range(size))
+        output = np.empty_like(mine)
+        if rank == 1:
+            shared = engine.allocate(mine.nbytes).view(np.int32)
+            shared[:] = mine
+            mine = shared
+        engine.submit(Operation(Kind.ALLREDUCE, (spec(mine, output),))).result()
+        np.testing.assert_array_equal(output, wanted)
+        got = engine.submit(Operation(Kind.REDUCESCATTER, (spec(mine),))).result()
+        np.testing.assert_array_equal(got.arrays[0].view(np.int32), np.array_split(wanted, size)[rank])
+        rows = count - rank  # uneven
+        got = engine.submit(Operation(Kind.ALLGATHER, (spec(mine[:rows]),))).result()
+        parts = [(np.arange(count - other) % 1000 + other) for other in range(size)]
+        np.testing.assert_array_equal(got.arrays[0].view(np.int32), np.concatenate(parts))
+        splits = tuple(rows // size + (to == 0) * (rows % size) for to in range(size))
+        got = engine.submit(Operation(Kind.ALLTOALL, (spec(mine[:rows]),), splits=(splits,))).result()
+        sent = []
+        for other, part in enumerate(parts):
+            share, rest = divmod(count - other, size)
+            first = 0 if rank == 0 else rank * share + rest
+            sent.append(part[first : first + share + (rank == 0) * rest])
+        np.testing.assert_array_equal(got.arrays[0].view(np.int32), np.concatenate(sent))
+        allreduce(engine, mine)
+        np.testing.assert_array_equal(mine, wanted)
+        mine[:] = rank
+        engine.submit(Operation(Kind.BROADCAST, (spec(mine),), root=size - 1)).result()
+        np.testing.assert_array_equal(mine, size - 1)
+        barrier(engine)
+
+    with engines(size, machines=machines, direct_reads=False) as made:
+        together(made, body)
+
+
+def shared_memory_bytes() -> int:
+    total = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            if "memfd:elastic_driver" in os.readlink(descriptor):
+                total += descriptor.stat().st_blocks * 512
+    return total
+
+
+def test_what_is_staged_is_bounded() -> None:
+    """Whatever the tensor's size: two slices of 8 MB, beside the first MB."""
+    taken: list[int] = []
+
+    def body(engine: Any, rank: int) -> None:
+        array = np.ones(1 << 25, np.float32)  # 128 MB
+        allreduce(engine, array)
+        engine.submit(Operation(Kind.BROADCAST, (spec(array),))).result()
+        engine.submit(Operation(Kind.ALLGATHER, (spec(array),))).result()
+        assert array[0] == array[-1] == 2
+        barrier(engine)
+        taken.append(shared_memory_bytes())
+        barrier(engine)
+
+    with engines(2, direct_reads=False) as made:
+        together(made, body)
+    assert 2 << 20 < max(taken) <= 2 * (17 << 20)
 
 
 @world

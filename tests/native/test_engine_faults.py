@@ -382,6 +382,74 @@ def test_a_forked_child_leaves_the_engine_alone() -> None:
         together(made, lambda engine, rank: barrier(engine))
 
 
+def overwrite(memory: Any) -> None:
+    """What a data loader's process may do to gradients, and a process of its own to what that sees."""
+    assert set(memory) == {1}
+    pid = os.fork()
+    if pid == 0:
+        memory[:] = 3
+        os._exit(0 if set(memory) == {3} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert set(memory) == {1}
+    memory[::2] = 0
+    gc.collect()
+    assert set(memory[::2]) == {0}
+    assert set(memory[1::2]) == {1}
+    # Where the parent's neighbours are, there is nothing; and no core dump has any of it.
+    maps = Path("/proc/self/smaps").read_text().split("memfd:elastic_driver")[1:]
+    assert all("dd" in one.split("VmFlags:", 1)[1].splitlines()[0].split() for one in maps)
+
+
+@pytest.mark.parametrize("way", ["fork", "multiprocessing"])
+def test_a_forked_child_has_a_copy_of_shared_memory(way: str) -> None:
+    with engines(2) as made:
+        memory = [engine.allocate(3 << 20).view(np.float32) for engine in made]
+        for one in memory:
+            one[:] = 1
+        if way == "fork":
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    overwrite(memory[0])
+                    overwrite(memory[1])
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        else:
+            child = multiprocessing.get_context("fork").Process(target=overwrite, args=(memory[0],))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        assert all(set(one) == {1} for one in memory)
+        together(made, lambda engine, rank: allreduce(engine, memory[rank]))
+        assert all(set(one) == {2} for one in memory)
+
+
+def test_a_child_that_writes_all_the_while_disturbs_no_collective() -> None:
+    """Its copies are its own also while the parent's engine works on what they are copies of."""
+    with engines(2) as made:
+        memory = [engine.allocate(4 << 20).view(np.float32) for engine in made]
+
+        def write() -> None:
+            while True:
+                for one in memory:
+                    one[:] = 7
+
+        child = multiprocessing.get_context("fork").Process(target=write, daemon=True)
+        child.start()
+        try:
+            for _ in range(30):
+                for one in memory:
+                    one[:] = 1
+                together(made, lambda engine, rank: allreduce(engine, memory[rank]))
+                assert all(set(one) == {2} for one in memory)
+        finally:
+            child.kill()
+            child.join()
+
+
 def test_a_forked_child_lets_go_of_an_engine_with_a_timeline(tmp_path: Path) -> None:
     """The thread that writes the timeline waits in the parent, and never comes back from that in the child."""
     program = f"""
@@ -423,3 +491,43 @@ with engines(2) as made:
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=60)
     assert ran.stdout == "interrupted\n", ran.stderr
+
+
+LARGE = 1 << 26  # float32 elements: a pass over them takes tens of milliseconds
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.BROADCAST], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "options", [{}, {"direct_reads": False}, {"machines": "ab"}], ids=["direct", "staged", "apart"]
+)
+def test_an_abort_ends_work_on_large_tensors(kind: Kind, options: dict[str, Any]) -> None:
+    """A collective that has begun to write leaves the rest of the output as it was."""
+    # The abort may come too late to find anything unwritten, but not each time.
+    for _ in range(10):
+        if unwritten_after_an_abort(kind, options) > 0:
+            return
+    raise AssertionError("the engine's thread wrote all of the output after each abort")
+
+
+def unwritten_after_an_abort(kind: Kind, options: dict[str, Any]) -> int:
+    arrays = [np.zeros(LARGE, np.float32), np.ones(LARGE, np.float32)]
+    before = arrays[0].copy()  # with its pages mapped
+    output = np.zeros_like(before)
+    output[:] = 0
+    with engines(2, **options) as made:
+        first = Operation(kind, (spec(arrays[0], output),), name="large", root=1, prescale=1.0, postscale=3.0)
+        second = Operation(kind, (spec(arrays[1]),), name="large", root=1, prescale=1.0, postscale=3.0)
+        handles = [made[0].submit(first), made[1].submit(second)]
+        samples = output[:: LARGE // 256]
+        while not samples.any() and not handles[0].done():
+            pass
+        made[0].abort("in the middle")
+        began = time.monotonic()
+        made[0].close()  # joins its thread
+        print(f"ended {(time.monotonic() - began) * 1e3:.1f} ms after the abort")
+        left = output.copy()
+        made[1].close()
+        # Nobody writes once the thread has ended, whatever the others do.
+        np.testing.assert_array_equal(output, left)
+        np.testing.assert_array_equal(arrays[0], before)
+    return int((left == 0).sum())

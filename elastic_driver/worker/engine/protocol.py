@@ -156,7 +156,11 @@ class Engine(Protocol):
         """
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory, zeroed, that operations are quickest on (the peers can see it). Freed with the array."""
+        """Return zeroed memory that operations are quickest on, because the peers can see it. Freed with the array.
+
+        A forked child has a copy of it, made where the child writes: what it has not written yet may still follow what
+        the parent writes.
+        """
 
     def progress(self) -> tuple[int, bool]:
         """Operations finished so far, and whether others are under way."""
