@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "errors.h"
@@ -16,6 +17,10 @@ constexpr std::chrono::seconds kWorthTelling{1};
 
 // The thread looks up from its sleep now and then, for peers that have waited long.
 constexpr int kSleepMs = kLookInterval.count();
+
+// How long those who run operations on devices may take to give them back when the round is over: they see it in
+// milliseconds.
+constexpr std::chrono::seconds kTurnsEnd{2};
 
 void tell_over(const Operation& operation, bool well) {
   vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
@@ -140,18 +145,28 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) throw AbortedError(broken_);
+    uint64_t* number = nullptr;
     if (plan.kind == Kind::kJoin) {
       operation->key = named_key(0, "join");
     } else if (name.empty()) {
-      operation->key = unnamed_key(plan.process_set, plan.kind, unnamed_[{plan.process_set, plan.kind}]++);
+      number = &unnamed_[{plan.process_set, plan.kind}];
+      operation->key = unnamed_key(plan.process_set, plan.kind, *number);
     } else {
       operation->key = named_key(plan.process_set, name);
     }
-    if (!inflight_.emplace(operation->key, operation).second) {
+    if (inflight_.count(operation->key) != 0) {
       throw DuplicateNameError("cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(operation->key) +
                                "': an operation of this name is under way");
     }
+    // Both or neither, also where there is no memory: what is not queued is never over.
     queue_.push_back(operation);
+    try {
+      inflight_.emplace(operation->key, operation);
+    } catch (...) {
+      queue_.pop_back();
+      throw;
+    }
+    if (number != nullptr) ++*number;
   }
   vitals::submitted();
   if (asleep_) link_.wake();
@@ -199,21 +214,23 @@ std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
   ++turns_taken_;
+  if (turn.operation) turn.operation->taken = true;
   turn.taken = Clock::now();
   return turn;
 }
 
 void Engine::conclude(const Turn& turn, const std::string& error) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++finished_;
-    --turns_taken_;
-  }
   if (turn.operation) {
     if (timeline_.on()) {
       trace(timeline_, *turn.operation, turn.answered, turn.taken, Clock::now(), {});
     }
     finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++finished_;
+    --turns_taken_;
+    changed_->notify_all();
   }
   if (!error.empty()) abort(error);
 }
@@ -237,6 +254,7 @@ void Engine::close() {
   abort("the engine is closed");
   source_.reset();
   if (thread_.joinable()) thread_.join();
+  fail_left(true);
   timeline_.stop();
   executor_.reset();
   link_.close();
@@ -300,23 +318,37 @@ void Engine::run() {
     }
   } catch (const std::exception& error) {
     reason = error.what();
+  } catch (...) {
+    reason = "the engine's thread failed";
   }
   if (memory_.segment) memory_.segment->words().gave_up = 1;
-  abort(reason);
-  link_.disconnect();
-  std::vector<std::shared_ptr<Operation>> left;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.clear();
-    for (auto& [key, operation] : inflight_) left.push_back(operation);
-    inflight_.clear();
-    for (Turn& turn : turns_) {
-      if (turn.operation) left.push_back(std::move(turn.operation));
-    }
-    turns_.clear();
-    reason = broken_;
+  try {
+    abort(reason);
+    link_.disconnect();
+  } catch (...) {  // whatever it is, nobody may be left waiting
   }
-  for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
+  fail_left(false);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_->wait_for(lock, kTurnsEnd, [this] { return turns_taken_ == 0; });
+  }
+  fail_left(true);
+}
+
+void Engine::fail_left(bool taken) noexcept {
+  while (true) {
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      queue_.clear();
+      turns_.clear();
+      const auto found = std::find_if(inflight_.begin(), inflight_.end(),
+                                      [&](const auto& each) { return taken || !each.second->taken; });
+      if (found == inflight_.end()) return;
+      operation = found->second;
+    }
+    finish(operation, Operation::State::kFailed, broken_);
+  }
 }
 
 // Tells rank 0 what was submitted here.
@@ -355,7 +387,7 @@ void Engine::answer() {
 }
 
 void Engine::take(const std::vector<Reply>& replies) {
-  answered_ = Clock::now();
+  answered_at_ = Clock::now();
   for (const Reply& reply : replies) {
     executor_->begin_reply();
     switch (reply.type) {
@@ -364,7 +396,7 @@ void Engine::take(const std::vector<Reply>& replies) {
         break;
       case Reply::Type::kMismatch:
         for (const Entry& entry : reply.entries) {
-          const auto operation = take_inflight(entry.key);
+          const auto operation = answered(entry.key);
           if (operation) finish(operation, Operation::State::kMismatch, reply.text);
         }
         break;
@@ -374,20 +406,23 @@ void Engine::take(const std::vector<Reply>& replies) {
   }
 }
 
-std::shared_ptr<Operation> Engine::take_inflight(const std::string& key) {
+std::shared_ptr<Operation> Engine::answered(const std::string& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = inflight_.find(key);
-  if (found == inflight_.end()) return nullptr;
-  auto operation = std::move(found->second);
-  inflight_.erase(found);
-  return operation;
+  if (found == inflight_.end() || std::exchange(found->second->answered, true)) return nullptr;
+  return found->second;
 }
 
 void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (operation->state != Operation::State::kPending) return;
     operation->state = state;
-    operation->error = error;
+    try {
+      operation->error = error;
+    } catch (const std::bad_alloc&) {  // it is over without words
+    }
+    inflight_.erase(operation->key);
   }
   tell_over(*operation, state == Operation::State::kDone);
   changed_->notify_all();
@@ -407,7 +442,7 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (!set) {
     // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
     for (const Entry& entry : entries) {
-      const auto operation = take_inflight(entry.key);
+      const auto operation = answered(entry.key);
       if (!operation) continue;
       finish(operation, Operation::State::kMismatch,
              "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(entry.key) +
@@ -418,33 +453,23 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (set->place < 0) return;
   // None for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
-  for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
+  for (const Entry& entry : entries) operations.push_back(answered(entry.key));
   if (plan.device != 0 && plan.kind != Kind::kJoin) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < entries.size(); ++i) {
-      turns_.push_back({std::move(operations[i]), entries[i].plan, entries[i].sizes, answered_, {}});
+      turns_.push_back({operations[i], entries[i].plan, entries[i].sizes, answered_at_, {}});
     }
     changed_->notify_all();
     return;
   }
   const auto begin = Clock::now();
-  std::vector<Span> spans;
-  try {
-    spans = executor_->run(*set, entries, operations);
-    if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
-  } catch (...) {
-    // They are failed with all others; but their memory is in use no more only after this.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& operation : operations) {
-      if (operation) inflight_.emplace(operation->key, std::move(operation));
-    }
-    throw;
-  }
+  const std::vector<Span> spans = executor_->run(*set, entries, operations);
+  if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   const auto end = Clock::now();
   // Before anybody knows that they are done: who then stops the timeline is to find them in it.
   if (timeline_.on()) {
     for (const auto& operation : operations) {
-      if (operation) trace(timeline_, *operation, answered_, begin, end, spans);
+      if (operation) trace(timeline_, *operation, answered_at_, begin, end, spans);
     }
   }
   {
@@ -452,7 +477,9 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     // Ranks have submitted different numbers of unnamed ones by now; all begin anew, as the coordinator does.
     if (plan.kind == Kind::kJoin) unnamed_.clear();
     for (const auto& operation : operations) {
-      if (operation) operation->state = Operation::State::kDone;
+      if (!operation) continue;
+      operation->state = Operation::State::kDone;
+      inflight_.erase(operation->key);
     }
     ++finished_;
   }

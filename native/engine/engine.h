@@ -135,7 +135,10 @@ class Engine {
   template <typename Talk>
   void meet(Seconds timeout, Talk talk);
   std::shared_ptr<Operation> enter(std::shared_ptr<Operation> operation);
+  // Does nothing where it is over already. Its name is free then.
   void finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error);
+  // Fails all that is under way, for a thread that has ended; without what was taken as a Turn, unless `taken`.
+  void fail_left(bool taken) noexcept;
   void throw_if_aborted() const;
   // Throws where there is nothing to wait for any more.
   void look();
@@ -151,7 +154,8 @@ class Engine {
   void take(const std::vector<Reply>& replies);
   void run_entries(const std::vector<Entry>& entries);
   void drop_set(int number);
-  std::shared_ptr<Operation> take_inflight(const std::string& key);
+  // This rank's operation that rank 0 answers to, for the first time; none where there is none.
+  std::shared_ptr<Operation> answered(const std::string& key);
 
   const int rank_, size_;
   const EngineOptions options_;
@@ -167,7 +171,7 @@ class Engine {
   // The thread's, while it runs.
   RequestWriter requests_;
   ReplyReader replies_;
-  Timeline::Clock::time_point answered_;  // when the reply under way came
+  Timeline::Clock::time_point answered_at_;  // when the reply under way came
 
   mutable std::mutex mutex_;  // guards what follows
   Condition changed_;
@@ -176,6 +180,7 @@ class Engine {
   std::deque<std::shared_ptr<Operation>> queue_;
   std::deque<Turn> turns_;
   size_t turns_taken_ = 0;  // and not concluded yet
+  // By key, from submit() until they are over, whoever runs them then.
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;
   std::string broken_;

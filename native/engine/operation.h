@@ -43,6 +43,8 @@ struct Operation {
   int last_joined = -1;
 
   // Guarded by the engine's mutex.
+  bool answered = false;  // by rank 0: it runs, or has run
+  bool taken = false;     // as a Turn: its memory is in use until that is concluded
   State state = State::kPending;
   std::string error;
 };

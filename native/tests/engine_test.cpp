@@ -314,6 +314,14 @@ void test_engine_ends_without_close() {
     const auto operation = engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
     // By then both have agreed on it, and run it.
     CHECK(!engine.wait(operation, std::chrono::milliseconds(200)));
+    // Its name stays taken while it runs.
+    bool refused = false;
+    try {
+      engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
+    } catch (const elastic::DuplicateNameError&) {
+      refused = true;
+    }
+    CHECK(refused);
     world.engines[place].reset();
     CHECK(operation->state == Operation::State::kFailed);
   });

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pytest
 
-from elastic_driver.errors import HorovodInternalError
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import (
@@ -65,6 +65,34 @@ def test_abort_ends_what_waits_for_others(machines: str) -> None:
             with pytest.raises(HorovodInternalError):
                 barrier(made[other])
         assert time.monotonic() - began < SOON_S
+
+
+def test_a_name_stays_taken_until_its_operation_is_over() -> None:
+    with engines(2) as made:
+        on_device = Operation(Kind.BARRIER, name="grad", device=1)
+        handles = [engine.submit(on_device) for engine in made]
+        turn = made[0].next_turn(TIMEOUT_S)
+        assert turn is not None
+        # Taken by whoever runs it, and not concluded.
+        with pytest.raises(DuplicateNameError, match="under way"):
+            made[0].submit(on_device)
+        made[0].conclude(turn, "")
+        handles[0].result()
+        again = made[0].submit(on_device)
+        made[0].abort("enough")
+        for handle in (again, handles[1]):
+            with pytest.raises(HorovodInternalError):
+                handle.result()
+
+
+def test_a_turn_that_nobody_concludes_fails_with_the_round() -> None:
+    with engines(2) as made:
+        handles = [engine.submit(Operation(Kind.BARRIER, name="grad", device=1)) for engine in made]
+        assert made[0].next_turn(TIMEOUT_S) is not None
+        made[0].abort("enough")
+        for handle in handles:
+            with pytest.raises(HorovodInternalError):
+                handle.result()
 
 
 def test_a_closed_engine_refuses() -> None:

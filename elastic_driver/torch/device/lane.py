@@ -284,7 +284,7 @@ class DeviceRunner:
         except DeviceLaneError as refusal:  # the same on all members: no reason to end the round
             if job is not None:
                 job.failure = refusal
-        except Exception as failure:  # whatever it is, the peers must not wait for this rank
+        except BaseException as failure:  # whatever it is, neither the peers nor a waiter must wait for this rank
             error = self._aborted or f"an operation on a device failed: {failure}"
         error = error or self._aborted
         self._engine.conclude(turn, error)
