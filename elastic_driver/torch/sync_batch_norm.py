@@ -140,7 +140,9 @@ class _Normalize(torch.autograd.Function):
             # Each output depends on all ranks' inputs, by way of the two statistics.
             work = sums.clone()
             number = ctx.members.number
-            operation = Operation(Kind.ALLREDUCE, (spec_of(work),), "SyncBatchNorm.backward", Sum, process_set=number)
+            operation = Operation(
+                Kind.ALLREDUCE, (spec_of(work),), "SyncBatchNorm.backward", Sum, process_set=number, own=True
+            )
             wait(ctx.members.context.engine.submit(operation), work)
             mean_grad, mean_scaled = (work / ctx.total).to(input.device, scale.dtype)
             centered *= (-scale * scale * mean_scaled).view(ctx.shape)
@@ -161,7 +163,8 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 def _allgather(members: Members, vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The ranks' vectors, (ranks, len(vector)) float64."""
     data = torch.from_numpy(vector).view(1, -1)
-    operation = Operation(Kind.ALLGATHER, (spec_of(data),), "SyncBatchNorm.forward", process_set=members.number)
+    number = members.number
+    operation = Operation(Kind.ALLGATHER, (spec_of(data),), "SyncBatchNorm.forward", process_set=number, own=True)
     result = wait(members.context.engine.submit(operation), data)
     table: npt.NDArray[np.float64] = result.arrays[0].view(np.float64).reshape(members.size, -1)
     return table

@@ -101,7 +101,8 @@ class State:
         flag = np.array([int(context.hosts_updated)], np.int64)
         if context.slot.size > 1:
             spec = array_spec(flag, flag)
-            context.run(Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX), keep=flag)
+            operation = Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX, own=True)
+            context.run(operation, keep=flag)
         if flag[0]:
             raise HostsUpdatedInterrupt(context.update_reason)
 

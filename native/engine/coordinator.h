@@ -23,10 +23,12 @@
 
 namespace elastic {
 
-// Pairs the ranks' submissions: a name, or the number of an unnamed operation, in a process set.
-std::string named_key(int process_set, std::string_view name);
+// Pairs the ranks' submissions: a name, of a user's or the library's own, which never meet, or the number of an unnamed
+// operation, in a process set; or that all have joined.
+std::string named_key(int process_set, std::string_view name, bool own);
+std::string join_key();
 std::string unnamed_key(int process_set, Kind kind, uint64_t number);
-// For errors and timelines: "allreduce.noname.3" for an unnamed one.
+// For errors and timelines: "allreduce.noname.3" for an unnamed one. Throws CollectiveError for what is no key.
 std::string key_name(std::string_view key);
 
 // Texts that are sent in full once and by number then; and whole bodies of messages likewise. When they come to much,
@@ -65,12 +67,14 @@ struct Entry {
   std::string key;
   std::shared_ptr<const Plan> plan;
   std::vector<int64_t> sizes;  // of all members, in their order; for a join: who joined last
+  // Members that have joined, and do not take part with what they may have submitted under this key since.
+  std::vector<int> absent;
 };
 
 struct Reply {
   enum class Type : uint8_t { kRun, kMismatch, kAbort };
   Type type;
-  std::vector<Entry> entries;  // run together; for a mismatch only their keys count
+  std::vector<Entry> entries;  // run together; for a mismatch they have no plans
   std::string text;            // what is wrong
 };
 
@@ -157,6 +161,8 @@ class Coordinator {
   bool complete(const Pending& pending) const;
   std::vector<int> missing(const Pending& pending) const;
   void make_ready(const std::string& key, Pending& pending);
+  // Of all members that have submitted it, in their order; none where plans are not sized.
+  static std::vector<int64_t> all_sizes(const Pending& pending);
   std::string objection(const Pending& pending) const;
   void write(Writer& body, const std::vector<Entry>& entries);
 

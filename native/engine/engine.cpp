@@ -22,6 +22,10 @@ constexpr int kSleepMs = kLookInterval.count();
 // milliseconds.
 constexpr std::chrono::seconds kTurnsEnd{2};
 
+bool is_absent(const Entry& entry, int rank) {
+  return std::find(entry.absent.begin(), entry.absent.end(), rank) != entry.absent.end();
+}
+
 void tell_over(const Operation& operation, bool well) {
   vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
 }
@@ -108,6 +112,7 @@ std::shared_ptr<Operation> Engine::remove_process_set(int number) {
   auto operation = std::make_shared<Operation>();
   operation->name = "elastic_driver.process_set." + std::to_string(number) + ".removal";
   operation->plan.kind = Kind::kBarrier;
+  operation->plan.own = true;
   operation->removes = number;
   return enter(std::move(operation));
 }
@@ -138,21 +143,29 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
     throw std::invalid_argument("root rank " + std::to_string(plan.root) + " is not in process set " +
                                 std::to_string(plan.process_set));
   }
+  plan.check();
+  if (operation->memory.size() != plan.tensors.size()) throw std::invalid_argument("each tensor needs its memory");
+  if (plan.kind == Kind::kJoin && (plan.process_set != 0 || plan.device != 0 || !plan.tensors.empty())) {
+    throw std::invalid_argument("only all ranks together can join, and with nothing else");
+  }
   if (plan.kind == Kind::kAlltoall && operation->sizes.size() != plan.tensors.size() * set->ranks.size()) {
     throw std::invalid_argument("the splits must be one for each of the " + std::to_string(set->ranks.size()) +
                                 " members of the process set");
+  }
+  if (!sizes_fit(plan, operation->sizes, 1, set->ranks.size())) {
+    throw std::invalid_argument("its tensors have negative sizes, or more bytes than memory has addresses");
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) throw AbortedError(broken_);
     uint64_t* number = nullptr;
     if (plan.kind == Kind::kJoin) {
-      operation->key = named_key(0, "join");
+      operation->key = join_key();
     } else if (name.empty()) {
       number = &unnamed_[{plan.process_set, plan.kind}];
       operation->key = unnamed_key(plan.process_set, plan.kind, *number);
     } else {
-      operation->key = named_key(plan.process_set, name);
+      operation->key = named_key(plan.process_set, name, plan.own);
     }
     if (inflight_.count(operation->key) != 0) {
       throw DuplicateNameError("cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(operation->key) +
@@ -396,7 +409,7 @@ void Engine::take(const std::vector<Reply>& replies) {
         break;
       case Reply::Type::kMismatch:
         for (const Entry& entry : reply.entries) {
-          const auto operation = answered(entry.key);
+          const auto operation = answered(entry);
           if (operation) finish(operation, Operation::State::kMismatch, reply.text);
         }
         break;
@@ -406,9 +419,10 @@ void Engine::take(const std::vector<Reply>& replies) {
   }
 }
 
-std::shared_ptr<Operation> Engine::answered(const std::string& key) {
+std::shared_ptr<Operation> Engine::answered(const Entry& entry) {
+  if (is_absent(entry, rank_)) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = inflight_.find(key);
+  const auto found = inflight_.find(entry.key);
   if (found == inflight_.end() || std::exchange(found->second->answered, true)) return nullptr;
   return found->second;
 }
@@ -436,13 +450,48 @@ void Engine::drop_set(int number) {
   sets_.remove(number);
 }
 
+void Engine::check_entries(const ProcessSet& set, const std::vector<Entry>& entries,
+                           const std::vector<std::shared_ptr<Operation>>& operations) const {
+  const auto refuse = [](const Entry& entry, const std::string& what) {
+    throw CollectiveError("rank 0 runs " + what + ": " + kind_name(entry.plan->kind) + " '" + key_name(entry.key) +
+                          "'");
+  };
+  const Plan& first = *entries[0].plan;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Entry& entry = entries[i];
+    const Plan& plan = *entry.plan;
+    const Operation* const own = operations[i].get();
+    if (entries.size() > 1 && !(can_be_fused(first) && can_be_fused(plan) && fuse_with(first, plan))) {
+      refuse(entry, "together what does not go together");
+    }
+    if (own == nullptr && (plan.kind != Kind::kAllreduce || !is_absent(entry, rank_))) {
+      refuse(entry, "what this rank has not submitted");
+    }
+    if (own != nullptr && !(own->plan == plan)) refuse(entry, "otherwise what this rank has submitted");
+    if (plan.kind == Kind::kJoin) {
+      if (entry.sizes.size() != 1 || entry.sizes[0] >= size_) refuse(entry, "what nobody can have done last");
+      continue;
+    }
+    const size_t members = set.ranks.size(), each = own != nullptr ? own->sizes.size() : 0;
+    if (!sizes_fit(plan, entry.sizes, members, members) ||
+        (own != nullptr &&
+         !std::equal(own->sizes.begin(), own->sizes.end(),
+                     entry.sizes.begin() + static_cast<ptrdiff_t>(set.place) * static_cast<ptrdiff_t>(each)))) {
+      refuse(entry, "with other sizes what this rank has submitted");
+    }
+    if (plan.kind == Kind::kBroadcast && std::find(set.ranks.begin(), set.ranks.end(), plan.root) == set.ranks.end()) {
+      refuse(entry, "from no member what this rank has submitted");
+    }
+  }
+}
+
 void Engine::run_entries(const std::vector<Entry>& entries) {
   const Plan& plan = *entries[0].plan;
   const std::shared_ptr<const ProcessSet> set = sets_.find(plan.process_set);
   if (!set) {
     // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
     for (const Entry& entry : entries) {
-      const auto operation = answered(entry.key);
+      const auto operation = answered(entry);
       if (!operation) continue;
       finish(operation, Operation::State::kMismatch,
              "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(entry.key) +
@@ -453,7 +502,8 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (set->place < 0) return;
   // None for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
-  for (const Entry& entry : entries) operations.push_back(answered(entry.key));
+  for (const Entry& entry : entries) operations.push_back(answered(entry));
+  check_entries(*set, entries, operations);
   if (plan.device != 0 && plan.kind != Kind::kJoin) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < entries.size(); ++i) {

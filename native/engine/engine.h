@@ -154,8 +154,11 @@ class Engine {
   void take(const std::vector<Reply>& replies);
   void run_entries(const std::vector<Entry>& entries);
   void drop_set(int number);
-  // This rank's operation that rank 0 answers to, for the first time; none where there is none.
-  std::shared_ptr<Operation> answered(const std::string& key);
+  // This rank's operation that rank 0 answers to, for the first time; none where there is none, or it is not meant.
+  std::shared_ptr<Operation> answered(const Entry& entry);
+  // Throws CollectiveError where rank 0 wants what these operations, this rank's own of the entries, are not.
+  void check_entries(const ProcessSet& set, const std::vector<Entry>& entries,
+                     const std::vector<std::shared_ptr<Operation>>& operations) const;
 
   const int rank_, size_;
   const EngineOptions options_;

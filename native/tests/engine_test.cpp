@@ -252,6 +252,77 @@ void test_engine_messages() {
   }
 }
 
+// Rank 0 says what this rank has not submitted, or not so: an error, whatever it is, and nothing is read or written.
+void test_engine_checks_rank_0() {
+  using elastic::Clock;
+  const auto both = [](elastic::Coordinator& coordinator, const std::string& name, const Plan& what,
+                       const std::vector<int64_t>& sizes) {
+    for (int rank = 0; rank < 2; ++rank) {
+      elastic::RequestWriter writer;
+      writer.add(name, what, sizes);
+      coordinator.receive(rank, writer.message(), Clock::now());
+    }
+    return coordinator.flush();
+  };
+  Plan join;
+  join.kind = Kind::kJoin;
+  Plan grouped = plan(Kind::kAllreduce, kFloat32, {3});
+  grouped.tensors.push_back(grouped.tensors[0]);
+  Plan elsewhere = plan(Kind::kBroadcast, kFloat32, {3});
+  elsewhere.root = 1;
+  const Plan right = plan(Kind::kAllreduce, kFloat32, {3});
+  struct Case {
+    Plan submitted, answered;
+    std::string name;
+    std::vector<int64_t> submitted_sizes, answered_sizes;
+  };
+  const std::vector<Case> cases = {
+      {join, plan(Kind::kAllreduce, kFloat32, {3}), "join", {}, {}},
+      {right, plan(Kind::kAllreduce, kFloat32, {1 << 20}), "x", {}, {}},
+      {right, plan(Kind::kAllreduce, kInt32, {3}), "x", {}, {}},
+      {right, plan(Kind::kReducescatter, kFloat32, {3}), "x", {}, {}},
+      {right, grouped, "x", {}, {}},
+      {right, elsewhere, "x", {}, {}},
+      {right, right, "y", {}, {}},
+      {right, join, "x", {}, {}},
+      {plan(Kind::kAllgather, kFloat32, {}), plan(Kind::kAllgather, kFloat32, {}), "x", {3}, {1 << 30}},
+      {plan(Kind::kAlltoall, kFloat32, {}), plan(Kind::kAlltoall, kFloat32, {}), "x", {1, 2}, {2, 1}},
+  };
+  for (const Case& each : cases) {
+    elastic::ControlLink link({0, "", ""}, 2);
+    const std::string where = link.listen("127.0.0.1");
+    EngineOptions options;
+    options.shared_memory = false;
+    Engine engine(1, 2, options);
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    std::thread peer([&] {
+      link.connect(where, deadline, [] {});
+      elastic::Meeting(link, deadline, [] {}).introduce({});
+    });
+    engine.connect(where, Seconds(20));
+    peer.join();
+    const std::vector<elastic::GroupPlan> plans{{"global", {0, 1}, 1}, {"cross", {0, 1}, 1}};
+    engine.add_process_set(0, {0, 1}, std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all"));
+    engine.start();
+    std::array<float, 3> data{1, 1, 1};
+    std::vector<Memory> memory;
+    if (each.submitted.kind != Kind::kJoin) memory.push_back({data.data(), data.data()});
+    const auto operation =
+        engine.submit(each.submitted.kind == Kind::kJoin ? "" : "x", each.submitted, memory, each.submitted_sizes);
+    CHECK(link.receive(20'000).size() == 1);
+    elastic::Coordinator liar(2, 1 << 20, {});
+    link.send(1, both(liar, each.name, each.answered, each.answered_sizes), [] {});
+    std::string said;
+    try {
+      finish(engine, operation);
+    } catch (const elastic::AbortedError& error) {
+      said = error.what();
+    }
+    CHECK(said.find("rank 0 runs") == 0);
+    CHECK(data[0] == 1 && data[2] == 1);
+  }
+}
+
 // Each rank has a thread that uses a process set while another takes it away, on one machine and on several.
 void test_engine_process_sets() {
   for (int round = 0; round < 6; ++round) {

@@ -55,7 +55,7 @@ def adasum_step(
         works.append(work if _is_flat(work) else work.contiguous())
         contexts.append(compression_context)
     specs = tuple(spec_of(work) for work in works)
-    wait(context.engine.submit(Operation(Kind.ALLREDUCE, specs, name, ReduceOp.ADASUM)), works)
+    wait(context.engine.submit(Operation(Kind.ALLREDUCE, specs, name, ReduceOp.ADASUM, own=True)), works)
     for param, start, work, compression_context in zip(params, before, works, contexts, strict=True):
         delta = compression.decompress(work.to(param.device), compression_context)
         param.copy_(start.add_(delta.to(param.dtype)))

@@ -70,6 +70,7 @@ class Reduction:
             postscale=self.predivide,
             process_set=self.process_set,
             device=device,
+            own=True,
         )
 
 
@@ -319,6 +320,7 @@ class Bucket:
             (spec_of(rows), spec_of(values)),
             f"{self.name}.{self._names[param]}.sparse",
             process_set=self._reduction.process_set,
+            own=True,
         )
 
         def take(result: Result, _read: tuple[torch.Tensor, ...] = (rows, values)) -> None:

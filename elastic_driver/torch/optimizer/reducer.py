@@ -242,7 +242,8 @@ class Reducer:
         digests = np.array([digest + 1, (1 << 32) - digest], np.int64)
         address = digests.ctypes.data
         spec = TensorSpec(address, digests.nbytes, "int64", (2,), address)
-        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number)
+        name, number = self.name_of("layout"), members.number
+        operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=number, own=True)
 
         def take(_: Result) -> None:
             if digests[0] - 1 != (1 << 32) - digests[1]:
@@ -336,8 +337,8 @@ class Reducer:
         if params:
             address = dims.ctypes.data
             spec = TensorSpec(address, dims.nbytes, "int64", dims.shape, address)
-            name = self.name_of("sparse")
-            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number)
+            name, number = self.name_of("sparse"), members.number
+            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=number, own=True)
             wait(members.context.engine.submit(operation), dims)
         for param, dim in zip(params, dims.tolist(), strict=True):
             if dim:
@@ -352,7 +353,8 @@ class Reducer:
         data = np.array([value], np.float64)
         address = data.ctypes.data
         spec = TensorSpec(address, data.nbytes, "float64", (1,), address)
-        operation = Operation(Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number)
+        name, number = self.name_of("loss"), members.number
+        operation = Operation(Kind.ALLREDUCE, (spec,), name, Average, process_set=number, own=True)
         wait(members.context.engine.submit(operation), data)
         return float(data[0])
 

@@ -52,7 +52,7 @@ def gather(engine: Engine, data: Bytes, name: str, process_set: int = GLOBAL_SET
     """Each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
     length = np.array([data.nbytes], np.int64)
     operation = Operation(
-        Kind.ALLGATHER, (array_spec(length), array_spec(data)), PREFIX + name, process_set=process_set
+        Kind.ALLGATHER, (array_spec(length), array_spec(data)), PREFIX + name, process_set=process_set, own=True
     )
     result = wait(engine.submit(operation), (length, data))
     lengths, joined = result.arrays[0].view(np.int64), result.arrays[1]
@@ -70,5 +70,5 @@ def broadcast(engine: Engine, data: Bytes, root: int, name: str, process_set: in
     """Overwrites bytes with those of a global rank, as many on all. Blocks until done. Raises HorovodInternalError."""
     if data.nbytes:
         spec = array_spec(data, data)
-        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set)
+        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set, own=True)
         wait(engine.submit(operation), data)

@@ -58,7 +58,7 @@ class _Work:
     text: str
     act: Callable[[Link], Any]
     state: int = _ACTIVE
-    name: str = ""
+    name: tuple[bool, str] | None = None  # see Operation: whether it is the library's own, and its name, if any
     title: str = ""
     row: str = ""  # for the timeline, like the next; operations only
     activity: str = ""
@@ -96,7 +96,7 @@ class _Runner:
 
     def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
         self.link = link
-        self.names: set[str] = set()  # under way; guarded by the engine's lock
+        self.names: set[tuple[bool, str]] = set()  # under way; guarded by the engine's lock
         self.pending = 0  # likewise
         self.current: _Work | None = None  # what the thread runs
         self.stuck = False  # whether the thread was given up
@@ -313,12 +313,13 @@ class PlainEngine:
         """See Engine."""
         runner = self._runner_of(operation)
         self._validate(operation, runner.link.members)
-        state = _JOINED if operation.kind is Kind.JOIN else _LEAVING if operation.name == plans.LEAVING else _ACTIVE
+        leaves = operation.own and operation.name == plans.LEAVING
+        state = _JOINED if operation.kind is Kind.JOIN else _LEAVING if leaves else _ACTIVE
         work = _Work(
             plans.encode(operation),
             lambda link: run(link, operation),
             state,
-            operation.name,
+            (operation.own, operation.name) if operation.name else None,
             operation.name or operation.kind.name.lower(),
             row(operation),
             activity(operation),
@@ -330,8 +331,8 @@ class PlainEngine:
             if self._broken:
                 raise self._error()
             if work.name in runner.names:
-                raise DuplicateNameError(f"cannot submit '{work.name}': an operation of this name is under way")
-            if work.name:
+                raise DuplicateNameError(f"cannot submit '{work.title}': an operation of this name is under way")
+            if work.name is not None:
                 runner.names.add(work.name)
             runner.pending += 1
             if runner.threaded:
@@ -387,7 +388,8 @@ class PlainEngine:
         with self._lock:
             runner.pending -= 1
             self._finished += 1
-            runner.names.discard(work.name)
+            if work.name is not None:
+                runner.names.discard(work.name)
             trace = self._trace
         if trace is not None and work.activity:
             trace.operation(work.row, work.activity, work.submitted, begun, agreed)

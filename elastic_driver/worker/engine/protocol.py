@@ -72,6 +72,7 @@ class Operation:
         splits: for ALLTOALL, for each tensor: rows to each member.
         process_set: number of a process set.
         device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
+        own: whether it is one of the library's own, whose names are never paired with those that users write.
     """
 
     kind: Kind
@@ -84,6 +85,7 @@ class Operation:
     splits: tuple[tuple[int, ...], ...] = ()
     process_set: int = GLOBAL_SET
     device: int = 0
+    own: bool = False
 
 
 @dataclass(slots=True)

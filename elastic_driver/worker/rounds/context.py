@@ -345,7 +345,7 @@ class Context:
             return
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(Exception):  # the peers may be gone for good: that is no failure of this process
-            handle = self.engine.submit(Operation(Kind.BARRIER, name=LEAVING))
+            handle = self.engine.submit(Operation(Kind.BARRIER, name=LEAVING, own=True))
             while not handle.done() and time.monotonic() < deadline:
                 time.sleep(0.0005)  # a handle has no wait with a limit
 
