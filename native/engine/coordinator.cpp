@@ -80,10 +80,11 @@ std::string join_key() {
   return writer.take();
 }
 
-std::string unnamed_key(int process_set, Kind kind, uint64_t number) {
+std::string unnamed_key(int process_set, Kind kind, uint64_t joins, uint64_t number) {
   Writer writer;
   writer.number(static_cast<uint64_t>(process_set));
   writer.number(kUnnamed + static_cast<uint64_t>(kind));
+  writer.number(joins);
   writer.number(number);
   return writer.take();
 }
@@ -95,6 +96,7 @@ std::string key_name(std::string_view key) {
   if (space == kNamed || space == kOwn) return std::string(reader.rest());
   if (space == kJoined) return kind_name(Kind::kJoin);
   if (space - kUnnamed >= kKinds) throw CollectiveError("cannot read a peer's message: it names no operation");
+  reader.number();
   return std::string(kind_name(static_cast<Kind>(space - kUnnamed))) + ".noname." + std::to_string(reader.number());
 }
 
@@ -274,7 +276,7 @@ void Coordinator::receive(int number, std::string_view message, Clock::time_poin
       continue;
     }
     const std::string key = what.name.empty()
-                                ? unnamed_key(set, what.plan->kind, rank.unnamed[{set, what.plan->kind}]++)
+                                ? unnamed_key(set, what.plan->kind, rank.joins, rank.unnamed[{set, what.plan->kind}]++)
                                 : named_key(set, what.name, what.plan->own);
     arrive(number, key, what, std::move(sizes), now);
   }
@@ -312,6 +314,7 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
   if (arrival.plan) throw CollectiveError("rank " + std::to_string(rank) + " submits twice what is under way");
   arrival = {what.plan, what.encoded, std::move(sizes)};
   ++pending.arrived;
+  pending.joins = std::min(pending.joins, ranks_[static_cast<size_t>(rank)].joins);
   if (complete(pending)) {
     make_ready(key, pending);
     pending_.erase(found);
@@ -319,9 +322,11 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
 }
 
 void Coordinator::join(int number) {
-  if (std::exchange(ranks_[static_cast<size_t>(number)].joined, true)) {
-    throw CollectiveError("rank " + std::to_string(number) + " joins twice");
-  }
+  Rank& joiner = ranks_[static_cast<size_t>(number)];
+  if (std::exchange(joiner.joined, true)) throw CollectiveError("rank " + std::to_string(number) + " joins twice");
+  // As its engine does.
+  ++joiner.joins;
+  joiner.unnamed.clear();
   last_joined_ = number;
   const bool all = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.joined; });
   std::vector<std::string> done;
@@ -340,18 +345,14 @@ void Coordinator::join(int number) {
   plan.kind = Kind::kJoin;
   Entry entry{join_key(), std::make_shared<const Plan>(plan), {last_joined_}, {}};
   ready_.push_back({Reply::Type::kRun, {std::move(entry)}, ""});
-  for (Rank& rank : ranks_) {
-    rank.joined = false;
-    // Ranks have submitted different numbers of them by now; all begin anew, as the engines do.
-    rank.unnamed.clear();
-  }
+  for (Rank& rank : ranks_) rank.joined = false;
 }
 
 bool Coordinator::complete(const Pending& pending) const {
   const std::vector<int>& members = sets_.at(pending.process_set);
   if (pending.arrived == members.size()) return true;
   for (size_t i = 0; i < members.size(); ++i) {
-    if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) return false;
+    if (!pending.arrivals[i].plan && !is_absent(pending, members[i])) return false;
   }
   return pending.arrived > 0;
 }
@@ -500,7 +501,7 @@ std::vector<int> Coordinator::missing(const Pending& pending) const {
   const std::vector<int>& members = sets_.at(pending.process_set);
   std::vector<int> found;
   for (size_t i = 0; i < members.size(); ++i) {
-    if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) found.push_back(members[i]);
+    if (!pending.arrivals[i].plan && !is_absent(pending, members[i])) found.push_back(members[i]);
   }
   return found;
 }

@@ -163,7 +163,7 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
       operation->key = join_key();
     } else if (name.empty()) {
       number = &unnamed_[{plan.process_set, plan.kind}];
-      operation->key = unnamed_key(plan.process_set, plan.kind, *number);
+      operation->key = unnamed_key(plan.process_set, plan.kind, joins_, *number);
     } else {
       operation->key = named_key(plan.process_set, name, plan.own);
     }
@@ -180,6 +180,12 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
       throw;
     }
     if (number != nullptr) ++*number;
+    // Ranks have submitted different numbers of unnamed ones by then. In the order in which rank 0 learns of them, so
+    // that both count alike, whatever other threads submit meanwhile.
+    if (plan.kind == Kind::kJoin) {
+      ++joins_;
+      unnamed_.clear();
+    }
   }
   vitals::submitted();
   if (asleep_) link_.wake();
@@ -524,8 +530,6 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Ranks have submitted different numbers of unnamed ones by now; all begin anew, as the coordinator does.
-    if (plan.kind == Kind::kJoin) unnamed_.clear();
     for (const auto& operation : operations) {
       if (!operation) continue;
       operation->state = Operation::State::kDone;

@@ -185,7 +185,8 @@ class Engine {
   size_t turns_taken_ = 0;  // and not concluded yet
   // By key, from submit() until they are over, whoever runs them then.
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
-  std::map<std::pair<int, Kind>, uint64_t> unnamed_;
+  uint64_t joins_ = 0;                                // submitted so far
+  std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // since the last of them; see unnamed_key()
   std::string broken_;
   uint64_t finished_ = 0;
 

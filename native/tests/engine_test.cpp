@@ -252,6 +252,31 @@ void test_engine_messages() {
   }
 }
 
+// Each rank joins while another thread of it goes on with unnamed operations.
+void test_engine_joins() {
+  World world(3);
+  world.each([](Engine& engine, int rank) {
+    Plan join;
+    join.kind = Kind::kJoin;
+    const Plan reduce = plan(Kind::kAllreduce, kInt32, {100});
+    const auto sum = [&] {
+      std::vector<int32_t> data(100, 1);
+      finish(engine, engine.submit("", reduce, {{data.data(), data.data()}}, {}));
+      return data[99];
+    };
+    for (int turn = 0; turn < 10; ++turn) {
+      for (int i = 0; i < (rank + turn) % 3; ++i) sum();
+      const auto joining = engine.submit("", join, {}, {});
+      std::thread other([&] {
+        for (int i = 0; i < 5; ++i) CHECK(sum() == 3);
+      });
+      finish(engine, joining);
+      other.join();
+      finish(engine, engine.submit("turn", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
+    }
+  });
+}
+
 // Rank 0 says what this rank has not submitted, or not so: an error, whatever it is, and nothing is read or written.
 void test_engine_checks_rank_0() {
   using elastic::Clock;

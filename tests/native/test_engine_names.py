@@ -65,6 +65,54 @@ def test_names_of_users_are_not_those_of_the_library(machines: str) -> None:
         together(made, body)
 
 
+def test_unnamed_operations_of_other_threads_while_ranks_join() -> None:
+    """Those that are submitted after a rank's join are paired with those after the others' joins."""
+
+    def body(engine: Any, rank: int) -> None:
+        for turn in range(10):
+            for _ in range((rank + turn) % 3):  # so many more than others
+                allreduce(engine, np.ones(3, np.float32))
+            joining = engine.submit(Operation(Kind.JOIN))
+            results: list[float] = []
+
+            def go_on(results: list[float] = results) -> None:
+                for step in range(5):
+                    mine = np.full(3, step + 1, np.float32)
+                    allreduce(engine, mine)
+                    results.append(float(mine[0]))
+
+            other = threading.Thread(target=go_on)
+            other.start()  # some of it before the others join, some after
+            joining.result()
+            other.join()
+            assert results == [3.0, 6.0, 9.0, 12.0, 15.0]
+            barrier(engine)
+
+    with engines(3) as made:
+        together(made, body)
+
+
+def test_a_named_operation_that_is_submitted_after_the_own_join_waits_for_the_others() -> None:
+    joined = threading.Event()
+
+    def body(engine: Any, rank: int) -> None:
+        mine = np.full(3, rank + 1, np.float32)
+        if rank == 0:
+            joining = engine.submit(Operation(Kind.JOIN))
+            handle = engine.submit(Operation(Kind.ALLREDUCE, (spec(mine),), name="after"))
+            joined.set()
+            joining.result()
+            handle.result()
+        else:
+            joined.wait()
+            join(engine)
+            allreduce(engine, mine, name="after")
+        np.testing.assert_array_equal(mine, 3)
+
+    with engines(2) as made:
+        together(made, body)
+
+
 def test_sizes_that_cannot_be_are_refused_on_all_ranks() -> None:
     def body(engine: Any, rank: int) -> None:
         mine = np.ones(1, np.int64)
