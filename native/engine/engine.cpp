@@ -384,7 +384,8 @@ void Engine::tell() {
     const std::lock_guard<std::mutex> lock(mutex_);
     coordinator_->receive(0, message, Clock::now());
   } else {
-    link_.send(0, message, [this] { throw_if_aborted(); });
+    // Never blocks: rank 0 may be in a collective that it has told this rank of, and wait for this rank there.
+    link_.post(0, message);
   }
 }
 
@@ -401,6 +402,7 @@ void Engine::answer() {
     message = coordinator_->flush();
   }
   if (message.empty()) return;
+  // All of it, before this rank runs what the others have to be told of.
   for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });
   take(replies_.read(message));
 }

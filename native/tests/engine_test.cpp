@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -249,6 +250,48 @@ void test_engine_messages() {
       elastic::ReplyReader().read(spoil(reply));
     } catch (const elastic::CollectiveError&) {
     }
+  }
+}
+
+// More than sockets hold, in both directions at once; and round about: rank 0 sends to rank 1, which waits for rank 2,
+// which sends to rank 0.
+void test_control_link_both_ways() {
+  using elastic::Clock;
+  const std::string large(size_t{24} << 20, 'x');
+  const auto check = [] {};
+  for (const bool around : {false, true}) {
+    const int size = around ? 3 : 2;
+    std::vector<std::unique_ptr<elastic::ControlLink>> links;
+    for (int rank = 0; rank < size; ++rank) {
+      links.push_back(std::make_unique<elastic::ControlLink>(elastic::Identity{rank, "", ""}, size));
+    }
+    const std::string where = links[0]->listen("127.0.0.1");
+    std::promise<void> last_has_sent;
+    std::shared_future<void> sent = last_has_sent.get_future();
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.emplace_back([&, rank] {
+        elastic::ControlLink& link = *links[static_cast<size_t>(rank)];
+        link.connect(where, Clock::now() + std::chrono::seconds(20), check);
+        const auto receive = [&] {
+          std::vector<elastic::ControlLink::Frame> frames;
+          while (frames.empty()) frames = link.receive(100);
+          CHECK(frames.size() == 1 && frames[0].bytes == large);
+        };
+        if (rank == 0) {
+          for (int to = 1; to < size; ++to) link.send(to, large, check);
+          for (int from = around ? 2 : 1; from < size; ++from) receive();
+        } else if (around && rank == 1) {
+          sent.wait();
+          receive();
+        } else {
+          link.send(0, large, check);
+          if (around) last_has_sent.set_value();
+          receive();
+        }
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
   }
 }
 

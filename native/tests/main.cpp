@@ -20,6 +20,7 @@ int main() {
       {"engine's aborts", test_engine_aborts},
       {"engine's messages", test_engine_messages},
       {"a rank 0 that is wrong", test_engine_checks_rank_0},
+      {"large messages both ways", test_control_link_both_ways},
       {"joins beside other threads", test_engine_joins},
       {"process sets that go while they are used", test_engine_process_sets},
       {"engines that nobody closes", test_engine_ends_without_close},

@@ -23,6 +23,7 @@ void test_engine_operations();
 void test_engine_aborts();
 void test_engine_messages();
 void test_engine_checks_rank_0();
+void test_control_link_both_ways();
 void test_engine_joins();
 void test_engine_process_sets();
 void test_engine_ends_without_close();
