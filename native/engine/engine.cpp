@@ -393,14 +393,14 @@ void Engine::tell() {
 void Engine::answer() {
   if (!coordinator_) return;
   std::string message;
+  std::vector<std::string> warnings;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const std::string& warning : coordinator_->look(Clock::now())) {
-      const std::string line = "elastic_driver: " + warning + "\n";
-      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    }
+    warnings = coordinator_->look(Clock::now());
     message = coordinator_->flush();
   }
+  for (const std::string& warning : warnings) notices_.add("elastic_driver: " + warning);
+  notices_.flush();
   if (message.empty()) return;
   // All of it, before this rank runs what the others have to be told of.
   for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });

@@ -29,6 +29,7 @@
 #include "engine/coordinator.h"
 #include "engine/executor.h"
 #include "engine/meeting.h"
+#include "engine/notices.h"
 #include "engine/operation.h"
 #include "engine/process_sets.h"
 #include "engine/timeline.h"
@@ -174,6 +175,7 @@ class Engine {
   // The thread's, while it runs.
   RequestWriter requests_;
   ReplyReader replies_;
+  Notices notices_;
   Timeline::Clock::time_point answered_at_;  // when the reply under way came
 
   mutable std::mutex mutex_;  // guards what follows

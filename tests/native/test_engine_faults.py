@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,41 @@ def test_a_turn_that_nobody_concludes_fails_with_the_round() -> None:
         for handle in handles:
             with pytest.raises(HorovodInternalError):
                 handle.result()
+
+
+@contextlib.contextmanager
+def full_stderr() -> Iterator[int]:
+    """Standard error is a pipe that takes nothing more; its reading end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(reader)
+
+
+def test_warnings_hold_nobody_up_when_nobody_reads_standard_error() -> None:
+    with engines(2, stall_warn_s=0.01) as made, full_stderr() as reader:
+        late = made[0].submit(Operation(Kind.ALLREDUCE, (spec(np.ones(3)),), name="late"))
+        began = time.monotonic()
+        while time.monotonic() - began < 0.2:  # the warning falls due meanwhile, again and again
+            together(made, lambda engine, rank: barrier(engine))
+            assert made[0].progress()[1]
+        assert os.get_blocking(2)
+        said = b""
+        while b"stalled: rank 1 has not submitted" not in said:
+            said += os.read(reader, 65536)
+        allreduce(made[1], np.ones(3), name="late")
+        late.result()
 
 
 def test_a_closed_engine_refuses() -> None:
