@@ -157,7 +157,7 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!broken_.empty()) throw AbortedError(broken_);
+    if (!broken_.empty()) throw_broken();
     uint64_t* number = nullptr;
     if (plan.kind == Kind::kJoin) {
       operation->key = join_key();
@@ -206,6 +206,8 @@ void Engine::check(const std::shared_ptr<Operation>& operation) {
       throw MismatchError(operation->error);
     case Operation::State::kFailed:
       throw AbortedError(operation->error);
+    case Operation::State::kOutOfMemory:
+      throw OutOfMemoryError(operation->error);
     case Operation::State::kPending:
       throw CollectiveError("the operation is still under way");
   }
@@ -228,7 +230,7 @@ std::pair<uint64_t, bool> Engine::progress() const {
 std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_->wait_for(lock, limit, [&] { return !turns_.empty() || !broken_.empty(); });
-  if (!broken_.empty()) throw AbortedError(broken_);
+  if (!broken_.empty()) throw_broken();
   if (turns_.empty()) return std::nullopt;
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
@@ -285,6 +287,11 @@ void Engine::close() {
 void Engine::throw_if_aborted() const {
   if (!aborted_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  throw_broken();
+}
+
+void Engine::throw_broken() const {
+  if (out_of_memory_) throw OutOfMemoryError(broken_);
   throw AbortedError(broken_);
 }
 
@@ -335,6 +342,11 @@ void Engine::run() {
         }
       }
     }
+  } catch (const std::bad_alloc& error) {
+    // The peers see this rank leave; here everything under way fails of it.
+    reason = error.what();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    out_of_memory_ = broken_.empty();
   } catch (const std::exception& error) {
     reason = error.what();
   } catch (...) {
@@ -366,7 +378,7 @@ void Engine::fail_left(bool taken) noexcept {
       if (found == inflight_.end()) return;
       operation = found->second;
     }
-    finish(operation, Operation::State::kFailed, broken_);
+    finish(operation, out_of_memory_ ? Operation::State::kOutOfMemory : Operation::State::kFailed, broken_);
   }
 }
 
@@ -521,7 +533,13 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     return;
   }
   const auto begin = Clock::now();
-  const std::vector<Span> spans = executor_->run(*set, entries, operations);
+  std::vector<Span> spans;
+  try {
+    spans = executor_->run(*set, entries, operations);
+  } catch (const std::bad_alloc&) {
+    throw OutOfMemoryError("rank " + std::to_string(rank_) + " cannot " + kind_name(plan.kind) + " '" +
+                           key_name(entries[0].key) + "': there is no memory for it");
+  }
   if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   const auto end = Clock::now();
   // Before anybody knows that they are done: who then stops the timeline is to find them in it.

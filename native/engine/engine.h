@@ -98,7 +98,7 @@ class Engine {
                                     std::vector<int64_t> sizes);
   // Whether it is over, after `limit` at the latest.
   bool wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit);
-  // Throws what it failed with, if it did: MismatchError, AbortedError.
+  // Throws what it failed with, if it did: MismatchError, AbortedError, OutOfMemoryError.
   void check(const std::shared_ptr<Operation>& operation);
 
   // An operation on a device's memory whose turn it is, the same on all members and in the same order.
@@ -141,6 +141,8 @@ class Engine {
   // Fails all that is under way, for a thread that has ended; without what was taken as a Turn, unless `taken`.
   void fail_left(bool taken) noexcept;
   void throw_if_aborted() const;
+  // Called with the mutex.
+  [[noreturn]] void throw_broken() const;
   // Throws where there is nothing to wait for any more.
   void look();
   // Whether operations wait for other ranks, here or on rank 0.
@@ -190,6 +192,7 @@ class Engine {
   uint64_t joins_ = 0;                                // submitted so far
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // since the last of them; see unnamed_key()
   std::string broken_;
+  bool out_of_memory_ = false;  // it broke for that
   uint64_t finished_ = 0;
 
   std::atomic<bool> aborted_{false};

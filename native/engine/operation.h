@@ -21,7 +21,7 @@ struct Memory {
 // Its parts have owners in turn: the submitting thread until it is queued, then the engine's thread, or who takes it as
 // a Turn; and everybody may read it once Engine::wait() says that it is over.
 struct Operation {
-  enum class State { kPending, kDone, kMismatch, kFailed };
+  enum class State { kPending, kDone, kMismatch, kFailed, kOutOfMemory };
   // A tensor of a size that is known only when the operation runs. The memory stays this object's.
   struct Output {
     std::unique_ptr<char[]> memory;

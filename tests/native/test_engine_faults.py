@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from elastic_driver.errors import DuplicateNameError, HorovodInternalError
+from elastic_driver.worker.engine.protocol import TensorSpec
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import (
@@ -93,6 +94,30 @@ def test_a_turn_that_nobody_concludes_fails_with_the_round() -> None:
         for handle in handles:
             with pytest.raises(HorovodInternalError):
                 handle.result()
+
+
+@pytest.mark.parametrize("machines", ["", "ab"])
+def test_want_of_memory_is_a_memory_error_where_it_is_and_ends_the_round_elsewhere(machines: str) -> None:
+    rows = 1 << 47  # more than a process has addresses for
+
+    def body(engine: Any, rank: int) -> None:
+        behind = engine.submit(Operation(Kind.BARRIER, name=f"only rank {rank}"))
+        mine = np.zeros(4, np.uint8)
+        splits = (((0, 4),), ((4, rows),))[rank]
+        # To itself, so that nobody touches what is not there.
+        sent = TensorSpec(mine.ctypes.data, 4, "uint8", (sum(splits[0]),))
+        handle = engine.submit(Operation(Kind.ALLTOALL, (sent,), name="rows", splits=splits))
+        wanted = HorovodInternalError if rank == 0 else MemoryError
+        said = None if rank == 0 else "rank 1 cannot alltoall 'rows': there is no memory for it"
+        # Whatever this rank looks at first.
+        for failing in (behind, handle):
+            with pytest.raises(wanted, match=said):
+                failing.result()
+        with pytest.raises(wanted, match=said):
+            barrier(engine)
+
+    with engines(2, machines=machines) as made:
+        together(made, body)
 
 
 @contextlib.contextmanager

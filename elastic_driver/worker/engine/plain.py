@@ -185,6 +185,8 @@ class _Runner:
             # At the first error, before anything else: closing our own connections is what tells the ranks that are
             # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
             if self.link.size > 1:
+                if isinstance(error, MemoryError):
+                    self._engine.note_out_of_memory()
                 self._engine.abort(str(error) or type(error).__name__)
             failure = error
         self.current = None
@@ -259,6 +261,7 @@ class PlainEngine:
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # guards what follows
         self._broken = ""
+        self._out_of_memory = False  # it broke for that
         self._closed = False
         self._runners: dict[int, _Runner] = {}
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
@@ -306,8 +309,14 @@ class PlainEngine:
         if self._broken:
             raise self._error()
 
-    def _error(self) -> HorovodInternalError:
-        return HorovodInternalError(f"cannot go on: {self._broken}")
+    def _error(self) -> HorovodInternalError | MemoryError:
+        text = f"cannot go on: {self._broken}"
+        return MemoryError(text) if self._out_of_memory else HorovodInternalError(text)
+
+    def note_out_of_memory(self) -> None:
+        """It is about to be aborted for want of memory: a fault of the program, which another round would not mend."""
+        with self._lock:
+            self._out_of_memory = not self._broken
 
     def submit(self, operation: Operation) -> PlainHandle:
         """See Engine."""

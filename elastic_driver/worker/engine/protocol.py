@@ -118,6 +118,7 @@ class Handle(Protocol):
         Raises:
             HorovodInternalError: a peer is gone, or the round was aborted; or no rank went on for too long.
             MismatchError: the ranks did not submit the same; the same on all of them.
+            MemoryError: this rank has no memory for it, and leaves the round: the others get HorovodInternalError.
         """
 
 
