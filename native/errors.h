@@ -1,8 +1,10 @@
 // What the native part throws. The binding turns each into the Python class of the same name.
 #pragma once
 
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace elastic {
 
@@ -24,6 +26,17 @@ struct UnreachableError : CollectiveError {
 // It did not end in the time allowed.
 struct CollectiveTimeout : CollectiveError {
   using CollectiveError::CollectiveError;
+};
+
+// There is no memory for what an operation needs: a fault of the program, which another round would not mend. It comes
+// out as Python's MemoryError.
+class OutOfMemoryError : public std::bad_alloc {
+ public:
+  explicit OutOfMemoryError(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
 };
 
 }  // namespace elastic

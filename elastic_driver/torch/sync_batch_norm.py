@@ -145,6 +145,7 @@ class _Normalize(torch.autograd.Function):
                 Sum,
                 process_set=ctx.members.number,
                 keep=work,
+                own=True,
             )
             ctx.members.context.engine.submit(operation).result()
             mean_grad, mean_scaled = (work / ctx.total).to(input.device, scale.dtype)
@@ -167,7 +168,9 @@ def _allgather(members: Members, vector: npt.NDArray[np.float64]) -> npt.NDArray
     """The ranks' vectors, (ranks, len(vector)) float64."""
     data = torch.from_numpy(vector).view(1, -1)
     specs = (spec_of(data),)
-    operation = Operation(Kind.ALLGATHER, specs, "SyncBatchNorm.forward", process_set=members.number, keep=data)
+    operation = Operation(
+        Kind.ALLGATHER, specs, "SyncBatchNorm.forward", process_set=members.number, keep=data, own=True
+    )
     result = members.context.engine.submit(operation).result()
     table: npt.NDArray[np.float64] = result.arrays[0].view(np.float64).reshape(members.size, -1)
     return table

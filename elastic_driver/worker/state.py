@@ -113,7 +113,7 @@ class State:
         flag = np.array([int(context.hosts_updated)], np.int64)
         if context.slot.size > 1:
             spec = array_spec(flag, flag)
-            context.run(Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX, keep=flag))
+            context.run(Operation(Kind.ALLREDUCE, (spec,), PREFIX + "commit", ReduceOp.MAX, keep=flag, own=True))
         if flag[0]:
             raise HostsUpdatedInterrupt(context.update_reason)
 

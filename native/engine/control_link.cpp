@@ -81,7 +81,7 @@ void ControlLink::add(int rank, Descriptor socket) {
     throw CollectiveError("cannot watch a connection: " + reason());
   }
   by_rank_[static_cast<size_t>(rank)] = peers_.size();
-  peers_.push_back({rank, std::move(socket), {}, {}});
+  peers_.push_back({rank, std::move(socket), {}, {}, {}});
   peers_.back().silence.begin(peers_.back().socket.get(), reach_);
 }
 
@@ -93,34 +93,104 @@ void ControlLink::lost(const Peer& peer) const {
   throw CollectiveError(who + " has closed its connection");
 }
 
+void ControlLink::post(int rank, std::string_view bytes) {
+  Peer& peer = peers_[by_rank_[static_cast<size_t>(rank)]];
+  if (bytes.size() > kMostBytes) {
+    throw CollectiveError("cannot send rank " + std::to_string(rank) + " a message of " + std::to_string(bytes.size()) +
+                          " bytes: submit fewer operations at a time, or shorter names");
+  }
+  const auto size = static_cast<uint32_t>(bytes.size());
+  peer.outgoing.append(reinterpret_cast<const char*>(&size), sizeof(size));
+  peer.outgoing.append(bytes);
+  flush(peer);
+}
+
 void ControlLink::send(int rank, std::string_view bytes, const Check& check) {
   Peer& peer = peers_[by_rank_[static_cast<size_t>(rank)]];
-  const auto size = static_cast<uint32_t>(bytes.size());
-  std::string frame(reinterpret_cast<const char*>(&size), sizeof(size));
-  frame.append(bytes);
-  size_t sent = 0;
-  while (sent < frame.size()) {
-    const ssize_t now = ::send(peer.socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
-    if (now > 0) {
-      sent += static_cast<size_t>(now);
-      continue;
-    }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) {
-      peer.error = errno;
-      lost(peer);
-    }
+  post(rank, bytes);
+  while (!peer.outgoing.empty()) {
+    if (peer.gone && peer.error != 0) lost(peer);
     check();
     const auto time = Clock::now();
     if (look_is_due(time)) look(time, true);
-    pollfd polled{peer.socket.get(), POLLOUT, 0};
-    poll(&polled, 1, kSliceMs);
+    wait_to_send(peer);
+    flush(peer);
+  }
+}
+
+void ControlLink::flush(Peer& peer) {
+  while (peer.sent < peer.outgoing.size()) {
+    const ssize_t now =
+        ::send(peer.socket.get(), peer.outgoing.data() + peer.sent, peer.outgoing.size() - peer.sent, MSG_NOSIGNAL);
+    if (now > 0) {
+      peer.sent += static_cast<size_t>(now);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) break;
+    peer.gone = true;
+    peer.error = errno;
+    return;
+  }
+  if (peer.sent == peer.outgoing.size()) {
+    peer.outgoing = std::string();
+    peer.sent = 0;
+  }
+  const bool watch = !peer.outgoing.empty();
+  if (watch == peer.watched) return;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  if (watch) event.events |= EPOLLOUT;
+  event.data.u64 = by_rank_[static_cast<size_t>(peer.rank)];
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, peer.socket.get(), &event) != 0) {
+    throw CollectiveError("cannot watch a connection: " + reason());
+  }
+  peer.watched = watch;
+}
+
+void ControlLink::wait_to_send(const Peer& to) {
+  std::vector<pollfd> polled;
+  for (const Peer& peer : peers_) {
+    // Who has sent a whole message of the greatest length is about to receive.
+    const bool has_room = !peer.gone && peer.received.size() < kMostBytes + sizeof(uint32_t);
+    const int events = (has_room ? POLLIN : 0) | (&peer == &to ? POLLOUT : 0);
+    polled.push_back({events == 0 ? -1 : peer.socket.get(), static_cast<short>(events), 0});
+  }
+  if (poll(polled.data(), polled.size(), kSliceMs) <= 0) return;
+  for (size_t i = 0; i < polled.size(); ++i) {
+    if ((polled[i].revents & POLLIN) != 0) take(peers_[i]);
+  }
+}
+
+void ControlLink::take(Peer& peer) {
+  char bytes[65536];
+  while (peer.received.size() < kMostBytes + sizeof(uint32_t)) {
+    const ssize_t got = recv(peer.socket.get(), bytes, sizeof(bytes), 0);
+    if (got > 0) {
+      peer.received.append(bytes, static_cast<size_t>(got));
+      if (static_cast<size_t>(got) == sizeof(bytes)) continue;
+      return;
+    }
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0 || errno != EAGAIN) {
+      peer.gone = true;
+      peer.error = got == 0 ? 0 : errno;
+    }
+    return;
   }
 }
 
 std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
+  const auto has_message = [](const Peer& peer) {
+    uint32_t size;
+    if (peer.received.size() < sizeof(size)) return false;
+    std::memcpy(&size, peer.received.data(), sizeof(size));
+    return size > kMostBytes || peer.received.size() - sizeof(size) >= size;
+  };
   std::vector<Frame> frames;
   epoll_event events[64];
+  // What came while this rank was sending is not waited for once more.
+  if (std::any_of(peers_.begin(), peers_.end(), has_message)) timeout_ms = 0;
   const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == UINT64_MAX) {
@@ -128,22 +198,12 @@ std::vector<ControlLink::Frame> ControlLink::receive(int timeout_ms) {
       [[maybe_unused]] const ssize_t got = read(event_.get(), &ignored, sizeof(ignored));
       continue;
     }
-    Peer& peer = peers_[events[i].data.u64];
-    char bytes[65536];
-    while (true) {
-      const ssize_t got = recv(peer.socket.get(), bytes, sizeof(bytes), 0);
-      if (got > 0) {
-        peer.received.append(bytes, static_cast<size_t>(got));
-        if (static_cast<size_t>(got) == sizeof(bytes)) continue;
-        break;
-      }
-      if (got < 0 && errno == EINTR) continue;
-      if (got == 0 || errno != EAGAIN) {
-        peer.gone = true;
-        peer.error = got == 0 ? 0 : errno;
-      }
-      break;
-    }
+    take(peers_[events[i].data.u64]);
+  }
+  for (Peer& peer : peers_) {
+    if (!peer.outgoing.empty() && !peer.gone) flush(peer);
+  }
+  for (Peer& peer : peers_) {
     size_t at = 0;
     uint32_t size;
     while (peer.received.size() - at >= sizeof(size)) {

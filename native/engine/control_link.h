@@ -35,8 +35,13 @@ class ControlLink {
   // naming who is missing, and CollectiveError.
   void connect(const std::string& where, Clock::time_point deadline, const Check& check);
 
-  // To rank 0, or from rank 0. Blocks while the peer's buffers are full. Throws CollectiveError when it is gone.
+  // To rank 0, or from rank 0. Blocks while the peer's buffers are full, and keeps what all peers send meanwhile for
+  // receive(): two that send to each other would else wait for each other. Throws CollectiveError when it is gone, or
+  // the message is longer than peers accept.
   void send(int rank, std::string_view bytes, const Check& check);
+  // Likewise, and never blocks, nor fails when the peer is gone: what the peer's buffers do not take now is sent during
+  // receive(). It is kept as long as that takes, and is about as much as the submitter's own names.
+  void post(int rank, std::string_view bytes);
   // What has come, after a message, a wake() or the timeout. Throws CollectiveError when a peer is gone.
   std::vector<Frame> receive(int timeout_ms);
   void wake();
@@ -58,13 +63,22 @@ class ControlLink {
   struct Peer {
     int rank;
     Descriptor socket;
-    std::string received;
+    std::string received;  // and not given out yet; a message and what is behind it
     Silence silence;
+    std::string outgoing;  // posted, and not all of it sent yet
+    size_t sent = 0;       // of it
+    bool watched = false;  // whether the epoll says when more of it can be sent
     bool gone = false;
     int error = 0;  // that it is gone with; 0: it was closed
   };
 
   void add(int rank, Descriptor socket);
+  // Takes what is there from its socket.
+  void take(Peer& peer);
+  // Sends of what is kept for it as much as it accepts.
+  void flush(Peer& peer);
+  // Blocks until this one accepts bytes, any has sent some, or a moment has passed.
+  void wait_to_send(const Peer& to);
   [[noreturn]] void lost(const Peer& peer) const;
 
   const Identity self_;

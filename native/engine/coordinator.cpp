@@ -16,9 +16,6 @@ constexpr size_t kShortBody = 8;
 constexpr size_t kMostHeld = size_t{2} << 20;
 // What it costs to hold one, beyond its bytes.
 constexpr size_t kHoldingCost = 96;
-// Tensors of this size and more gain nothing from company: they would only be copied.
-constexpr size_t kFusedTensorBytes = 256 * 1024;
-
 // What is told of operations that lack ranks: all of it fits onto a page of vitals.
 constexpr size_t kMostLacking = 8, kMostRanges = 64, kMostName = 200;
 
@@ -63,30 +60,31 @@ size_t total_bytes(const Plan& plan) {
   return bytes;
 }
 
-bool can_be_fused(const Plan& plan) {
-  return plan.kind == Kind::kAllreduce && plan.device == 0 && plan.tensors.size() == 1 &&
-         plan.reduction != Reduction::kAdasum && plan.bytes(0) < kFusedTensorBytes;
-}
-
-bool fuse_with(const Plan& one, const Plan& other) {
-  return one.reduction == other.reduction && one.prescale == other.prescale && one.postscale == other.postscale &&
-         one.process_set == other.process_set && one.tensors[0].type == other.tensors[0].type;
-}
+// What a key says after its process set: whose name follows, or the kind of an unnamed operation.
+enum Space : uint64_t { kNamed, kOwn, kJoined, kUnnamed };
 
 }  // namespace
 
-std::string named_key(int process_set, std::string_view name) {
+std::string named_key(int process_set, std::string_view name, bool own) {
   Writer writer;
   writer.number(static_cast<uint64_t>(process_set));
-  writer.number(0);
+  writer.number(own ? kOwn : kNamed);
   writer.raw(name);
   return writer.take();
 }
 
-std::string unnamed_key(int process_set, Kind kind, uint64_t number) {
+std::string join_key() {
+  Writer writer;
+  writer.number(0);
+  writer.number(kJoined);
+  return writer.take();
+}
+
+std::string unnamed_key(int process_set, Kind kind, uint64_t joins, uint64_t number) {
   Writer writer;
   writer.number(static_cast<uint64_t>(process_set));
-  writer.number(static_cast<uint64_t>(kind) + 1);
+  writer.number(kUnnamed + static_cast<uint64_t>(kind));
+  writer.number(joins);
   writer.number(number);
   return writer.take();
 }
@@ -94,11 +92,12 @@ std::string unnamed_key(int process_set, Kind kind, uint64_t number) {
 std::string key_name(std::string_view key) {
   Reader reader(key);
   reader.number();
-  const uint64_t kind = reader.number();
-  if (kind == 0) {
-    return std::string(reader.rest());
-  }
-  return std::string(kind_name(static_cast<Kind>(kind - 1))) + ".noname." + std::to_string(reader.number());
+  const uint64_t space = reader.number();
+  if (space == kNamed || space == kOwn) return std::string(reader.rest());
+  if (space == kJoined) return kind_name(Kind::kJoin);
+  if (space - kUnnamed >= kKinds) throw CollectiveError("cannot read a peer's message: it names no operation");
+  reader.number();
+  return std::string(kind_name(static_cast<Kind>(space - kUnnamed))) + ".noname." + std::to_string(reader.number());
 }
 
 uint64_t Sender::number(const std::string& text) {
@@ -196,12 +195,14 @@ std::vector<Reply> ReplyReader::read(std::string_view message) {
         if (!shared) shared = std::make_shared<const Plan>(Plan::decode(receiver_.text(plan)));
         entry.plan = shared;
         if (shared->sized() || shared->kind == Kind::kJoin) {
-          for (uint64_t sizes = reader.number(); sizes > 0; --sizes) {
-            entry.sizes.push_back(static_cast<int64_t>(reader.number()));
-          }
+          for (uint64_t sizes = reader.number(); sizes > 0; --sizes) entry.sizes.push_back(reader.size());
         }
       }
+      for (uint64_t absent = reader.number(); absent > 0; --absent) entry.absent.push_back(reader.small_number());
       reply.entries.push_back(std::move(entry));
+    }
+    if (reply.type == Reply::Type::kRun && reply.entries.empty()) {
+      throw CollectiveError("cannot read a peer's message: it runs nothing");
     }
     replies.push_back(std::move(reply));
   }
@@ -266,7 +267,7 @@ void Coordinator::receive(int number, std::string_view message, Clock::time_poin
     std::vector<int64_t> sizes;
     if (what.plan->sized()) {
       for (uint64_t count = reader.number(); count > 0; --count) {
-        sizes.push_back(static_cast<int64_t>(reader.number()));
+        sizes.push_back(reader.size());
       }
     }
     const int set = what.plan->process_set;
@@ -279,12 +280,12 @@ void Coordinator::receive(int number, std::string_view message, Clock::time_poin
         has_left_ = true;
         for (const auto& [key, pending] : pending_) refuse_hopeless(key, pending);
       }
-      arrive(number, unnamed_key(0, Kind::kLeave, static_cast<uint64_t>(what.plan->root)), what, {}, now);
+      arrive(number, unnamed_key(0, Kind::kLeave, 0, static_cast<uint64_t>(what.plan->root)), what, {}, now);
       continue;
     }
     const std::string key = what.name.empty()
-                                ? unnamed_key(set, what.plan->kind, rank.unnamed[{set, what.plan->kind}]++)
-                                : named_key(set, what.name);
+                                ? unnamed_key(set, what.plan->kind, rank.joins, rank.unnamed[{set, what.plan->kind}]++)
+                                : named_key(set, what.name, what.plan->own);
     arrive(number, key, what, std::move(sizes), now);
   }
 }
@@ -321,6 +322,7 @@ void Coordinator::arrive(int rank, const std::string& key, const Template& what,
   if (arrival.plan) throw CollectiveError("rank " + std::to_string(rank) + " submits twice what is under way");
   arrival = {what.plan, what.encoded, std::move(sizes)};
   ++pending.arrived;
+  pending.joins = std::min(pending.joins, ranks_[static_cast<size_t>(rank)].joins);
   if (complete(pending)) {
     make_ready(key, pending);
     pending_.erase(found);
@@ -342,7 +344,11 @@ void Coordinator::refuse_hopeless(const std::string& key, const Pending& pending
 }
 
 void Coordinator::join(int number) {
-  ranks_[static_cast<size_t>(number)].joined = true;
+  Rank& joiner = ranks_[static_cast<size_t>(number)];
+  if (std::exchange(joiner.joined, true)) throw CollectiveError("rank " + std::to_string(number) + " joins twice");
+  // As its engine does.
+  ++joiner.joins;
+  joiner.unnamed.clear();
   last_joined_ = number;
   const bool all = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.joined; });
   std::vector<std::string> done;
@@ -359,22 +365,26 @@ void Coordinator::join(int number) {
   if (!all) return;
   Plan plan;
   plan.kind = Kind::kJoin;
-  Entry entry{named_key(0, "join"), std::make_shared<const Plan>(plan), {last_joined_}};
+  Entry entry{join_key(), std::make_shared<const Plan>(plan), {last_joined_}, {}};
   ready_.push_back({Reply::Type::kRun, {std::move(entry)}, ""});
-  for (Rank& rank : ranks_) {
-    rank.joined = false;
-    // Ranks have submitted different numbers of them by now; all begin anew, as the engines do.
-    rank.unnamed.clear();
-  }
+  for (Rank& rank : ranks_) rank.joined = false;
 }
 
 bool Coordinator::complete(const Pending& pending) const {
   const std::vector<int>& members = sets_.at(pending.process_set);
   if (pending.arrived == members.size()) return true;
   for (size_t i = 0; i < members.size(); ++i) {
-    if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) return false;
+    if (!pending.arrivals[i].plan && !is_absent(pending, members[i])) return false;
   }
   return pending.arrived > 0;
+}
+
+std::vector<int64_t> Coordinator::all_sizes(const Pending& pending) {
+  std::vector<int64_t> sizes;
+  for (const Arrival& arrival : pending.arrivals) {
+    if (arrival.plan && arrival.plan->sized()) sizes.insert(sizes.end(), arrival.sizes.begin(), arrival.sizes.end());
+  }
+  return sizes;
 }
 
 std::string Coordinator::objection(const Pending& pending) const {
@@ -424,6 +434,9 @@ std::string Coordinator::objection(const Pending& pending) const {
       }
     }
   }
+  if (!sizes_fit(plan, all_sizes(pending), members.size(), members.size())) {
+    return "what the ranks have together is more than memory has addresses for";
+  }
   return "";
 }
 
@@ -431,8 +444,14 @@ void Coordinator::make_ready(const std::string& key, Pending& pending) {
   const std::string wrong = objection(pending);
   Entry entry;
   entry.key = key;
-  for (const Arrival& arrival : pending.arrivals) {
-    if (arrival.plan) entry.plan = arrival.plan;
+  const std::vector<int>& members = sets_.at(pending.process_set);
+  for (size_t place = 0; place < members.size(); ++place) {
+    const Arrival& arrival = pending.arrivals[place];
+    if (arrival.plan) {
+      entry.plan = arrival.plan;
+    } else {
+      entry.absent.push_back(members[place]);
+    }
   }
   if (!wrong.empty()) {
     const std::string text =
@@ -440,11 +459,7 @@ void Coordinator::make_ready(const std::string& key, Pending& pending) {
     ready_.push_back({Reply::Type::kMismatch, {std::move(entry)}, text});
     return;
   }
-  if (entry.plan->sized()) {
-    for (const Arrival& arrival : pending.arrivals) {
-      entry.sizes.insert(entry.sizes.end(), arrival.sizes.begin(), arrival.sizes.end());
-    }
-  }
+  entry.sizes = all_sizes(pending);
   ready_.push_back({Reply::Type::kRun, {std::move(entry)}, ""});
 }
 
@@ -453,18 +468,21 @@ void Coordinator::write(Writer& body, const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     Reader reader(entry.key);
     reader.number();
-    if (reader.number() == 0) {
+    if (reader.number() < kUnnamed) {
       body.number(sender_.number(entry.key) + 1);
     } else {
       body.number(0);
       body.text(entry.key);
     }
-    if (!entry.plan) continue;
-    body.number(sender_.number(entry.plan->encode()));
-    if (entry.plan->sized() || entry.plan->kind == Kind::kJoin) {
-      body.number(entry.sizes.size());
-      for (const int64_t size : entry.sizes) body.number(static_cast<uint64_t>(size));
+    if (entry.plan) {
+      body.number(sender_.number(entry.plan->encode()));
+      if (entry.plan->sized() || entry.plan->kind == Kind::kJoin) {
+        body.number(entry.sizes.size());
+        for (const int64_t size : entry.sizes) body.number(static_cast<uint64_t>(size));
+      }
     }
+    body.number(entry.absent.size());
+    for (const int rank : entry.absent) body.number(static_cast<uint64_t>(rank));
   }
 }
 
@@ -505,7 +523,7 @@ std::vector<int> Coordinator::missing(const Pending& pending) const {
   const std::vector<int>& members = sets_.at(pending.process_set);
   std::vector<int> found;
   for (size_t i = 0; i < members.size(); ++i) {
-    if (!pending.arrivals[i].plan && !ranks_[static_cast<size_t>(members[i])].joined) found.push_back(members[i]);
+    if (!pending.arrivals[i].plan && !is_absent(pending, members[i])) found.push_back(members[i]);
   }
   return found;
 }

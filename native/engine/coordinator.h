@@ -23,10 +23,13 @@
 
 namespace elastic {
 
-// Pairs the ranks' submissions: a name, or the number of an unnamed operation, in a process set.
-std::string named_key(int process_set, std::string_view name);
-std::string unnamed_key(int process_set, Kind kind, uint64_t number);
-// For errors and timelines: "allreduce.noname.3" for an unnamed one.
+// Pairs the ranks' submissions: a name, of a user's or the library's own, which never meet, or the number of an unnamed
+// operation, in a process set; or that all have joined. Unnamed operations are counted from each of a rank's own joins
+// on: those that ranks submit after their n-th join are paired with each other, whenever the others join.
+std::string named_key(int process_set, std::string_view name, bool own);
+std::string join_key();
+std::string unnamed_key(int process_set, Kind kind, uint64_t joins, uint64_t number);
+// For errors and timelines: "allreduce.noname.3" for an unnamed one. Throws CollectiveError for what is no key.
 std::string key_name(std::string_view key);
 
 // Texts that are sent in full once and by number then; and whole bodies of messages likewise. When they come to much,
@@ -65,12 +68,14 @@ struct Entry {
   std::string key;
   std::shared_ptr<const Plan> plan;
   std::vector<int64_t> sizes;  // of all members, in their order; for a join: who joined last
+  // Members that have joined, and do not take part with what they may have submitted under this key since.
+  std::vector<int> absent;
 };
 
 struct Reply {
   enum class Type : uint8_t { kRun, kMismatch, kAbort };
   Type type;
-  std::vector<Entry> entries;  // run together; for a mismatch only their keys count
+  std::vector<Entry> entries;  // run together; for a mismatch they have no plans
   std::string text;            // what is wrong
 };
 
@@ -133,9 +138,10 @@ class Coordinator {
   struct Rank {
     Receiver receiver;
     std::unordered_map<uint64_t, Template> templates;
-    uint64_t generation = 0;  // that the templates' numbers are of
-    std::map<std::pair<int, Kind>, uint64_t> unnamed;
-    bool joined = false;
+    uint64_t generation = 0;                           // that the templates' numbers are of
+    uint64_t joins = 0;                                // that it has submitted
+    std::map<std::pair<int, Kind>, uint64_t> unnamed;  // since the last of them
+    bool joined = false;                               // and others have not
     bool left = false;
   };
   struct Arrival {
@@ -147,6 +153,7 @@ class Coordinator {
     int process_set = 0;
     std::vector<Arrival> arrivals;  // by place in the set
     size_t arrived = 0;
+    uint64_t joins = UINT64_MAX;  // before it, of who had the fewest
     Clock::time_point since;
     Clock::time_point warned;
   };
@@ -157,9 +164,15 @@ class Coordinator {
   // What a member has left without submitting can never run: the round breaks.
   void refuse_hopeless(const std::string& key, const Pending& pending);
   void refuse_removed(const std::string& key, const Plan& plan);
+  // Whether a member will submit it no more: it has joined since those who have submitted it.
+  bool is_absent(const Pending& pending, int rank) const {
+    return ranks_[static_cast<size_t>(rank)].joins > pending.joins;
+  }
   bool complete(const Pending& pending) const;
   std::vector<int> missing(const Pending& pending) const;
   void make_ready(const std::string& key, Pending& pending);
+  // Of all members that have submitted it, in their order; none where plans are not sized.
+  static std::vector<int64_t> all_sizes(const Pending& pending);
   std::string objection(const Pending& pending) const;
   void write(Writer& body, const std::vector<Entry>& entries);
 

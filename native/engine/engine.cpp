@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "errors.h"
@@ -16,6 +17,14 @@ constexpr std::chrono::seconds kWorthTelling{1};
 
 // The thread looks up from its sleep now and then, for peers that have waited long.
 constexpr int kSleepMs = kLookInterval.count();
+
+// How long those who run operations on devices may take to give them back when the round is over: they see it in
+// milliseconds.
+constexpr std::chrono::seconds kTurnsEnd{2};
+
+bool is_absent(const Entry& entry, int rank) {
+  return std::find(entry.absent.begin(), entry.absent.end(), rank) != entry.absent.end();
+}
 
 void tell_over(const Operation& operation, bool well) {
   vitals::finished(static_cast<int>(operation.plan.kind), payload_bytes(operation.plan, operation.sizes), well);
@@ -115,6 +124,7 @@ std::shared_ptr<Operation> Engine::remove_process_set(int number) {
   auto operation = std::make_shared<Operation>();
   operation->name = "elastic_driver.process_set." + std::to_string(number) + ".removal";
   operation->plan.kind = Kind::kBarrier;
+  operation->plan.own = true;
   operation->removes = number;
   return enter(std::move(operation));
 }
@@ -153,34 +163,57 @@ std::shared_ptr<Operation> Engine::enter(std::shared_ptr<Operation> operation) {
     throw std::invalid_argument("root rank " + std::to_string(plan.root) + " is not in process set " +
                                 std::to_string(plan.process_set));
   }
+  plan.check();
+  if (operation->memory.size() != plan.tensors.size()) throw std::invalid_argument("each tensor needs its memory");
+  if (plan.kind == Kind::kJoin && (plan.process_set != 0 || plan.device != 0 || !plan.tensors.empty())) {
+    throw std::invalid_argument("only all ranks together can join, and with nothing else");
+  }
   if (plan.kind == Kind::kAlltoall && operation->sizes.size() != plan.tensors.size() * set->ranks.size()) {
     throw std::invalid_argument("the splits must be one for each of the " + std::to_string(set->ranks.size()) +
                                 " members of the process set");
   }
+  if (!sizes_fit(plan, operation->sizes, 1, set->ranks.size())) {
+    throw std::invalid_argument("its tensors have negative sizes, or more bytes than memory has addresses");
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!broken_.empty()) throw AbortedError(broken_);
+    if (!broken_.empty()) throw_broken();
     if (plan.kind == Kind::kLeave) {
-      std::shared_ptr<Operation>& begun = leaving_[plan.root == 0 ? 0 : 1];
-      if (begun) return begun;
-      begun = operation;
+      if (const auto& begun = leaving_[plan.root == 0 ? 0 : 1]) return begun;
     } else if (leaving_[0]) {
       throw AbortedError("this rank has left the round");
     }
+    uint64_t* number = nullptr;
     if (plan.kind == Kind::kLeave) {
-      operation->key = unnamed_key(0, plan.kind, static_cast<uint64_t>(plan.root));
+      operation->key = unnamed_key(0, plan.kind, 0, static_cast<uint64_t>(plan.root));
     } else if (plan.kind == Kind::kJoin) {
-      operation->key = named_key(0, "join");
+      operation->key = join_key();
     } else if (name.empty()) {
-      operation->key = unnamed_key(plan.process_set, plan.kind, unnamed_[{plan.process_set, plan.kind}]++);
+      number = &unnamed_[{plan.process_set, plan.kind}];
+      operation->key = unnamed_key(plan.process_set, plan.kind, joins_, *number);
     } else {
-      operation->key = named_key(plan.process_set, name);
+      operation->key = named_key(plan.process_set, name, plan.own);
     }
-    if (!inflight_.emplace(operation->key, operation).second) {
+    if (inflight_.count(operation->key) != 0) {
       throw DuplicateNameError("cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(operation->key) +
                                "': an operation of this name is under way");
     }
+    // Both or neither, also where there is no memory: what is not queued is never over.
     queue_.push_back(operation);
+    try {
+      inflight_.emplace(operation->key, operation);
+    } catch (...) {
+      queue_.pop_back();
+      throw;
+    }
+    if (number != nullptr) ++*number;
+    if (plan.kind == Kind::kLeave) leaving_[plan.root == 0 ? 0 : 1] = operation;
+    // Ranks have submitted different numbers of unnamed ones by then. In the order in which rank 0 learns of them, so
+    // that both count alike, whatever other threads submit meanwhile.
+    if (plan.kind == Kind::kJoin) {
+      ++joins_;
+      unnamed_.clear();
+    }
   }
   vitals::submitted();
   if (asleep_) link_.wake();
@@ -233,6 +266,8 @@ void Engine::check(const std::shared_ptr<Operation>& operation) {
       throw MismatchError(operation->error);
     case Operation::State::kFailed:
       throw AbortedError(operation->error);
+    case Operation::State::kOutOfMemory:
+      throw OutOfMemoryError(operation->error);
     case Operation::State::kPending:
       throw CollectiveError("the operation is still under way");
   }
@@ -255,28 +290,29 @@ std::pair<uint64_t, bool> Engine::progress() const {
 std::optional<Engine::Turn> Engine::next_turn(std::chrono::milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_->wait_for(lock, limit, [&] { return !turns_.empty() || !broken_.empty(); });
-  if (!broken_.empty()) throw AbortedError(broken_);
+  if (!broken_.empty()) throw_broken();
   if (turns_.empty()) return std::nullopt;
   Turn turn = std::move(turns_.front());
   turns_.pop_front();
   if (turn.operation) turn.owner = turn.operation->owner;
   turns_taken_.insert(turn.plan->process_set);
+  if (turn.operation) turn.operation->taken = true;
   turn.taken = Clock::now();
   return turn;
 }
 
 void Engine::conclude(const Turn& turn, const std::string& error) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++finished_;
-    turns_taken_.erase(turns_taken_.find(turn.plan->process_set));
-    changed_->notify_all();
-  }
   if (turn.operation) {
     if (timeline_.on()) {
       trace(timeline_, *turn.operation, turn.answered, turn.taken, Clock::now(), {});
     }
     finish(turn.operation, error.empty() ? Operation::State::kDone : Operation::State::kFailed, error);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++finished_;
+    turns_taken_.erase(turns_taken_.find(turn.plan->process_set));
+    changed_->notify_all();
   }
   if (!error.empty()) abort(error);
 }
@@ -300,6 +336,7 @@ void Engine::close() {
   abort("the engine is closed");
   source_.reset();
   if (thread_.joinable()) thread_.join();
+  fail_left(true);
   timeline_.stop();
   executor_.reset();
   link_.close();
@@ -311,6 +348,11 @@ void Engine::close() {
 void Engine::throw_if_aborted() const {
   if (!aborted_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  throw_broken();
+}
+
+void Engine::throw_broken() const {
+  if (out_of_memory_) throw OutOfMemoryError(broken_);
   throw AbortedError(broken_);
 }
 
@@ -361,27 +403,49 @@ void Engine::run() {
         }
       }
     }
+  } catch (const std::bad_alloc& error) {
+    // The peers see this rank leave; here everything under way fails of it.
+    reason = error.what();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    out_of_memory_ = broken_.empty();
   } catch (const std::exception& error) {
     reason = error.what();
+  } catch (...) {
+    reason = "the engine's thread failed";
   }
   if (memory_.segment) memory_.segment->words().gave_up = 1;
-  abort(reason);
-  link_.disconnect();
-  std::vector<std::shared_ptr<Operation>> left;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.clear();
-    for (auto& [key, operation] : inflight_) left.push_back(operation);
-    inflight_.clear();
-    for (Turn& turn : turns_) {
-      if (turn.operation) left.push_back(std::move(turn.operation));
-    }
-    turns_.clear();
-    reason = broken_;
     running_ = false;
     changed_->notify_all();
   }
-  for (const auto& operation : left) finish(operation, Operation::State::kFailed, reason);
+  try {
+    abort(reason);
+    link_.disconnect();
+  } catch (...) {  // whatever it is, nobody may be left waiting
+  }
+  fail_left(false);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_->wait_for(lock, kTurnsEnd, [this] { return turns_taken_.empty(); });
+  }
+  fail_left(true);
+}
+
+void Engine::fail_left(bool taken) noexcept {
+  while (true) {
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      queue_.clear();
+      turns_.clear();
+      const auto found = std::find_if(inflight_.begin(), inflight_.end(),
+                                      [&](const auto& each) { return taken || !each.second->taken; });
+      if (found == inflight_.end()) return;
+      operation = found->second;
+    }
+    finish(operation, out_of_memory_ ? Operation::State::kOutOfMemory : Operation::State::kFailed, broken_);
+  }
 }
 
 // Tells rank 0 what was submitted here.
@@ -398,7 +462,8 @@ void Engine::tell() {
     const std::lock_guard<std::mutex> lock(mutex_);
     coordinator_->receive(0, message, Clock::now());
   } else {
-    link_.send(0, message, [this] { throw_if_aborted(); });
+    // Never blocks: rank 0 may be in a collective that it has told this rank of, and wait for this rank there.
+    link_.post(0, message);
   }
 }
 
@@ -406,21 +471,22 @@ void Engine::tell() {
 void Engine::answer() {
   if (!coordinator_) return;
   std::string message;
+  std::vector<std::string> warnings;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const std::string& warning : coordinator_->look(Clock::now())) {
-      const std::string line = "elastic_driver: " + warning + "\n";
-      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    }
+    warnings = coordinator_->look(Clock::now());
     message = coordinator_->flush();
   }
+  for (const std::string& warning : warnings) notices_.add("elastic_driver: " + warning);
+  notices_.flush();
   if (message.empty()) return;
+  // All of it, before this rank runs what the others have to be told of.
   for (int rank = 1; rank < size_; ++rank) link_.send(rank, message, [this] { throw_if_aborted(); });
   take(replies_.read(message));
 }
 
 void Engine::take(const std::vector<Reply>& replies) {
-  answered_ = Clock::now();
+  answered_at_ = Clock::now();
   for (const Reply& reply : replies) {
     executor_->begin_reply();
     switch (reply.type) {
@@ -429,7 +495,7 @@ void Engine::take(const std::vector<Reply>& replies) {
         break;
       case Reply::Type::kMismatch:
         for (const Entry& entry : reply.entries) {
-          const auto operation = take_inflight(entry.key);
+          const auto operation = answered(entry);
           if (operation) finish(operation, Operation::State::kMismatch, reply.text);
         }
         break;
@@ -439,21 +505,25 @@ void Engine::take(const std::vector<Reply>& replies) {
   }
 }
 
-std::shared_ptr<Operation> Engine::take_inflight(const std::string& key) {
+std::shared_ptr<Operation> Engine::answered(const Entry& entry) {
+  if (is_absent(entry, rank_)) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = inflight_.find(key);
-  if (found == inflight_.end()) return nullptr;
-  auto operation = std::move(found->second);
-  inflight_.erase(found);
-  return operation;
+  const auto found = inflight_.find(entry.key);
+  if (found == inflight_.end() || std::exchange(found->second->answered, true)) return nullptr;
+  return found->second;
 }
 
 void Engine::finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (operation->state != Operation::State::kPending) return;
     operation->state = state;
-    operation->error = error;
+    try {
+      operation->error = error;
+    } catch (const std::bad_alloc&) {  // it is over without words
+    }
     operation->owner.reset();
+    inflight_.erase(operation->key);
   }
   tell_over(*operation, state == Operation::State::kDone);
   changed_->notify_all();
@@ -467,13 +537,49 @@ void Engine::drop_set(int number) {
   sets_.remove(number);
 }
 
+void Engine::check_entries(const ProcessSet& set, const std::vector<Entry>& entries,
+                           const std::vector<std::shared_ptr<Operation>>& operations) const {
+  const auto refuse = [](const Entry& entry, const std::string& what) {
+    throw CollectiveError("rank 0 runs " + what + ": " + kind_name(entry.plan->kind) + " '" + key_name(entry.key) +
+                          "'");
+  };
+  const Plan& first = *entries[0].plan;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Entry& entry = entries[i];
+    const Plan& plan = *entry.plan;
+    const Operation* const own = operations[i].get();
+    if (entries.size() > 1 && !(can_be_fused(first) && can_be_fused(plan) && fuse_with(first, plan))) {
+      refuse(entry, "together what does not go together");
+    }
+    const bool is_for_absent = plan.kind == Kind::kAllreduce || plan.kind == Kind::kLeave;
+    if (own == nullptr && !(is_for_absent && is_absent(entry, rank_))) {
+      refuse(entry, "what this rank has not submitted");
+    }
+    if (own != nullptr && !(own->plan == plan)) refuse(entry, "otherwise what this rank has submitted");
+    if (plan.kind == Kind::kJoin) {
+      if (entry.sizes.size() != 1 || entry.sizes[0] >= size_) refuse(entry, "what nobody can have done last");
+      continue;
+    }
+    const size_t members = set.ranks.size(), each = own != nullptr ? own->sizes.size() : 0;
+    if (!sizes_fit(plan, entry.sizes, members, members) ||
+        (own != nullptr &&
+         !std::equal(own->sizes.begin(), own->sizes.end(),
+                     entry.sizes.begin() + static_cast<ptrdiff_t>(set.place) * static_cast<ptrdiff_t>(each)))) {
+      refuse(entry, "with other sizes what this rank has submitted");
+    }
+    if (plan.kind == Kind::kBroadcast && std::find(set.ranks.begin(), set.ranks.end(), plan.root) == set.ranks.end()) {
+      refuse(entry, "from no member what this rank has submitted");
+    }
+  }
+}
+
 void Engine::run_entries(const std::vector<Entry>& entries) {
   const Plan& plan = *entries[0].plan;
   const std::shared_ptr<const ProcessSet> set = sets_.find(plan.process_set);
   if (!set) {
     // Agreed on before its set went, which was at the same point on all ranks: nobody runs it.
     for (const Entry& entry : entries) {
-      const auto operation = take_inflight(entry.key);
+      const auto operation = answered(entry);
       if (!operation) continue;
       finish(operation, Operation::State::kMismatch,
              "cannot " + std::string(kind_name(plan.kind)) + " '" + key_name(entry.key) +
@@ -484,11 +590,12 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
   if (set->place < 0) return;
   // None for an operation that others run while this rank has joined.
   std::vector<std::shared_ptr<Operation>> operations;
-  for (const Entry& entry : entries) operations.push_back(take_inflight(entry.key));
+  for (const Entry& entry : entries) operations.push_back(answered(entry));
+  check_entries(*set, entries, operations);
   if (plan.device != 0 && plan.kind != Kind::kJoin) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < entries.size(); ++i) {
-      turns_.push_back({std::move(operations[i]), nullptr, entries[i].plan, entries[i].sizes, answered_, {}});
+      turns_.push_back({operations[i], nullptr, entries[i].plan, entries[i].sizes, answered_at_, {}});
     }
     changed_->notify_all();
     return;
@@ -499,31 +606,29 @@ void Engine::run_entries(const std::vector<Entry>& entries) {
     executes_ = true;
     spans = executor_->run(*set, entries, operations);
     executes_ = false;
-    if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
+  } catch (const std::bad_alloc&) {
+    executes_ = false;
+    throw OutOfMemoryError("rank " + std::to_string(rank_) + " cannot " + kind_name(plan.kind) + " '" +
+                           key_name(entries[0].key) + "': there is no memory for it");
   } catch (...) {
     executes_ = false;
-    // They are failed with all others; but their memory is in use no more only after this.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& operation : operations) {
-      if (operation) inflight_.emplace(operation->key, std::move(operation));
-    }
     throw;
   }
+  if (operations[0] && operations[0]->removes >= 0) drop_set(operations[0]->removes);
   const auto end = Clock::now();
   // Before anybody knows that they are done: who then stops the timeline is to find them in it.
   if (timeline_.on()) {
     for (const auto& operation : operations) {
-      if (operation) trace(timeline_, *operation, answered_, begin, end, spans);
+      if (operation) trace(timeline_, *operation, answered_at_, begin, end, spans);
     }
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Ranks have submitted different numbers of unnamed ones by now; all begin anew, as the coordinator does.
-    if (plan.kind == Kind::kJoin) unnamed_.clear();
     for (const auto& operation : operations) {
       if (!operation) continue;
       operation->state = Operation::State::kDone;
       operation->owner.reset();
+      inflight_.erase(operation->key);
     }
     ++finished_;
   }

@@ -30,6 +30,7 @@
 #include "engine/coordinator.h"
 #include "engine/executor.h"
 #include "engine/meeting.h"
+#include "engine/notices.h"
 #include "engine/operation.h"
 #include "engine/process_sets.h"
 #include "engine/timeline.h"
@@ -106,7 +107,7 @@ class Engine {
   bool wait(const std::shared_ptr<Operation>& operation, std::chrono::milliseconds limit);
   // Whether nothing is under way in a process set, after `limit` at the latest; or the round is broken.
   bool settled(int process_set, std::chrono::milliseconds limit);
-  // Throws what it failed with, if it did: MismatchError, AbortedError.
+  // Throws what it failed with, if it did: MismatchError, AbortedError, OutOfMemoryError.
   void check(const std::shared_ptr<Operation>& operation);
 
   // An operation on a device's memory whose turn it is, the same on all members and in the same order.
@@ -150,8 +151,13 @@ class Engine {
   template <typename Talk>
   void meet(Seconds timeout, Talk talk);
   std::shared_ptr<Operation> enter(std::shared_ptr<Operation> operation);
+  // Does nothing where it is over already. Its name is free then.
   void finish(const std::shared_ptr<Operation>& operation, Operation::State state, const std::string& error);
+  // Fails all that is under way, for a thread that has ended; without what was taken as a Turn, unless `taken`.
+  void fail_left(bool taken) noexcept;
   void throw_if_aborted() const;
+  // Called with the mutex.
+  [[noreturn]] void throw_broken() const;
   // Throws where there is nothing to wait for any more.
   void look();
   // With the mutex: whether anything but leave() is under way, in one process set or in any.
@@ -168,7 +174,11 @@ class Engine {
   void take(const std::vector<Reply>& replies);
   void run_entries(const std::vector<Entry>& entries);
   void drop_set(int number);
-  std::shared_ptr<Operation> take_inflight(const std::string& key);
+  // This rank's operation that rank 0 answers to, for the first time; none where there is none, or it is not meant.
+  std::shared_ptr<Operation> answered(const Entry& entry);
+  // Throws CollectiveError where rank 0 wants what these operations, this rank's own of the entries, are not.
+  void check_entries(const ProcessSet& set, const std::vector<Entry>& entries,
+                     const std::vector<std::shared_ptr<Operation>>& operations) const;
 
   const int rank_, size_;
   const EngineOptions options_;
@@ -184,7 +194,8 @@ class Engine {
   // The thread's, while it runs.
   RequestWriter requests_;
   ReplyReader replies_;
-  Timeline::Clock::time_point answered_;  // when the reply under way came
+  Notices notices_;
+  Timeline::Clock::time_point answered_at_;  // when the reply under way came
 
   mutable std::mutex mutex_;  // guards what follows
   Condition changed_;
@@ -193,11 +204,14 @@ class Engine {
   std::deque<std::shared_ptr<Operation>> queue_;
   std::deque<Turn> turns_;
   std::multiset<int> turns_taken_;  // process sets of those taken and not concluded yet
+  // By key, from submit() until they are over, whoever runs them then.
   std::unordered_map<std::string, std::shared_ptr<Operation>> inflight_;
-  std::map<std::pair<int, Kind>, uint64_t> unnamed_;
+  uint64_t joins_ = 0;                                // submitted so far
+  std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // since the last of them; see unnamed_key()
   std::string broken_;
   std::shared_ptr<Operation> leaving_[2];  // the steps of leave(), once begun
   bool running_ = false;                   // whether the thread may touch the memory of operations
+  bool out_of_memory_ = false;             // it broke for that
   uint64_t finished_ = 0;
 
   std::atomic<bool> aborted_{false};

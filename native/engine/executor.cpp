@@ -1,7 +1,9 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -263,6 +265,7 @@ void Executor::reduce_adasum(const ProcessSet& set, const Piece& piece, const Sc
   const size_t bytes = piece.bytes(), members = set.ranks.size();
   copy(piece.out, piece.in, bytes);
   if (scaling.prescale != 1) scale_all(piece.out, piece.count, piece.type, scaling.prescale);
+  if (bytes > PTRDIFF_MAX / members) throw std::bad_array_new_length();
   const auto all = uninitialized(bytes * members);
   const auto mine = uninitialized(bytes);
   copy(mine.get(), piece.out, bytes);

@@ -21,7 +21,7 @@ struct Memory {
 // Its parts have owners in turn: the submitting thread until it is queued, then the engine's thread, or who takes it as
 // a Turn; and everybody may read it once Engine::wait() says that it is over.
 struct Operation {
-  enum class State { kPending, kDone, kMismatch, kFailed };
+  enum class State { kPending, kDone, kMismatch, kFailed, kOutOfMemory };
   // A tensor of a size that is known only when the operation runs. The memory stays this object's.
   struct Output {
     std::unique_ptr<char[]> memory;
@@ -45,6 +45,8 @@ struct Operation {
   int last_joined = -1;
 
   // Guarded by the engine's mutex.
+  bool answered = false;  // by rank 0: it runs, or has run
+  bool taken = false;     // as a Turn: its memory is in use until that is concluded
   State state = State::kPending;
   std::string error;
 };

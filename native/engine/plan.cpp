@@ -1,5 +1,8 @@
 #include "engine/plan.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <sstream>
 #include <stdexcept>
 
@@ -12,6 +15,12 @@ namespace {
 constexpr const char* kKindNames[kKinds] = {"allreduce",     "allgather", "broadcast", "alltoall",
                                             "reducescatter", "barrier",   "join",      "leave"};
 constexpr const char* kReductionNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+
+// Tensors of this size and more gain nothing from company: they would only be copied.
+constexpr size_t kFusedTensorBytes = 256 * 1024;
+// No array is larger.
+constexpr uint64_t kMostBytes = PTRDIFF_MAX;
+constexpr const char* kTooLarge = "its tensors have more bytes than memory has addresses";
 
 struct WireType {
   const char* name;
@@ -65,6 +74,75 @@ const char* wire_type_name(int type) { return kTypes[type].name; }
 
 size_t wire_type_size(int type) { return kTypes[type].size; }
 
+void Plan::check() const {
+  const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
+  uint64_t total = 0;
+  for (const TensorPlan& tensor : tensors) {
+    if (tensor.type < 0 || tensor.type >= kWireTypes) throw std::invalid_argument("there is no such element type");
+    if (reduces && tensor.type >= kReducible) {
+      throw std::invalid_argument("cannot reduce elements of type " + std::string(wire_type_name(tensor.type)));
+    }
+    if (reduces && reduction == Reduction::kAdasum && tensor.type > static_cast<int>(DType::kFloat64)) {
+      throw std::invalid_argument("Adasum is for floating point only, not for " +
+                                  std::string(wire_type_name(tensor.type)));
+    }
+    if (kind == Kind::kReducescatter && tensor.shape.empty()) {
+      throw std::invalid_argument("cannot reducescatter a scalar: it has no first dimension");
+    }
+    uint64_t bytes = wire_type_size(tensor.type);
+    for (const int64_t extent : tensor.shape) {
+      if (extent < 0) throw std::invalid_argument("an extent of a tensor is negative");
+      // Also where another extent is 0: rows of such a tensor may have any number of bytes.
+      if (extent > 0 && bytes > kMostBytes / static_cast<uint64_t>(extent)) throw std::invalid_argument(kTooLarge);
+      bytes *= static_cast<uint64_t>(std::max<int64_t>(extent, 1));
+    }
+    total += bytes;
+    if (total > kMostBytes) throw std::invalid_argument(kTooLarge);
+  }
+}
+
+bool operator==(const TensorPlan& one, const TensorPlan& other) {
+  return one.type == other.type && one.shape == other.shape;
+}
+
+bool operator==(const Plan& one, const Plan& other) {
+  const auto alike = [](double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; };
+  return one.kind == other.kind && one.reduction == other.reduction && one.root == other.root &&
+         alike(one.prescale, other.prescale) && alike(one.postscale, other.postscale) &&
+         one.process_set == other.process_set && one.device == other.device && one.own == other.own &&
+         one.tensors == other.tensors;
+}
+
+bool can_be_fused(const Plan& plan) {
+  return plan.kind == Kind::kAllreduce && plan.device == 0 && plan.tensors.size() == 1 &&
+         plan.reduction != Reduction::kAdasum && plan.bytes(0) < kFusedTensorBytes;
+}
+
+bool fuse_with(const Plan& one, const Plan& other) {
+  return one.reduction == other.reduction && one.prescale == other.prescale && one.postscale == other.postscale &&
+         one.process_set == other.process_set && one.tensors[0].type == other.tensors[0].type;
+}
+
+bool sizes_fit(const Plan& plan, const std::vector<int64_t>& sizes, size_t given_by, size_t members) {
+  const size_t tensors = plan.tensors.size(), each = plan.kind == Kind::kAlltoall ? members : 1;
+  if (!plan.sized()) return sizes.empty();
+  if (sizes.size() != given_by * tensors * each) return false;
+  for (size_t tensor = 0; tensor < tensors; ++tensor) {
+    uint64_t rows = 0;
+    for (size_t giver = 0; giver < given_by; ++giver) {
+      for (size_t part = 0; part < each; ++part) {
+        const int64_t size = sizes[(giver * tensors + tensor) * each + part];
+        if (size < 0) return false;
+        rows += static_cast<uint64_t>(size);
+        if (rows > kMostBytes) return false;
+      }
+    }
+    const uint64_t row = plan.bytes(tensor);
+    if (row != 0 && rows > kMostBytes / row) return false;
+  }
+  return true;
+}
+
 size_t Plan::elements(size_t tensor) const {
   size_t count = 1;
   for (const int64_t extent : tensors[tensor].shape) count *= static_cast<size_t>(extent);
@@ -80,6 +158,7 @@ std::string Plan::encode() const {
   writer.real(postscale);
   writer.number(static_cast<uint64_t>(process_set));
   writer.number(static_cast<uint64_t>(device));
+  writer.number(own ? 1 : 0);
   writer.number(tensors.size());
   for (const TensorPlan& tensor : tensors) {
     writer.number(static_cast<uint64_t>(tensor.type));
@@ -103,16 +182,19 @@ Plan Plan::decode(std::string_view bytes) {
   plan.postscale = reader.real();
   plan.process_set = reader.small_number();
   plan.device = reader.small_number();
+  plan.own = reader.number() != 0;
   const uint64_t count = reader.number();
   for (uint64_t i = 0; i < count; ++i) {
     TensorPlan tensor;
     tensor.type = reader.small_number();
-    if (tensor.type < 0 || tensor.type >= kWireTypes) {
-      throw CollectiveError("cannot read a peer's message: it names no element type");
-    }
     const uint64_t dimensions = reader.number();
-    for (uint64_t d = 0; d < dimensions; ++d) tensor.shape.push_back(static_cast<int64_t>(reader.number()));
+    for (uint64_t d = 0; d < dimensions; ++d) tensor.shape.push_back(reader.size());
     plan.tensors.push_back(std::move(tensor));
+  }
+  try {
+    plan.check();
+  } catch (const std::invalid_argument& error) {
+    throw CollectiveError("cannot read a peer's message: " + std::string(error.what()));
   }
   return plan;
 }

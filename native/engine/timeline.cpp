@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/notices.h"
+
 namespace elastic {
 namespace {
 
@@ -133,10 +135,10 @@ void Timeline::serve() {
       events.swap(pending_);
     }
     if (events.empty() || put(events)) continue;
-    const std::string line =
-        std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno) + "\n";
+    Notices notices;  // whoever stops the timeline waits for this thread
+    notices.add(std::string("elastic_driver: cannot go on with the timeline: ") + std::strerror(errno));
     on_ = false;
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    notices.flush();
     return;
   }
 }

@@ -1,6 +1,7 @@
 // How numbers and texts of the engine's messages are written: whole numbers in 7-bit groups, least significant first.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -48,7 +49,17 @@ class Reader {
     }
     throw CollectiveError("cannot read a peer's message: a number has more than 64 bits");
   }
-  int small_number() { return static_cast<int>(number()); }
+  int small_number() {
+    const uint64_t value = number();
+    if (value > INT_MAX) throw CollectiveError("cannot read a peer's message: a number is too large");
+    return static_cast<int>(value);
+  }
+  // A size, or an extent: not negative.
+  int64_t size() {
+    const uint64_t value = number();
+    if (value > INT64_MAX) throw CollectiveError("cannot read a peer's message: a size is negative");
+    return static_cast<int64_t>(value);
+  }
   double real() {
     double value;
     std::memcpy(&value, raw(sizeof(value)).data(), sizeof(value));

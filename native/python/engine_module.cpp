@@ -137,6 +137,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, nb::handle what) {
   if (plan.kind == Kind::kBroadcast) plan.root = nb::cast<int>(what.attr("root"));
   plan.process_set = nb::cast<int>(what.attr("process_set"));
   plan.device = nb::cast<int>(what.attr("device"));
+  plan.own = nb::cast<bool>(what.attr("own"));
   std::vector<Memory> memory;
   std::vector<int64_t> sizes, rows;
   for (const nb::handle spec : what.attr("tensors")) {

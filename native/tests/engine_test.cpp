@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -252,6 +253,144 @@ void test_engine_messages() {
   }
 }
 
+// More than sockets hold, in both directions at once; and round about: rank 0 sends to rank 1, which waits for rank 2,
+// which sends to rank 0.
+void test_control_link_both_ways() {
+  using elastic::Clock;
+  const std::string large(size_t{24} << 20, 'x');
+  const auto check = [] {};
+  for (const bool around : {false, true}) {
+    const int size = around ? 3 : 2;
+    std::vector<std::unique_ptr<elastic::ControlLink>> links;
+    for (int rank = 0; rank < size; ++rank) {
+      links.push_back(std::make_unique<elastic::ControlLink>(elastic::Identity{rank, "", ""}, size));
+    }
+    const std::string where = links[0]->listen("127.0.0.1");
+    std::promise<void> last_has_sent;
+    std::shared_future<void> sent = last_has_sent.get_future();
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.emplace_back([&, rank] {
+        elastic::ControlLink& link = *links[static_cast<size_t>(rank)];
+        link.connect(where, Clock::now() + std::chrono::seconds(20), check);
+        const auto receive = [&] {
+          std::vector<elastic::ControlLink::Frame> frames;
+          while (frames.empty()) frames = link.receive(100);
+          CHECK(frames.size() == 1 && frames[0].bytes == large);
+        };
+        if (rank == 0) {
+          for (int to = 1; to < size; ++to) link.send(to, large, check);
+          for (int from = around ? 2 : 1; from < size; ++from) receive();
+        } else if (around && rank == 1) {
+          sent.wait();
+          receive();
+        } else {
+          link.send(0, large, check);
+          if (around) last_has_sent.set_value();
+          receive();
+        }
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+  }
+}
+
+// Each rank joins while another thread of it goes on with unnamed operations.
+void test_engine_joins() {
+  World world(3);
+  world.each([](Engine& engine, int rank) {
+    Plan join;
+    join.kind = Kind::kJoin;
+    const Plan reduce = plan(Kind::kAllreduce, kInt32, {100});
+    const auto sum = [&] {
+      std::vector<int32_t> data(100, 1);
+      finish(engine, engine.submit("", reduce, {{data.data(), data.data()}}, {}));
+      return data[99];
+    };
+    for (int turn = 0; turn < 10; ++turn) {
+      for (int i = 0; i < (rank + turn) % 3; ++i) sum();
+      const auto joining = engine.submit("", join, {}, {});
+      std::thread other([&] {
+        for (int i = 0; i < 5; ++i) CHECK(sum() == 3);
+      });
+      finish(engine, joining);
+      other.join();
+      finish(engine, engine.submit("turn", plan(Kind::kBarrier, kFloat32, {}), {{nullptr, nullptr}}, {}));
+    }
+  });
+}
+
+// Rank 0 says what this rank has not submitted, or not so: an error, whatever it is, and nothing is read or written.
+void test_engine_checks_rank_0() {
+  using elastic::Clock;
+  const auto both = [](elastic::Coordinator& coordinator, const std::string& name, const Plan& what,
+                       const std::vector<int64_t>& sizes) {
+    for (int rank = 0; rank < 2; ++rank) {
+      elastic::RequestWriter writer;
+      writer.add(name, what, sizes);
+      coordinator.receive(rank, writer.message(), Clock::now());
+    }
+    return coordinator.flush();
+  };
+  Plan join;
+  join.kind = Kind::kJoin;
+  Plan grouped = plan(Kind::kAllreduce, kFloat32, {3});
+  grouped.tensors.push_back(grouped.tensors[0]);
+  Plan elsewhere = plan(Kind::kBroadcast, kFloat32, {3});
+  elsewhere.root = 1;
+  const Plan right = plan(Kind::kAllreduce, kFloat32, {3});
+  struct Case {
+    Plan submitted, answered;
+    std::string name;
+    std::vector<int64_t> submitted_sizes, answered_sizes;
+  };
+  const std::vector<Case> cases = {
+      {join, plan(Kind::kAllreduce, kFloat32, {3}), "join", {}, {}},
+      {right, plan(Kind::kAllreduce, kFloat32, {1 << 20}), "x", {}, {}},
+      {right, plan(Kind::kAllreduce, kInt32, {3}), "x", {}, {}},
+      {right, plan(Kind::kReducescatter, kFloat32, {3}), "x", {}, {}},
+      {right, grouped, "x", {}, {}},
+      {right, elsewhere, "x", {}, {}},
+      {right, right, "y", {}, {}},
+      {right, join, "x", {}, {}},
+      {plan(Kind::kAllgather, kFloat32, {}), plan(Kind::kAllgather, kFloat32, {}), "x", {3}, {1 << 30}},
+      {plan(Kind::kAlltoall, kFloat32, {}), plan(Kind::kAlltoall, kFloat32, {}), "x", {1, 2}, {2, 1}},
+  };
+  for (const Case& each : cases) {
+    elastic::ControlLink link({0, "", ""}, 2);
+    const std::string where = link.listen("127.0.0.1");
+    EngineOptions options;
+    options.shared_memory = false;
+    Engine engine(1, 2, options);
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    std::thread peer([&] {
+      link.connect(where, deadline, [] {});
+      elastic::Meeting(link, deadline, [] {}).introduce({});
+    });
+    engine.connect(where, Seconds(20));
+    peer.join();
+    const std::vector<elastic::GroupPlan> plans{{"global", {0, 1}, 1}, {"cross", {0, 1}, 1}};
+    engine.add_process_set(0, {0, 1}, std::make_shared<elastic::ContextGroup>(plans, "127.0.0.1", "key", "all"));
+    engine.start();
+    std::array<float, 3> data{1, 1, 1};
+    std::vector<Memory> memory;
+    if (each.submitted.kind != Kind::kJoin) memory.push_back({data.data(), data.data()});
+    const auto operation =
+        engine.submit(each.submitted.kind == Kind::kJoin ? "" : "x", each.submitted, memory, each.submitted_sizes);
+    CHECK(link.receive(20'000).size() == 1);
+    elastic::Coordinator liar(2, 1 << 20, {});
+    link.send(1, both(liar, each.name, each.answered, each.answered_sizes), [] {});
+    std::string said;
+    try {
+      finish(engine, operation);
+    } catch (const elastic::AbortedError& error) {
+      said = error.what();
+    }
+    CHECK(said.find("rank 0 runs") == 0);
+    CHECK(data[0] == 1 && data[2] == 1);
+  }
+}
+
 // Each rank has a thread that uses a process set while another takes it away, on one machine and on several.
 void test_engine_process_sets() {
   for (int round = 0; round < 6; ++round) {
@@ -314,6 +453,14 @@ void test_engine_ends_without_close() {
     const auto operation = engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
     // By then both have agreed on it, and run it.
     CHECK(!engine.wait(operation, std::chrono::milliseconds(200)));
+    // Its name stays taken while it runs.
+    bool refused = false;
+    try {
+      engine.submit("grad", stuck, {{own.data(), own.data()}}, {});
+    } catch (const elastic::DuplicateNameError&) {
+      refused = true;
+    }
+    CHECK(refused);
     world.engines[place].reset();
     CHECK(operation->state == Operation::State::kFailed);
   });

@@ -692,3 +692,20 @@ def test_memory_on_different_devices_is_an_error() -> None:
 
     with engines(2) as made:
         together(made, body)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_send_more_than_sockets_hold_do_not_wait_for_each_other(size: int) -> None:
+    """Names in the tens of megabytes: what rank 0 answers to the first is on its way while others submit the next."""
+
+    def body(engine: Any, rank: int) -> None:
+        handles = []
+        for step in range(6):
+            for i in range(40):
+                name = f"{step}.{i}." + "x" * 100_000
+                handles.append(engine.submit(Operation(Kind.BARRIER, name=name)))
+        for handle in handles:
+            handle.result()
+
+    with engines(size) as made:
+        together(made, body)

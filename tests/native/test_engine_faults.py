@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ import numpy as np
 import psutil
 import pytest
 
-from elastic_driver.errors import HorovodInternalError
+from elastic_driver.errors import DuplicateNameError, HorovodInternalError
+from elastic_driver.worker.engine.protocol import TensorSpec
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import (
@@ -65,6 +66,93 @@ def test_abort_ends_what_waits_for_others(machines: str) -> None:
             with pytest.raises(HorovodInternalError):
                 barrier(made[other])
         assert time.monotonic() - began < SOON_S
+
+
+def test_a_name_stays_taken_until_its_operation_is_over() -> None:
+    with engines(2) as made:
+        on_device = Operation(Kind.BARRIER, name="grad", device=1)
+        handles = [engine.submit(on_device) for engine in made]
+        turn = made[0].next_turn(TIMEOUT_S)
+        assert turn is not None
+        # Taken by whoever runs it, and not concluded.
+        with pytest.raises(DuplicateNameError, match="under way"):
+            made[0].submit(on_device)
+        made[0].conclude(turn, "")
+        handles[0].result()
+        again = made[0].submit(on_device)
+        made[0].abort("enough")
+        for handle in (again, handles[1]):
+            with pytest.raises(HorovodInternalError):
+                handle.result()
+
+
+def test_a_turn_that_nobody_concludes_fails_with_the_round() -> None:
+    with engines(2) as made:
+        handles = [engine.submit(Operation(Kind.BARRIER, name="grad", device=1)) for engine in made]
+        assert made[0].next_turn(TIMEOUT_S) is not None
+        made[0].abort("enough")
+        for handle in handles:
+            with pytest.raises(HorovodInternalError):
+                handle.result()
+
+
+@pytest.mark.parametrize("machines", ["", "ab"])
+def test_want_of_memory_is_a_memory_error_where_it_is_and_ends_the_round_elsewhere(machines: str) -> None:
+    rows = 1 << 47  # more than a process has addresses for
+
+    def body(engine: Any, rank: int) -> None:
+        behind = engine.submit(Operation(Kind.BARRIER, name=f"only rank {rank}"))
+        mine = np.zeros(4, np.uint8)
+        splits = (((0, 4),), ((4, rows),))[rank]
+        # To itself, so that nobody touches what is not there.
+        sent = TensorSpec(mine.ctypes.data, 4, "uint8", (sum(splits[0]),))
+        handle = engine.submit(Operation(Kind.ALLTOALL, (sent,), name="rows", splits=splits))
+        wanted = HorovodInternalError if rank == 0 else MemoryError
+        said = None if rank == 0 else "rank 1 cannot alltoall 'rows': there is no memory for it"
+        # Whatever this rank looks at first.
+        for failing in (behind, handle):
+            with pytest.raises(wanted, match=said):
+                failing.result()
+        with pytest.raises(wanted, match=said):
+            barrier(engine)
+
+    with engines(2, machines=machines) as made:
+        together(made, body)
+
+
+@contextlib.contextmanager
+def full_stderr() -> Iterator[int]:
+    """Standard error is a pipe that takes nothing more; its reading end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(reader)
+
+
+def test_warnings_hold_nobody_up_when_nobody_reads_standard_error() -> None:
+    with engines(2, stall_warn_s=0.01) as made, full_stderr() as reader:
+        late = made[0].submit(Operation(Kind.ALLREDUCE, (spec(np.ones(3)),), name="late"))
+        began = time.monotonic()
+        while time.monotonic() - began < 0.2:  # the warning falls due meanwhile, again and again
+            together(made, lambda engine, rank: barrier(engine))
+            assert made[0].progress()[1]
+        assert os.get_blocking(2)
+        said = b""
+        while b"stalled: rank 1 has not submitted" not in said:
+            said += os.read(reader, 65536)
+        allreduce(made[1], np.ones(3), name="late")
+        late.result()
 
 
 def test_a_closed_engine_refuses() -> None:

@@ -154,7 +154,7 @@ class _Job:
         in_place: whether results go where the sources are.
         results: once done.
         received: rows from each member, of an alltoall.
-        failure: what is to be raised although the round goes on.
+        failure: what is to be raised instead of a result: the round goes on, or ends for another reason than a peer's.
     """
 
     sources: list[torch.Tensor]
@@ -176,8 +176,13 @@ class DeviceHandle:
         return self._handle.done()
 
     def result(self) -> Result:
-        """See Handle. Raises DeviceLaneError too: there is no NCCL, and nothing else is wanted."""
-        result = self._handle.result()
+        """See Handle. Raises DeviceLaneError too, for want of NCCL, and what says that memory is out."""
+        try:
+            result = self._handle.result()
+        except HorovodInternalError:
+            if self._job.failure is not None:
+                raise self._job.failure from None
+            raise
         if self._job.failure is not None:
             raise self._job.failure
         return result
@@ -273,7 +278,14 @@ class DeviceRunner:
         except DeviceLaneError as refusal:  # the same on all members: no reason to end the round
             if job is not None:
                 job.failure = refusal
-        except Exception as failure:  # whatever it is, the peers must not wait for this rank
+        except (
+            MemoryError,
+            torch.OutOfMemoryError,
+        ) as failure:  # a fault of the program: another round would not mend it
+            error = str(failure) or "out of memory"
+            if job is not None:
+                job.failure = failure
+        except BaseException as failure:  # whatever it is, neither the peers nor a waiter must wait for this rank
             error = self._aborted or f"an operation on a device failed: {failure}"
         error = error or self._aborted
         self._engine.conclude(turn, error)

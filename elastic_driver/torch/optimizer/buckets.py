@@ -71,6 +71,7 @@ class Reduction:
             process_set=self.process_set,
             device=device,
             keep=keep,
+            own=True,
         )
 
 
@@ -331,6 +332,7 @@ class Bucket:
             f"{self.name}.{self._names[param]}.sparse",
             process_set=self._reduction.process_set,
             keep=(rows, values),
+            own=True,
         )
 
         def take(result: Result) -> None:

@@ -246,7 +246,13 @@ class Reducer:
         address = digests.ctypes.data
         spec = TensorSpec(address, digests.nbytes, "int64", (2,), address)
         operation = Operation(
-            Kind.ALLREDUCE, (spec,), self.name_of("layout"), ReduceOp.MAX, process_set=members.number, keep=digests
+            Kind.ALLREDUCE,
+            (spec,),
+            self.name_of("layout"),
+            ReduceOp.MAX,
+            process_set=members.number,
+            keep=digests,
+            own=True,
         )
 
         def take(_: Result) -> None:
@@ -355,7 +361,9 @@ class Reducer:
             address = dims.ctypes.data
             spec = TensorSpec(address, dims.nbytes, "int64", dims.shape, address)
             name = self.name_of("sparse")
-            operation = Operation(Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number, keep=dims)
+            operation = Operation(
+                Kind.ALLREDUCE, (spec,), name, ReduceOp.MAX, process_set=members.number, keep=dims, own=True
+            )
             members.context.engine.submit(operation).result()
         for param, dim in zip(params, dims.tolist(), strict=True):
             if dim:
@@ -371,7 +379,7 @@ class Reducer:
         address = data.ctypes.data
         spec = TensorSpec(address, data.nbytes, "float64", (1,), address)
         operation = Operation(
-            Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number, keep=data
+            Kind.ALLREDUCE, (spec,), self.name_of("loss"), Average, process_set=members.number, keep=data, own=True
         )
         members.context.engine.submit(operation).result()
         return float(data[0])

@@ -31,7 +31,7 @@ def gather(engine: Engine, data: Bytes, name: str, process_set: int = GLOBAL_SET
     """Each member's bytes. Blocks until done; one operation. Raises HorovodInternalError."""
     length = np.array([data.nbytes], np.int64)
     specs = (array_spec(length), array_spec(data))
-    operation = Operation(Kind.ALLGATHER, specs, PREFIX + name, process_set=process_set, keep=(length, data))
+    operation = Operation(Kind.ALLGATHER, specs, PREFIX + name, process_set=process_set, keep=(length, data), own=True)
     result = engine.submit(operation).result()
     lengths, joined = result.arrays[0].view(np.int64), result.arrays[1]
     return list(_split(joined, lengths))
@@ -48,5 +48,7 @@ def broadcast(engine: Engine, data: Bytes, root: int, name: str, process_set: in
     """Overwrites bytes with those of a global rank, as many on all. Blocks until done. Raises HorovodInternalError."""
     if data.nbytes:
         spec = array_spec(data, data)
-        operation = Operation(Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set, keep=data)
+        operation = Operation(
+            Kind.BROADCAST, (spec,), PREFIX + name, root=root, process_set=process_set, keep=data, own=True
+        )
         engine.submit(operation).result()

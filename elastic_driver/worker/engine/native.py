@@ -336,7 +336,7 @@ class NativeEngine:
             runner.forget(number)
 
     def _meet(self, number: int) -> None:
-        self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}")).result()
+        self.submit(Operation(Kind.BARRIER, name=f"elastic_driver.process_set.{number}", own=True)).result()
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """See Engine."""

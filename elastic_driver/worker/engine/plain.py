@@ -59,7 +59,7 @@ class _Work:
     text: str
     act: Callable[[Link], Any]
     state: int = _ACTIVE
-    name: str = ""
+    name: tuple[bool, str] | None = None  # see Operation: whether it is the library's own, and its name, if any
     title: str = ""
     row: str = ""  # for the timeline, like the next; operations only
     activity: str = ""
@@ -117,7 +117,7 @@ class _Runner:
 
     def __init__(self, link: Link, thread_name: str, engine: PlainEngine) -> None:
         self.link = link
-        self.names: set[str] = set()  # under way; guarded by the engine's lock
+        self.names: set[tuple[bool, str]] = set()  # under way; guarded by the engine's lock
         self.pending = 0  # likewise
         self.current: _Work | None = None  # what the thread runs
         self.acts = False  # whether the members have agreed on it
@@ -208,6 +208,8 @@ class _Runner:
             # At the first error, before anything else: closing our own connections is what tells the ranks that are
             # no neighbours of the dead one. An error of another kind leaves this rank out of step with its peers.
             if self.link.size > 1:
+                if isinstance(error, MemoryError):
+                    self._engine.note_out_of_memory()
                 self._engine.abort(str(error) or type(error).__name__)
             failure = error
         self.current, self.acts = None, False
@@ -286,6 +288,7 @@ class PlainEngine:
         self._lock = threading.Lock()  # guards what follows
         self._broken = ""
         self._left = False
+        self._out_of_memory = False  # it broke for that
         self._closed = False
         self._runners: dict[int, _Runner] = {}
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
@@ -333,8 +336,14 @@ class PlainEngine:
         if self._broken:
             raise self._error()
 
-    def _error(self) -> HorovodInternalError:
-        return HorovodInternalError(f"cannot go on: {self._broken}")
+    def _error(self) -> HorovodInternalError | MemoryError:
+        text = f"cannot go on: {self._broken}"
+        return MemoryError(text) if self._out_of_memory else HorovodInternalError(text)
+
+    def note_out_of_memory(self) -> None:
+        """It is about to be aborted for want of memory: a fault of the program, which another round would not mend."""
+        with self._lock:
+            self._out_of_memory = not self._broken
 
     def submit(self, operation: Operation) -> PlainHandle:
         """See Engine."""
@@ -344,7 +353,7 @@ class PlainEngine:
             plans.encode(operation),
             lambda link: run(link, operation),
             _JOINED if operation.kind is Kind.JOIN else _ACTIVE,
-            operation.name,
+            (operation.own, operation.name) if operation.name else None,
             operation.name or operation.kind.name.lower(),
             row(operation),
             activity(operation),
@@ -358,8 +367,8 @@ class PlainEngine:
             if self._left and work.state != _LEAVING:
                 raise HorovodInternalError("cannot go on: this rank has left the round")
             if work.name in runner.names:
-                raise DuplicateNameError(f"cannot submit '{work.name}': an operation of this name is under way")
-            if work.name:
+                raise DuplicateNameError(f"cannot submit '{work.title}': an operation of this name is under way")
+            if work.name is not None:
                 runner.names.add(work.name)
             runner.pending += 1
             if runner.threaded:
@@ -415,7 +424,8 @@ class PlainEngine:
         with self._lock:
             runner.pending -= 1
             self._finished += 1
-            runner.names.discard(work.name)
+            if work.name is not None:
+                runner.names.discard(work.name)
             trace = self._trace
         if trace is not None and work.activity:
             trace.operation(work.row, work.activity, work.submitted, begun, agreed)

@@ -6,6 +6,7 @@ Owns no thread and no state: everything here runs where the engine calls it, and
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -45,6 +46,8 @@ class Link:
 
     def gather(self, data: Bytes, counts: Sequence[int]) -> Bytes:
         """The members' bytes, end to end."""
+        if sum(counts) > sys.maxsize:
+            raise MemoryError(f"cannot gather {sum(counts)} bytes: memory has no addresses for them")
         output = np.empty(sum(counts), np.uint8)
         if output.nbytes:
             self.collectives.allgather(data, output, counts, timeout_s=self.limit_s)

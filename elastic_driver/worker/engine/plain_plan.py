@@ -27,6 +27,7 @@ def encode(operation: Operation) -> str:
         {
             "operation": operation.kind.name.lower(),
             "name": operation.name,
+            "own": operation.own,
             "tensors": [[spec.dtype, list(spec.shape[1:] if free else spec.shape)] for spec in operation.tensors],
             "root": operation.root,
             "op": int(operation.reduce_op),

@@ -75,6 +75,7 @@ class Operation:
         process_set: number of a process set.
         device: not 0 for memory of a device: the engine only agrees on its turn, and whoever submitted it runs it then.
         keep: what owns the tensors' memory, and for an operation on a device what its runner has to know.
+        own: whether it is one of the library's own, whose names are never paired with those that users write.
     """
 
     kind: Kind
@@ -88,6 +89,7 @@ class Operation:
     process_set: int = GLOBAL_SET
     device: int = 0
     keep: Any = field(default=None, compare=False, repr=False)
+    own: bool = False
 
 
 @dataclass(slots=True)
@@ -123,6 +125,7 @@ class Handle(Protocol):
         Raises:
             HorovodInternalError: a peer is gone, or the round was aborted; or no rank went on for too long.
             MismatchError: the ranks did not submit the same; the same on all of them.
+            MemoryError: this rank has no memory for it, and leaves the round: the others get HorovodInternalError.
         """
 
 

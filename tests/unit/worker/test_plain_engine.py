@@ -209,3 +209,19 @@ def test_nobody_joins_others_without_a_key_to_prove_them_with(backend: Backend) 
     assignment = RoundAssignment(1, SlotInfo(0, 2, 0, 2, 0, 1), sync=True, commits=0, backend=backend)
     with pytest.raises(SettingsError, match="ELASTIC_DRIVER_RANKS_KEY is not set"):
         make_engine(assignment, "127.0.0.1", Limits(), NO_SEAL)
+
+
+class Hungry(SoloCollectives):
+    """Collectives for which there is no memory."""
+
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        raise MemoryError("cannot allocate")
+
+
+def test_want_of_memory_is_no_reason_for_another_round() -> None:
+    engine = PlainEngine(lambda group: Hungry(), rank=0, size=2, round_id=1, build_s=5.0, collective_s=60.0)
+    engine.connect(lambda scope, **unused: [], timeout_s=5.0)
+    for name in ("first", "second"):  # what comes later, too
+        with pytest.raises(MemoryError, match="cannot allocate"):
+            engine.submit(Operation(Kind.BARRIER, name=name)).result()
+    engine.close()
