@@ -315,11 +315,11 @@ class DeviceRunner:
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
             if job is None:
-                sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
+                sources = [absent(dtype, shape, device, turn.reduce_op) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
             may_overwrite = job is None or job.in_place or sources is not job.sources
-            factors = (turn.prescale, turn.postscale)
+            factors = (turn.prescale if job is not None else 1.0, turn.postscale)
             instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
             results = [
                 carry_out(peers, instruction, source, place, len(turn.tensors), turn.sizes)
