@@ -1,5 +1,6 @@
 #include "arithmetic/reduce.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -169,6 +170,36 @@ void scale_by(void* data, size_t count, double factor) {
 }
 
 template <typename T>
+T neutral(ReduceOp op) {
+  using W = typename Wide<T>::type;
+  using Limits = std::numeric_limits<W>;
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return Wide<T>::out(W{0});
+    case ReduceOp::kProduct:
+      return Wide<T>::out(W{1});
+    case ReduceOp::kMin:
+      return Wide<T>::out(Limits::has_infinity ? Limits::infinity() : Limits::max());
+    case ReduceOp::kMax:
+      return Wide<T>::out(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+  }
+  throw std::invalid_argument("unknown operation");
+}
+
+template <typename T>
+void fill_as(void* data, size_t count, ReduceOp op) {
+  std::fill_n(static_cast<T*>(data), count, neutral<T>(op));
+}
+
+template <typename T>
+void narrow_as(const int32_t* wide, void* small, size_t count) {
+  using Limits = std::numeric_limits<T>;
+  T* const to = static_cast<T*>(small);
+  for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(std::clamp<int32_t>(wide[i], Limits::min(), Limits::max()));
+}
+
+template <typename T>
 void combine_scaled_as(void* a, const void* b, size_t count, double factor_a, double factor_b) {
   using W = typename Wide<T>::type;
   T* const x = static_cast<T*>(a);
@@ -313,6 +344,43 @@ void scale(void* data, size_t count, DType dtype, double factor) {
       return scale_by<int32_t>(data, count, factor);
     case DType::kInt64:
       return scale_by<int64_t>(data, count, factor);
+  }
+}
+
+void fill_neutral(void* data, size_t count, DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return fill_as<Float16>(data, count, op);
+    case DType::kBFloat16:
+      return fill_as<BFloat16>(data, count, op);
+    case DType::kFloat32:
+      return fill_as<float>(data, count, op);
+    case DType::kFloat64:
+      return fill_as<double>(data, count, op);
+    case DType::kInt8:
+      return fill_as<int8_t>(data, count, op);
+    case DType::kUInt8:
+      return fill_as<uint8_t>(data, count, op);
+    case DType::kInt32:
+      return fill_as<int32_t>(data, count, op);
+    case DType::kInt64:
+      return fill_as<int64_t>(data, count, op);
+  }
+}
+
+void widen(const void* small, int32_t* wide, size_t count, DType dtype) {
+  if (dtype == DType::kInt8) {
+    std::copy_n(static_cast<const int8_t*>(small), count, wide);
+  } else {
+    std::copy_n(static_cast<const uint8_t*>(small), count, wide);
+  }
+}
+
+void narrow(const int32_t* wide, void* small, size_t count, DType dtype) {
+  if (dtype == DType::kInt8) {
+    narrow_as<int8_t>(wide, small, count);
+  } else {
+    narrow_as<uint8_t>(wide, small, count);
   }
 }
 

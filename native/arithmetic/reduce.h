@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace elastic {
@@ -26,8 +27,16 @@ Kernel reduce_kernel(DType dtype, ReduceOp op);
 // Divides `count` elements by the number of members, which makes a sum an average. Integers are rounded toward zero.
 void divide(void* data, size_t count, DType dtype, int members);
 
-// Multiplies `count` elements. Integers are multiplied in float64 and rounded toward zero.
+// Multiplies `count` elements. Integers are multiplied in float64 and rounded toward zero; what is beyond their range
+// becomes its end, and NaN 0.
 void scale(void* data, size_t count, DType dtype, double factor);
+
+// Fills `count` elements with what changes no other value that it is combined with: 0, 1, or an end of the range.
+void fill_neutral(void* data, size_t count, DType dtype, ReduceOp op);
+
+// 8-bit integers as 32-bit ones, whose sums do not wrap around, and back: what is beyond their range becomes its end.
+void widen(const void* small, int32_t* wide, size_t count, DType dtype);
+void narrow(const int32_t* wide, void* small, size_t count, DType dtype);
 
 // a = factor_a * a + factor_b * b, and the three dot products that it takes to find the factors of Adasum. For types of
 // floating point only; throws std::invalid_argument for another.

@@ -33,6 +33,8 @@ std::vector<size_t> even_rows(size_t rows, size_t members) {
   return parts;
 }
 
+bool is_small(DType type) { return type == DType::kInt8 || type == DType::kUInt8; }
+
 // How members' elements are combined: an average is a sum until it is concluded, once.
 ReduceOp combination(Reduction reduction) {
   const ReduceOp op = kernel_op(reduction);
@@ -124,8 +126,8 @@ void Executor::run_allreduces(const ProcessSet& set, const std::vector<Entry>& e
                               const std::vector<std::shared_ptr<Operation>>& operations) {
   const Plan& first = *entries[0].plan;
   const Scaling scaling{first.reduction, first.prescale, first.postscale};
-  std::vector<std::unique_ptr<char[]>> zeros;
-  std::vector<Piece> pieces;
+  std::vector<std::unique_ptr<char[]>> neutral;
+  std::vector<Piece> pieces, small;
   for (size_t i = 0; i < entries.size(); ++i) {
     const Plan& plan = *entries[i].plan;
     for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
@@ -134,17 +136,50 @@ void Executor::run_allreduces(const ProcessSet& set, const std::vector<Entry>& e
         piece.in = operations[i]->memory[tensor].input;
         piece.out = operations[i]->memory[tensor].output;
       } else {
-        zeros.push_back(uninitialized(plan.bytes(tensor)));
-        std::memset(zeros.back().get(), 0, plan.bytes(tensor));
-        piece.in = piece.out = zeros.back().get();
+        neutral.push_back(uninitialized(plan.bytes(tensor)));
+        fill_neutral(neutral.back().get(), piece.count, piece.type, kernel_op(first.reduction));
+        piece.in = piece.out = neutral.back().get();
+        piece.neutral = true;
       }
-      if (piece.count != 0) pieces.push_back(piece);
+      if (piece.count == 0) continue;
+      (first.reduction == Reduction::kAverage && is_small(piece.type) ? small : pieces).push_back(piece);
     }
   }
   if (first.reduction == Reduction::kAdasum) {
     for (const Piece& piece : pieces) reduce_adasum(set, piece, scaling);
     return;
   }
+  if (!small.empty()) average_small(set, small, scaling);
+  allreduce_all(set, std::move(pieces), scaling);
+}
+
+void Executor::average_small(const ProcessSet& set, const std::vector<Piece>& pieces, const Scaling& scaling) {
+  std::vector<std::unique_ptr<char[]>> memory;
+  std::vector<Piece> wide;
+  for (const Piece& piece : pieces) {
+    if (!piece.neutral && scaling.prescale != 1) {
+      copy(piece.out, piece.in, piece.bytes());
+      scale_all(piece.out, piece.count, piece.type, scaling.prescale);
+    }
+    memory.push_back(uninitialized(piece.count * sizeof(int32_t)));
+    auto* const values = reinterpret_cast<int32_t*>(memory.back().get());
+    const auto* const from = static_cast<const char*>(scaling.prescale != 1 ? piece.out : piece.in);
+    interruption_.in_pieces(piece.count,
+                            [&](size_t at, size_t count) { widen(from + at, values + at, count, piece.type); });
+    wide.push_back({values, values, piece.count, DType::kInt32});
+  }
+  allreduce_all(set, wide, {scaling.reduction, 1, 1});
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const auto* const values = static_cast<const int32_t*>(wide[i].out);
+    interruption_.in_pieces(piece.count, [&](size_t at, size_t count) {
+      narrow(values + at, static_cast<char*>(piece.out) + at, count, piece.type);
+    });
+    if (scaling.postscale != 1) scale_all(piece.out, piece.count, piece.type, scaling.postscale);
+  }
+}
+
+void Executor::allreduce_all(const ProcessSet& set, std::vector<Piece> pieces, const Scaling& scaling) {
   // In the order of the entries, which is the same on all ranks; a batch has one type.
   std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     const bool big_a = a.bytes() >= kPackedTensorBytes, big_b = b.bytes() >= kPackedTensorBytes;
@@ -184,10 +219,11 @@ void Executor::allreduce_packed(const ProcessSet& set, const std::vector<Piece>&
     size_t at = 0;
     for (const Piece& piece : batch) {
       copy(packed + at, piece.in, piece.bytes());
+      if (!piece.neutral && scaling.prescale != 1) scale_all(packed + at, piece.count, piece.type, scaling.prescale);
       at += piece.bytes();
     }
   });
-  allreduce(set, {packed, packed, count, batch[0].type}, scaling);
+  allreduce(set, {packed, packed, count, batch[0].type}, {scaling.reduction, 1, scaling.postscale});
   timed("MEMCPY_OUT_FUSION_BUFFER", [&] {
     size_t at = 0;
     for (const Piece& piece : batch) {
@@ -217,7 +253,7 @@ void Executor::conclude(void* data, size_t count, DType type, Reduction reductio
 
 void Executor::allreduce(const ProcessSet& set, const Piece& piece, const Scaling& scaling) {
   const void* in = piece.in;
-  if (scaling.prescale != 1) {
+  if (scaling.prescale != 1 && !piece.neutral) {
     copy(piece.out, in, piece.bytes());
     scale_all(piece.out, piece.count, piece.type, scaling.prescale);
     in = piece.out;
@@ -361,7 +397,13 @@ void Executor::run_reducescatter(const ProcessSet& set, const Entry& entry, Oper
     output.rows = static_cast<int64_t>(even_rows(rows, members)[me]);
     output.bytes = counts[me] * width;
     output.memory = uninitialized(output.bytes);
-    if (count != 0) {
+    if (count != 0 && plan.reduction == Reduction::kAverage && is_small(type)) {
+      const size_t first = std::accumulate(counts.begin(), counts.begin() + static_cast<long>(me), size_t{0});
+      const auto own = uninitialized(count * width);
+      const Scaling scaling{plan.reduction, plan.prescale, plan.postscale};
+      average_small(set, {{operation.memory[tensor].input, own.get(), count, type}}, scaling);
+      copy(output.memory.get(), own.get() + first * width, output.bytes);
+    } else if (count != 0) {
       const void* in = operation.memory[tensor].input;
       std::unique_ptr<char[]> own;
       if (plan.prescale != 1 || !set.one_machine) {

@@ -62,6 +62,7 @@ class Executor {
     void* out;
     size_t count;
     DType type;
+    bool neutral = false;  // of a rank that has joined: changes nobody's values, and is not scaled
 
     size_t bytes() const { return count * element_size(type); }
   };
@@ -73,6 +74,9 @@ class Executor {
 
   void run_allreduces(const ProcessSet& set, const std::vector<Entry>& entries,
                       const std::vector<std::shared_ptr<Operation>>& operations);
+  void allreduce_all(const ProcessSet& set, std::vector<Piece> pieces, const Scaling& scaling);
+  // Of 8-bit integers, the sums of which do not fit into them.
+  void average_small(const ProcessSet& set, const std::vector<Piece>& pieces, const Scaling& scaling);
   void run_allgather(const ProcessSet& set, const Entry& entry, Operation& operation);
   void run_broadcast(const ProcessSet& set, const Entry& entry, Operation& operation);
   void run_alltoall(const ProcessSet& set, const Entry& entry, Operation& operation);

@@ -304,12 +304,12 @@ class DeviceRunner:
                 stack.enter_context(torch.cuda.device(device))
                 stack.enter_context(torch.cuda.stream(stream))
             if job is None:
-                sources = [absent(dtype, shape, device) for dtype, shape in turn.tensors]
+                sources = [absent(dtype, shape, device, turn.reduce_op) for dtype, shape in turn.tensors]
             else:
                 sources = self._fetch(job, device, stream)
             # Gloo gets copies: a collective of it that is aborted may come to its end much later, or never.
             may_overwrite = peers.is_fast and (job is None or job.in_place or sources is not job.sources)
-            factors = (turn.prescale, turn.postscale)
+            factors = (turn.prescale if job is not None else 1.0, turn.postscale)
             instruction = Instruction(turn.kind, turn.reduce_op, turn.root, factors, may_overwrite=may_overwrite)
             with self._context.writing if may_overwrite else contextlib.nullcontext():
                 results = [

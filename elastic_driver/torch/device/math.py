@@ -12,6 +12,7 @@ from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind
 
 _HALVES = (torch.float16, torch.bfloat16)
+_SMALL = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,21 @@ class Instruction:
     may_overwrite: bool
 
 
-def absent(dtype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """What this process puts into an allreduce of others when it has joined: other kinds are refused then."""
-    return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+def absent(dtype: str, shape: tuple[int, ...], device: torch.device, op: ReduceOp) -> torch.Tensor:
+    """What this process puts into an allreduce of others when it has joined: other kinds are refused then.
+
+    It changes none of their values, and is not to be scaled.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    limits = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
+    value: float = 0
+    if op is ReduceOp.PRODUCT:
+        value = 1
+    elif op is ReduceOp.MIN:
+        value = float("inf") if kind.is_floating_point else limits.max
+    elif op is ReduceOp.MAX:
+        value = float("-inf") if kind.is_floating_point else limits.min
+    return torch.full(shape, value, dtype=kind, device=device)
 
 
 def carry_out(
@@ -95,7 +108,11 @@ def _scale(flat: torch.Tensor, factor: float) -> torch.Tensor:
         return flat
     if flat.dtype.is_floating_point:
         return flat.mul_(factor)
-    return flat.double().mul_(factor).trunc_().to(flat.dtype)
+    # What is beyond the range becomes its end, and NaN 0, as everywhere; a cast alone leaves it open.
+    limits, scaled = torch.iinfo(flat.dtype), flat.double().mul_(factor)
+    above, below = scaled >= float(limits.max), scaled <= float(limits.min)
+    scaled.masked_fill_(above | below | scaled.isnan(), 0.0)
+    return scaled.to(flat.dtype).masked_fill_(above, limits.max).masked_fill_(below, limits.min)
 
 
 def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> torch.Tensor:
@@ -105,6 +122,9 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
     # A flat tensor goes as it is. Who holds another view of its memory seems to keep gradients (torch/optimizer), and a
     # thread of the group's, or of the lane's, may do so for a moment longer than the operation lasts.
     work = _scale(work if work.dim() == 1 else work.reshape(-1), factors[0])
+    small = work.dtype if op is ReduceOp.AVERAGE and work.dtype in _SMALL else None
+    if small is not None:  # their sums may not fit into them
+        work = work.int()
     if work.numel():
         if op is ReduceOp.ADASUM:
             parts = peers.allgather(_bytes(work), [work.numel() * work.element_size()] * peers.size)
@@ -113,6 +133,8 @@ def _reduced(peers: Peers, instruction: Instruction, source: torch.Tensor) -> to
             peers.allreduce(work, op)
     if op is ReduceOp.AVERAGE and peers.size > 1:
         work.div_(peers.size, rounding_mode=None if work.dtype.is_floating_point else "trunc")
+    if small is not None:
+        work = work.to(small)
     work = _scale(work, factors[1]).to(source.dtype)
     return work if source.dim() == 1 else work.reshape(source.shape)
 

@@ -19,6 +19,8 @@ from elastic_driver.worker.engine.collectives import Bytes, Collectives, ReduceO
 from elastic_driver.worker.engine.gate import WriteGate
 from elastic_driver.worker.engine.protocol import WIRE_DTYPES, Kind, Operation, Result, TensorSpec, region
 
+_SMALL = ("int8", "uint8")
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -87,11 +89,13 @@ def run(link: Link, operation: Operation) -> Result:
 
 
 def serve(link: Link, plan: dict[str, Any]) -> None:
-    """Takes part in an allreduce of the others with zeros, for a rank that has joined."""
+    """Takes part in an allreduce of the others, for a rank that has joined, with what changes nobody's values."""
     specs, memory = [], []
+    op = ReduceOp(plan["op"])
     for dtype, extents in plan["tensors"]:
         shape = tuple(extents)
         array = np.zeros(prod(shape) * itemsize(dtype), np.uint8)
+        fill_neutral(array, dtype, op)
         memory.append(array)
         address = array.ctypes.data if array.nbytes else 0
         specs.append(TensorSpec(address, array.nbytes, dtype, shape, address))
@@ -101,8 +105,7 @@ def serve(link: Link, plan: dict[str, Any]) -> None:
             Kind.ALLREDUCE,
             tuple(specs),
             plan["name"],
-            ReduceOp(plan["op"]),
-            prescale=plan["prescale_factor"],
+            op,
             postscale=plan["postscale_factor"],
         ),
     )
@@ -152,9 +155,15 @@ def _reduce(link: Link, data: Bytes, dtype: str, operation: Operation) -> None:
         data[:] = gathered[0]
     else:
         wire = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-        link.collectives.allreduce(data, dtype, wire, timeout_s=link.limit_s)
-        if op is ReduceOp.AVERAGE:
-            divide(data, dtype, link.size)
+        if op is ReduceOp.AVERAGE and dtype in _SMALL:  # their sums may not fit into them
+            values = data.view(dtype).astype(np.int32)
+            link.collectives.allreduce(as_bytes(values), "int32", wire, timeout_s=link.limit_s)
+            divide_inplace(values, link.size)
+            data.view(dtype)[:] = values
+        else:
+            link.collectives.allreduce(data, dtype, wire, timeout_s=link.limit_s)
+            if op is ReduceOp.AVERAGE:
+                divide(data, dtype, link.size)
     scale(data, dtype, operation.postscale)
 
 
@@ -237,12 +246,47 @@ def _store(data: Bytes, dtype: str, values: npt.NDArray[Any]) -> None:
     data.view(np.uint16)[:] = np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(0x40), rounded)
 
 
+def _limit(dtype: str, sign: int) -> Any:
+    if _is_float(dtype):
+        return sign * np.inf
+    limits = np.iinfo(dtype)
+    return limits.max if sign > 0 else limits.min
+
+
+def fill_neutral(data: Bytes, dtype: str, op: ReduceOp) -> None:
+    """Fills zeros with what changes no other value that it is combined with."""
+    match op:
+        case ReduceOp.MIN:
+            value = _limit(dtype, 1)
+        case ReduceOp.MAX:
+            value = _limit(dtype, -1)
+        case ReduceOp.PRODUCT:
+            value = 1
+        case _:
+            return
+    values = _load(data, dtype)
+    values[...] = value
+    _store(data, dtype, values)
+
+
+def _saturated(values: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """As integers, rounded toward zero; what is beyond their range becomes its end, and NaN 0."""
+    limits = np.iinfo(dtype)
+    above, below = values >= float(limits.max), values <= float(limits.min)
+    integers = np.where(above | below | np.isnan(values), 0.0, values).astype(dtype)
+    integers[above], integers[below] = limits.max, limits.min
+    return integers
+
+
 def _is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
 def scale(data: Bytes, dtype: str, factor: float) -> None:
-    """Multiplies by a factor. Integers are multiplied in float64 and rounded toward zero."""
+    """Multiplies by a factor.
+
+    Integers are multiplied in float64 and rounded toward zero; what is beyond their range becomes its end, and NaN 0.
+    """
     if factor == 1.0 or data.nbytes == 0:
         return
     values = _load(data, dtype)
@@ -250,7 +294,7 @@ def scale(data: Bytes, dtype: str, factor: float) -> None:
         if _is_float(dtype):
             _store(data, dtype, values * values.dtype.type(factor))
         else:
-            _store(data, dtype, np.trunc(values.astype(np.float64) * factor).astype(values.dtype))
+            _store(data, dtype, _saturated(values.astype(np.float64) * factor, values.dtype))
 
 
 def divide(data: Bytes, dtype: str, divisor: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elastic_driver.torch.device.groups import Peers
-from elastic_driver.torch.device.math import Instruction, carry_out
+from elastic_driver.torch.device.math import Instruction, absent, carry_out
 from elastic_driver.worker.engine.collectives import ReduceOp
 from elastic_driver.worker.engine.protocol import Kind
 
@@ -43,3 +43,48 @@ def test_a_tensor_keeps_its_shape() -> None:
     assert group.given[0].shape == (6,)
     assert result.tolist() == [[3.0] * 3] * 2
     assert source.tolist() == [[1.0] * 3] * 2
+
+
+class Twins(Alone):
+    """A group of two members with the same values."""
+
+    size = 2
+
+    def allreduce(self, flat: torch.Tensor, op: ReduceOp) -> None:
+        """Adds the other's."""
+        flat += flat.clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_averages_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
+    high = torch.iinfo(dtype).max
+    instruction = Instruction(Kind.ALLREDUCE, ReduceOp.AVERAGE, 0, (1.0, 1.0), may_overwrite=False)
+    result = carry_out(cast(Peers, Twins()), instruction, torch.full((3,), high, dtype=dtype), 0, 1, ())
+    assert result.dtype == dtype
+    assert result.tolist() == [high] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_factors_beyond_the_range_saturate(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    source = torch.tensor([0, 1] if limits.min == 0 else [-1, 0, 1], dtype=dtype)
+    for factor, ends in ((1e30, {-1: limits.min, 0: 0, 1: limits.max}), (float("nan"), {-1: 0, 0: 0, 1: 0})):
+        instruction = Instruction(Kind.ALLREDUCE, ReduceOp.SUM, 0, (factor, 1.0), may_overwrite=False)
+        result = carry_out(cast(Peers, Alone()), instruction, source, 0, 1, ())
+        assert result.tolist() == [ends[value] for value in source.tolist()]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "uint8", "int64"])
+def test_what_a_rank_that_has_joined_gives_changes_nothing(dtype: str) -> None:
+    ours = torch.tensor([1, 2, 100]).to(getattr(torch, dtype))
+    combine = {
+        ReduceOp.SUM: torch.add,
+        ReduceOp.AVERAGE: torch.add,
+        ReduceOp.MIN: torch.minimum,
+        ReduceOp.MAX: torch.maximum,
+        ReduceOp.PRODUCT: torch.mul,
+    }
+    for op, function in combine.items():
+        theirs = absent(dtype, (3,), torch.device("cpu"), op)
+        assert theirs.dtype == ours.dtype
+        assert function(ours, theirs).tolist() == ours.tolist()

@@ -1,0 +1,195 @@
+"""What reductions compute at the ends of ranges, and with ranks that have joined: alike in both engines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from elastic_driver.worker.engine.collectives import Bytes, Group, ReduceOp, SoloCollectives
+from elastic_driver.worker.engine.plain import PlainEngine
+
+from . import conftest  # noqa: F401 - skips these tests where there is no extension
+from .engines import TIMEOUT_S, Kind, Operation, allreduce, engines, spec, together
+
+FUNCTIONS = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
+
+
+class Threads(SoloCollectives):
+    """A backend's collectives between threads."""
+
+    def __init__(self, group: Group, meeting: threading.Barrier, slots: list[Bytes]) -> None:
+        self._index, self._meeting, self._slots = group.index, meeting, slots
+
+    def connect(self, exchange: Any, *, timeout_s: float) -> None:
+        pass
+
+    def _swap(self, data: Bytes) -> list[Bytes]:
+        self._slots[self._index] = data.copy()
+        self._meeting.wait(TIMEOUT_S)
+        parts = list(self._slots)
+        self._meeting.wait(TIMEOUT_S)
+        return parts
+
+    def allreduce(self, data: Bytes, dtype: str, op: ReduceOp, *, timeout_s: float) -> None:
+        values = [part.view(dtype) for part in self._swap(data)]
+        with np.errstate(all="ignore"):
+            data.view(dtype)[:] = functools.reduce(FUNCTIONS[op], values)
+
+    def allgather(self, data: Bytes, output: Bytes, counts: Sequence[int], *, timeout_s: float) -> None:
+        output[:] = np.concatenate(self._swap(data))
+
+
+@contextlib.contextmanager
+def plain_engines(size: int) -> Iterator[list[Any]]:
+    meeting, slots = threading.Barrier(size), [np.empty(0, np.uint8)] * size
+    made = [
+        PlainEngine(lambda group: Threads(group, meeting, slots), rank=rank, size=size, build_s=5.0, collective_s=5.0)
+        for rank in range(size)
+    ]
+    for engine in made:
+        engine.connect(lambda scope, **unused: [], timeout_s=5.0)
+    try:
+        yield made
+    finally:
+        for engine in made:
+            engine.close()
+
+
+WORLDS = {
+    "one": lambda: plain_engines(1),
+    "plain": lambda: plain_engines(3),
+    "native": lambda: engines(3),
+    "native-machines": lambda: engines(3, machines="aab"),
+    "native-alone": lambda: engines(1),
+}
+each_world = pytest.mark.parametrize("world", WORLDS)
+
+
+@each_world
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_averages_of_small_integers_do_not_overflow(world: str, dtype: str) -> None:
+    high = np.iinfo(dtype).max
+
+    def body(engine: Any, rank: int) -> None:
+        for count in (5, 300_000):
+            mine = np.full(count, high - rank, dtype)
+            other = np.full(3, high, dtype)
+            operation = Operation(Kind.ALLREDUCE, (spec(mine), spec(other)), reduce_op=ReduceOp.AVERAGE)
+            engine.submit(operation).result()
+            assert set(mine.tolist()) == {high - (1 if size > 1 else 0)}
+            assert set(other.tolist()) == {high}
+            rows = np.full((count, 2), high, dtype)
+            result = engine.submit(Operation(Kind.REDUCESCATTER, (spec(rows),), reduce_op=ReduceOp.AVERAGE)).result()
+            assert set(result.arrays[0].view(dtype).tolist()) == {high}
+            # Both factors count, before and after; each result is one of the type's.
+            allreduce(engine, mine, reduce_op=ReduceOp.AVERAGE, prescale=0.5, postscale=3.0)
+            assert set(mine.tolist()) == {high}
+
+    with WORLDS[world]() as made:
+        size = len(made)
+        together(made, body)
+
+
+@each_world
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_factors_beyond_the_range_saturate(world: str, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+
+    def body(engine: Any, rank: int) -> None:
+        for factors in ({"prescale": 1e30}, {"postscale": 1e30}):
+            mine = np.array([0, 1, 2] if limits.min == 0 else [-1, 0, 1], dtype)
+            allreduce(engine, mine, reduce_op=ReduceOp.MAX, **factors)
+            ends = {-1: limits.min, 0: 0, 1: limits.max, 2: limits.max}
+            assert mine.tolist() == [ends[value] for value in ([0, 1, 2] if limits.min == 0 else [-1, 0, 1])]
+        for factor in (float("inf"), float("nan")):
+            mine = np.array([1, 0], dtype)
+            allreduce(engine, mine, reduce_op=ReduceOp.MAX, prescale=factor)
+            assert mine.tolist() == [limits.max if factor > 0 else 0, 0]
+
+    with WORLDS[world]() as made:
+        together(made, body)
+
+
+@pytest.mark.parametrize("world", ["plain", "native", "native-machines"])
+@pytest.mark.parametrize("op", [*FUNCTIONS, ReduceOp.AVERAGE, ReduceOp.ADASUM], ids=lambda op: op.name)
+def test_ranks_that_have_joined_change_nobodys_values(world: str, op: ReduceOp) -> None:
+    joined = threading.Event()
+
+    def body(engine: Any, rank: int) -> None:
+        if rank == 1:
+            handle = engine.submit(Operation(Kind.JOIN))
+            joined.set()
+            handle.result()
+            return
+        joined.wait()
+        for dtype in DTYPES:
+            if op is ReduceOp.ADASUM and "float" not in dtype:
+                continue
+            for sign in (1,) if dtype == "uint8" else (1, -1):
+                # Small, so that they run together, with a factor that would make something of what is neutral; large.
+                arrays = [np.full(count, sign * (rank + 2), dtype) for count in (3, 5, 300_000)]
+                handles = [
+                    engine.submit(
+                        Operation(
+                            Kind.ALLREDUCE, (spec(array),), name=f"{dtype}{sign}{place}", reduce_op=op, prescale=2.0
+                        )
+                    )
+                    for place, array in enumerate(arrays)
+                ]
+                for handle in handles:
+                    handle.result()
+                for array in arrays:
+                    check(array, sign, dtype)
+        engine.submit(Operation(Kind.JOIN)).result()
+
+    def check(array: npt.NDArray[Any], sign: int, dtype: str) -> None:
+        theirs = [np.array(sign * 2 * (rank + 2), dtype) for rank in (0, 2)]
+        if op is ReduceOp.AVERAGE:  # by all ranks, as Horovod's
+            wanted = np.trunc(sum(theirs) / 3) if "int" in dtype else sum(theirs) / 3
+        elif op is ReduceOp.ADASUM:
+            wanted = np.float64(sign * 6)  # what they have in common counts once
+        else:
+            wanted = FUNCTIONS[op](*theirs)
+        np.testing.assert_allclose(array, np.array(wanted, dtype), rtol=2e-3)
+
+    with WORLDS[world]() as made:
+        together(made, body)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT], ids=lambda op: op.name)
+def test_bfloat16_of_ranks_that_have_joined(op: ReduceOp) -> None:
+    def body(engine: Any, rank: int) -> None:
+        if rank == 0:
+            mine = np.full(3, 0xC000 if op is ReduceOp.MAX else 0x4000, np.uint16)  # -2 and 2
+            tensor = spec(mine)
+            tensor = type(tensor)(tensor.address, tensor.nbytes, "bfloat16", tensor.shape, tensor.output)
+            engine.submit(Operation(Kind.ALLREDUCE, (tensor,), name="b", reduce_op=op)).result()
+            assert set(mine.tolist()) == {0xC000 if op is ReduceOp.MAX else 0x4000}
+        engine.submit(Operation(Kind.JOIN)).result()
+
+    with engines(2) as made:
+        together(made, body)
+
+
+@pytest.mark.parametrize("world", ["plain", "native"])
+def test_a_users_name_that_is_written_like_one_of_the_librarys(world: str) -> None:
+    def body(engine: Any, rank: int) -> None:
+        mine = np.ones(2)
+        allreduce(engine, mine, name="elastic_driver.leaving")
+        assert mine.tolist() == [3, 3]
+
+    with WORLDS[world]() as made:
+        together(made, body)
