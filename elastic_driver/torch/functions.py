@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from elastic_driver.torch.snapshot import broadcast_tensors, broadcast_tree, flatten, optimizer_tree, set_optimizer
+from elastic_driver.errors import UnsupportedOperationError
+from elastic_driver.torch.snapshot import (
+    broadcast_tensors,
+    broadcast_tree,
+    check_can_be_kept,
+    flatten,
+    optimizer_tree,
+    set_optimizer,
+)
 from elastic_driver.worker.api.objects import check_root
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set, members_of
 
@@ -26,6 +34,7 @@ def broadcast_parameters(
     Raises:
         HorovodInternalError: a peer is gone.
         MismatchError: the ranks' parameters are of different sizes.
+        UnsupportedOperationError: a tensor has no values yet, or is of a kind that cannot be sent bit for bit.
         ValueError: there is no such rank, or params is none of these.
     """
     members = members_of(process_set)
@@ -33,6 +42,13 @@ def broadcast_parameters(
     members.context.check()
     given: Any = params  # anything may come
     if isinstance(given, Mapping):
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor):
+                check_can_be_kept(value, str(name))
+                if value.layout is not torch.strided:
+                    raise UnsupportedOperationError(
+                        f"cannot broadcast {name}: it is a sparse tensor; make it dense, or sync a TorchState"
+                    )
         values = [value for _, value in sorted(given.items())]
     elif isinstance(given, Iterable) and not isinstance(given, (str, torch.Tensor)):
         values = [item[1] if isinstance(item, tuple) else item for item in given]

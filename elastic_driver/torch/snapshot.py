@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from elastic_driver.errors import UnsupportedOperationError
 from elastic_driver.torch.tensors import tensor_bytes
 from elastic_driver.worker.api.objects import broadcast_object
 from elastic_driver.worker.engine.byte_collectives import broadcast
@@ -22,6 +25,8 @@ from elastic_driver.worker.rounds.process_sets import Members, ProcessSet, globa
 # Tensors are packed into messages of this size, in bytes: large enough that latency does not count, small enough
 # that a large model does not need its size again as a buffer.
 CHUNK_BYTES = 32 << 20
+# Of these types nearly all tensors are, and they are looked at no closer for that.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +71,123 @@ def metadata_of(values: Mapping[Any, Any]) -> Any:
     return getattr(values, "_metadata", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Stands for a sparse tensor in a skeleton.
+
+    Attributes:
+        layout: its own.
+        shape: the whole tensor's.
+        parts: placeholders of its indices, one tensor or two, and its values.
+        coalesced: see torch.
+    """
+
+    layout: torch.layout
+    shape: tuple[int, ...]
+    parts: tuple[Any, ...]
+    coalesced: bool
+
+    def __deepcopy__(self, memo: Any) -> Sparse:
+        return self
+
+    def tensor(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor with these parts, where they are."""
+        *indices, values = parts
+        if self.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                indices[0],
+                values,
+                self.shape,
+                device=values.device,
+                is_coalesced=self.coalesced,
+                check_invariants=False,
+            )
+        return torch.sparse_compressed_tensor(
+            indices[0],
+            indices[1],
+            values,
+            self.shape,
+            layout=self.layout,
+            device=values.device,
+            check_invariants=False,
+        )
+
+
+_COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_COMPRESSED = (*_COMPRESSED_ROWS, torch.sparse_csc, torch.sparse_bsc)
+
+
+def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in _COMPRESSED_ROWS:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def check_can_be_kept(tensor: torch.Tensor, name: str) -> None:
+    """Raises UnsupportedOperationError, which names the tensor, unless it can be copied bit for bit."""
+    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+        raise UnsupportedOperationError(
+            f"cannot keep {name}: it has no values yet, as its module is lazy; call the model with a batch before"
+        )
+    if tensor.is_meta:
+        raise UnsupportedOperationError(
+            f"cannot keep {name}: it is on the meta device and has no values; move the model with to_empty() before"
+        )
+    kind = ""
+    if tensor.is_nested:
+        kind = "nested"
+    elif tensor.is_quantized:
+        kind = "quantized"
+    elif is_traceable_wrapper_subclass(tensor):
+        kind = type(tensor).__name__
+    elif tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED):
+        kind = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    if kind:
+        raise UnsupportedOperationError(
+            f"cannot keep {name}: a {kind} tensor cannot be copied bit for bit; keep dense or sparse tensors, and make "
+            "others of them (FSDPState keeps those of sharded models)"
+        )
+
+
 def flatten(tree: Any) -> tuple[Any, list[torch.Tensor]]:
-    """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached)."""
+    """A skeleton (whose other values are the tree's own, not copies) and the tensors (the tree's own, detached).
+
+    Raises:
+        UnsupportedOperationError: there is a tensor that cannot be copied bit for bit; names it.
+    """
     tensors: list[torch.Tensor] = []
+    path: list[Any] = []
 
     def walk(node: Any) -> Any:
         if isinstance(node, torch.Tensor):
+            plain = type(node) in _PLAIN and node.layout is torch.strided
+            if not plain or node.is_meta or node.is_quantized or node.is_nested:
+                check_can_be_kept(node, ".".join(map(str, path)))
+                if node.layout is not torch.strided:
+                    parts = tuple(walk(part) for part in _parts_of(node.detach()))
+                    coalesced = node.layout is torch.sparse_coo and node.is_coalesced()
+                    return Sparse(node.layout, tuple(node.shape), parts, coalesced)
             tensors.append(node.detach())
             return Placeholder(len(tensors) - 1, tuple(node.shape), node.dtype, str(node.device))
-        if type(node) in (dict, list, tuple):
-            if isinstance(node, dict):
-                return {key: walk(value) for key, value in node.items()}
-            return type(node)(walk(value) for value in node)
-        if type(node) is OrderedDict:
-            return StateDict({key: walk(value) for key, value in node.items()}, metadata_of(node))
-        if isinstance(node, dict):  # what load_state_dict takes as a dict; not a Counter
+        if type(node) in (list, tuple):
+            return type(node)(inside(index, value) for index, value in enumerate(node))
+        if isinstance(node, dict):
             before = len(tensors)
-            walked = {key: walk(value) for key, value in node.items()}
-            return walked if len(tensors) > before else node
+            walked = {key: inside(key, value) for key, value in node.items()}
+            if type(node) is dict:
+                return walked
+            if type(node) is OrderedDict:
+                return StateDict(walked, metadata_of(node))
+            return walked if len(tensors) > before else node  # which load_state_dict takes as a dict; not a Counter
         return node
+
+    def inside(key: Any, value: Any) -> Any:
+        path.append(key)
+        walked = walk(value)
+        path.pop()
+        return walked
 
     return walk(tree), tensors
 
@@ -93,6 +196,8 @@ def unflatten(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The tree; values that are no tensors are copies."""
     if isinstance(skeleton, Placeholder):
         return tensors[skeleton.index]
+    if isinstance(skeleton, Sparse):
+        return skeleton.tensor([tensors[part.index] for part in skeleton.parts])
     if isinstance(skeleton, StateDict):
         values = {key: unflatten(value, tensors) for key, value in skeleton.values.items()}
         return with_metadata(values, copy.deepcopy(skeleton.metadata))
@@ -141,7 +246,8 @@ class HostCopies:
         for index, tensor in enumerate(tensors):
             fits = index < len(former) and former[index].shape == tensor.shape and former[index].dtype == tensor.dtype
             kept.append(former[index] if fits else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
-        copy_all(kept, tensors)
+        if kept:
+            torch._foreach_copy_(kept, [tensor.resolve_conj().resolve_neg() for tensor in tensors])
         return HostCopy(skeleton, kept)
 
     def let_go(self, former: HostCopy) -> None:
@@ -158,9 +264,31 @@ class HostCopies:
 
 @torch.no_grad()
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies tensors into tensors of the same shapes."""
-    if targets:
-        torch._foreach_copy_(list(targets), list(sources))
+    """Copies tensors into tensors of the same shapes and layouts."""
+    plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for target, source in zip(targets, sources, strict=True):
+        if _is_simple(target) and _is_simple(source):
+            plain.append((target, source))
+        else:
+            copy_into(target, source)
+    if plain:
+        into, of = zip(*plain, strict=True)
+        torch._foreach_copy_(list(into), list(of))
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg() or 0 in tensor.stride())
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies a tensor of any kind that can be kept into one of the same shape and layout."""
+    if target.layout in _COMPRESSED and target.values().shape != source.values().shape:
+        target.resize_as_sparse_(source)
+    elif target.layout is torch.strided:
+        for dim, stride in enumerate(target.stride()):
+            if stride == 0 and target.shape[dim] > 1:  # expanded: all of them are one
+                target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -190,14 +318,15 @@ def broadcast_tensors(members: Members, tensors: Sequence[torch.Tensor], root_ra
         parts = list(buffer.split(sizes))  # type: ignore[no-untyped-call]
         if is_root:
             for part, tensor in zip(parts, chunk, strict=True):
-                part.copy_(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8))
+                host = tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
+                part.copy_(host.reshape(-1).view(torch.uint8))
         name = f"broadcast_tensors.{number}"
         broadcast(members.context.engine, tensor_bytes(buffer), root_rank, name, members.number)
         if is_root:
             continue
         for part, tensor in zip(parts, chunk, strict=True):
             # Through a copy of its own: a part may start where the dtype must not.
-            tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
+            copy_into(tensor, part.clone().view(tensor.dtype).reshape(tensor.shape))
 
 
 def broadcast_tree(
@@ -217,6 +346,8 @@ def broadcast_tree(
                 placeholders.append(node)
             elif isinstance(node, StateDict):
                 collect(node.values)
+            elif isinstance(node, Sparse):
+                placeholders.extend(node.parts)
             elif isinstance(node, dict):
                 for value in node.values():
                     collect(value)
@@ -291,6 +422,11 @@ def _placed(value: Any, live: Any, *, device: str) -> Any:
     """The value for a live place: into its tensor if that fits, else a copy."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
-    if isinstance(live, torch.Tensor) and live.shape == value.shape and live.dtype == value.dtype:
+    if (
+        isinstance(live, torch.Tensor)
+        and live.shape == value.shape
+        and live.dtype == value.dtype
+        and live.layout is value.layout is torch.strided
+    ):
         return live.copy_(value)
     return value.detach().clone().to(device)

@@ -65,12 +65,24 @@ class _ModelHandler(_Handler):
             and isinstance(saved, torch.Tensor)
             and live[name].shape == saved.shape
             and live[name].dtype == saved.dtype
+            and live[name].layout == saved.layout
             for name, saved in tree.items()
         )
         if fits:
-            copy_all([live[name].detach() for name in tree], list(tree.values()))
+            if any(saved.layout is not torch.strided for saved in tree.values()):
+                # The detached ones of a state_dict do not pass on that a sparse tensor has other indices.
+                live = live | {name: tensor for name, tensor in _held(self.value).items() if name in live}
+            copy_all([live[name] for name in tree], list(tree.values()))
         else:  # extra state of a module, or another shape: the module's own way
             self.value.load_state_dict(tree)
+
+
+def _held(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Its parameters and buffers themselves."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
@@ -88,10 +100,7 @@ def _convert(module: torch.nn.Module, live: Any, tree: Any) -> bool:
     ]
     if not others:
         return False
-    held: dict[str, torch.Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    held = _held(module)
     for name in others:
         if name not in held:  # of a state_dict of the module's own making
             raise ValueError(

@@ -1135,9 +1135,21 @@ def state_and_parameters() -> None:
     if hvd.rank() == 0:
         turn(model, optimizer, torch.randn(5, 3))
     hvd.broadcast_optimizer_state(optimizer, 0)
+    own = hvd.rank() + 1
+    sparse = torch.sparse_coo_tensor([list(range(own))], [float(own)] * own, (3,), check_invariants=False)
+    model.register_buffer("sparse", sparse)
+    model.register_buffer("conjugate", (torch.ones(2) * own * 1j).conj())
+    model.register_buffer("expanded", torch.full((1, 2), float(own)).expand(3, 2))
     state = TorchState(model, optimizer, plain=torch.full((2,), float(hvd.rank())), step=hvd.rank())
     state.sync()
     check_same(model)
+    assert model.sparse.to_dense().tolist() == [1.0, 0.0, 0.0]
+    assert model.conjugate.resolve_conj().tolist() == [-1j, -1j]
+    assert model.expanded.tolist() == [[1.0, 1.0]] * 3
+    own = hvd.rank() + 2
+    model.conjugate.copy_(torch.ones(2) * own * 1j)
+    hvd.broadcast_parameters({"conjugate": model.conjugate, "expanded": model.expanded}, 0)
+    assert model.conjugate.resolve_conj().tolist() == [2j, 2j]
     assert (state.plain.tolist(), state.step) == ([0.0, 0.0], 0)
     assert [float(value["step"]) for value in optimizer.state.values()] == [1.0] * 4
     turn(model, optimizer, torch.randn(5, 3))

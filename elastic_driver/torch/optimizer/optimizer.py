@@ -21,6 +21,7 @@ from elastic_driver.torch.optimizer.compression import Compression, Compressor
 from elastic_driver.torch.optimizer.reducer import Reducer
 from elastic_driver.worker.engine.collectives import Average, ReduceOp
 from elastic_driver.worker.rounds import vitals
+from elastic_driver.worker.rounds.current import current_round
 from elastic_driver.worker.rounds.process_sets import ProcessSet, global_process_set
 
 
@@ -73,8 +74,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         mean of the ranks' losses, so that all ranks decide alike.
 
         Raises:
+            ForkedProcessError: this process was forked from the worker.
             HorovodInternalError: a peer is gone.
         """
+        current_round().refuse_if_forked()  # and count no step of the worker's
         vitals.note_step()
         # For schedulers made before this optimizer, which watch whether the other one steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]

@@ -109,9 +109,11 @@ class _Encoder:
         encoded = self._encode_torch(value)
         if encoded is not None:
             return encoded
+        layout = f" of layout {value.layout}" if hasattr(value, "layout") else ""
+        name = f"{kind.__module__}.{kind.__qualname__}{layout}"
         raise DurableError(
-            f"cannot write state.{where} to disc: it is a {kind.__module__}.{kind.__qualname__}; durable commits hold "
-            "numbers, strings, bytes, None, lists, tuples, sets, dicts, NumPy arrays, tensors, and what has state_dict"
+            f"cannot write state.{where} to disc: it is a {name}; durable commits hold numbers, strings, bytes, "
+            "None, lists, tuples, sets, dicts, NumPy arrays, dense tensors, and what has state_dict"
         )
 
     def _beside(self, metadata: Any, where: str, depth: int) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import elastic_driver as hvd
+from elastic_driver.errors import DurableError, UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
 
+from elastic_driver.torch import broadcast_parameters  # noqa: E402
 from elastic_driver.torch.distributed.shards import put_back, taken_out  # noqa: E402
 from elastic_driver.torch.elastic import TorchState  # noqa: E402
 from elastic_driver.torch.snapshot import flatten, unflatten  # noqa: E402
@@ -82,3 +84,124 @@ def test_modules_keep_their_versions(tmp_path: Path) -> None:
         other = torch.nn.Sequential(Versioned(), torch.nn.BatchNorm1d(2))
         other.load_state_dict(tree)
         assert (other[0].weight.tolist(), other[0].extra) == ([3.0, 3.0], 7)
+
+
+def _uncoalesced() -> Any:
+    return torch.sparse_coo_tensor([[0, 1, 1], [1, 0, 0]], [1.0, 2.0, 3.0], (2, 3), check_invariants=False)
+
+
+def _csr(count: int = 3) -> Any:
+    crow = torch.tensor([min(row, count) for row in range(4)])
+    return torch.sparse_csr_tensor(crow, torch.arange(count), torch.arange(count) + 0.5, (3, 3), check_invariants=False)
+
+
+# How a buffer is made, and what a step makes of it.
+KINDS: dict[str, Any] = {
+    "sparse": (_uncoalesced, lambda module: module.kind.zero_()),
+    "sparse and empty": (
+        lambda: torch.sparse_coo_tensor(
+            torch.zeros((2, 0), dtype=torch.int64), torch.zeros(0), (2, 3), check_invariants=False
+        ),
+        lambda module: module.kind.add_(_uncoalesced()),
+    ),
+    "sparse, coalesced": (lambda: _uncoalesced().coalesce(), lambda module: module.kind.mul_(2)),
+    "csr": (_csr, lambda module: module.kind.values().zero_()),
+    "csr with more values": (_csr, lambda module: setattr(module, "kind", _csr(2))),
+    "complex": (lambda: torch.arange(3) * 1j, lambda module: module.kind.zero_()),
+    "conjugate": (lambda: (torch.arange(3) * 1j).conj(), lambda module: module.kind.zero_()),
+    "negative": (lambda: torch._neg_view(torch.ones(3)), lambda module: module.kind.zero_()),
+    "no dimension": (lambda: torch.tensor(3.0), lambda module: module.kind.zero_()),
+    "no element": (lambda: torch.empty(0, 3), lambda module: None),
+    "strided": (lambda: torch.arange(6.0).reshape(2, 3).t(), lambda module: module.kind.zero_()),
+    "expanded": (lambda: torch.ones(1, 3).expand(4, 3), lambda module: module.kind[0].zero_()),
+    "float8": (lambda: torch.ones(3).to(torch.float8_e4m3fn), lambda module: module.kind.copy_(torch.zeros(3))),
+    "uint16": (lambda: torch.ones(3, dtype=torch.uint16), lambda module: module.kind.copy_(torch.zeros(3))),
+}
+
+
+def bits(tensor: torch.Tensor) -> list[Any]:
+    """All that makes a tensor what it is, but for its strides."""
+    parts = [tensor]
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values(), torch.tensor(tensor.is_coalesced())]
+    elif tensor.layout is torch.sparse_csr:
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    plain = [part.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for part in parts]
+    return [tensor.layout, tensor.dtype, tensor.shape, *(part.tolist() for part in plain)]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_of_all_kinds_come_back_bitwise(kind: str) -> None:
+    make, change = KINDS[kind]
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("kind", make())
+    state = TorchState(module, step=0)
+    for _ in range(3):
+        saved = bits(module.kind)
+        assert saved == bits(make())
+        with torch.no_grad():
+            change(module)
+        assert bits(module.kind) != saved or module.kind.numel() == 0
+        state.restore()
+        assert bits(module.kind) == saved
+        state.commit()
+    # As it travels to other ranks.
+    skeleton, tensors = flatten(module.state_dict())
+    assert all(tensor.layout is torch.strided for tensor in tensors)
+    assert bits(unflatten(copy.deepcopy(skeleton), tensors)["kind"]) == bits(make())
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    state = TorchState(model)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    state.restore()
+    assert model[1].weight is model[0].weight
+    assert bool(model[0].weight.any())
+    model.double()
+    state.restore()
+    assert model[1].weight is model[0].weight
+    assert model[0].weight.dtype == torch.float32
+
+
+REFUSED: dict[str, Any] = {
+    "meta device": lambda: torch.empty(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_kept_is_refused_at_once_by_its_name(kind: str) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    module[0].register_buffer("odd", REFUSED[kind]())
+    with pytest.raises(UnsupportedOperationError, match=rf"^cannot keep model\.0\.odd: .*{kind}"):
+        TorchState(module, step=0)
+    with pytest.raises(UnsupportedOperationError, match=r"^cannot keep 0\.odd"):
+        broadcast_parameters(module.state_dict(), 0)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_lazy_module_is_refused_until_it_has_values() -> None:
+    module = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    with pytest.raises(UnsupportedOperationError, match=r"^cannot keep model\.0\.weight: .*lazy"):
+        TorchState(module, step=0)
+    module(torch.ones(1, 3))
+    state = TorchState(module, step=0)
+    saved = module[0].weight.tolist()
+    with torch.no_grad():
+        module[0].weight.zero_()
+    state.restore()
+    assert module[0].weight.tolist() == saved
+
+
+def test_a_sparse_buffer_is_refused_on_disc_by_its_name() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("odd", _uncoalesced())
+    with pytest.raises(DurableError, match=r"state\.model\['odd'\] to disc: .*sparse_coo"):
+        durable_format.encode(TorchState(module)._durable_values())
