@@ -13,6 +13,7 @@ from elastic_driver.core.endings import end_if_no_host_can_start, limit_is_used_
 from elastic_driver.core.events import StartChief, StopChief
 from elastic_driver.core.explain import why_no_place
 from elastic_driver.core.placement import all_offered, has_place, target_places, usable_slots
+from elastic_driver.core.silence import give_up_silent
 from elastic_driver.core.staffing import fill_places
 from elastic_driver.core.state import (
     Chief,
@@ -181,3 +182,19 @@ def end_or_wait(t: Transition) -> None:
         t.state = replace(state, reset=None)
     elif state.setbacks.present.until is None and not in_phase(state, WorkerPhase.BOOTING, WorkerPhase.LEAVING):
         wait_for_slots(t)  # there are slots, but nobody can be started there now
+
+
+def give_up_hosts(t: Transition) -> None:
+    """Gives silent hosts up, and fills places again: a parameter server that would have been there goes elsewhere."""
+    before: list[str] | None = None
+    while not t.state.ended:
+        given_up = [one.hostname for one in t.state.silent if one.given_up]
+        if given_up == before:
+            return
+        if before is not None:
+            place_servers(t)
+            start_chief(t)
+            end_or_wait(t)
+        before = given_up
+        if not t.state.ended:
+            give_up_silent(t)

@@ -348,7 +348,7 @@ _WITH_CHIEF: tuple[Callable[[Transition], None], ...] = (
     chief.start_chief,
     chief.end_or_wait,
     check_deadlines,
-    give_up_silent,
+    chief.give_up_hosts,
 )
 
 # For each kind of other workers, in this order.
