@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from elastic_driver.errors import MismatchError
-from elastic_driver.worker.engine.plain_plan import LEAVING
 
 from . import conftest  # noqa: F401 - skips these tests where there is no extension
 from .engines import Kind, Operation, allreduce, barrier, engines, spec, together
@@ -21,7 +20,7 @@ def join(engine: Any) -> int:
 
 @pytest.mark.parametrize("machines", ["", "aab"])
 def test_names_of_users_are_not_those_of_the_library(machines: str) -> None:
-    names = ["join", "elastic_driver.process_set.1", "elastic_driver.process_set.1.removal", LEAVING]
+    names = ["join", "elastic_driver.process_set.1", "elastic_driver.process_set.1.removal"]
 
     def body(engine: Any, rank: int) -> None:
         if rank != 1:

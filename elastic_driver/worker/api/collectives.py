@@ -352,9 +352,10 @@ class Collectives(Generic[Given, T, Group]):
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more to submit, and takes part in the others' allreduces with zeros until all join.
+    """Takes part in the others' allreduces without changing their values until all ranks have joined.
 
-    Averages still divide by all ranks. Blocks until all ranks have joined.
+    Averages still divide by all ranks. Blocks until all ranks have joined. Unnamed operations that other threads of
+    this rank submit meanwhile are paired with those that the others submit after their own join.
 
     Args:
         device: for Horovod's signature.

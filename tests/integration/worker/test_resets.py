@@ -146,6 +146,9 @@ def test_a_commit_is_one_allreduce_of_one_integer(monkeypatch: pytest.MonkeyPatc
         initialized = True
         context = joined = Context()
 
+        def refuse_if_forked(self) -> None:
+            pass
+
     monkeypatch.setattr(state_module, "current_round", Current)
     state = ObjectState(weights=np.zeros(1 << 20), names={"of": "many"})
     state.commit()
