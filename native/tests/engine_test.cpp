@@ -172,14 +172,16 @@ void test_engine_operations() {
 
 void test_engine_aborts() {
   for (int round = 0; round < 20; ++round) {
-    World world(3);
+    EngineOptions options;
+    options.direct_reads = round % 2 == 0;
+    World world(3, options);
     std::thread aborter([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(round));
       world.engines[static_cast<size_t>(round % 3)]->abort("stop");
     });
     const auto began = std::chrono::steady_clock::now();
     world.each([&](Engine& engine, int) {
-      std::vector<float> array(size_t{1} << (10 + round % 8), 1.0f);
+      std::vector<float> array(size_t{1} << (10 + round % 12), 1.0f);
       try {
         while (true) {
           finish(engine, engine.submit("grad", plan(Kind::kAllreduce, kFloat32, {static_cast<int64_t>(array.size())}),
@@ -187,6 +189,10 @@ void test_engine_aborts() {
         }
       } catch (const elastic::AbortedError&) {
       }
+      // The engine has let go of it.
+      engine.close();
+      std::fill(array.begin(), array.end(), 2.0f);
+      for (const float value : array) CHECK(value == 2.0f);
     });
     aborter.join();
     CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
