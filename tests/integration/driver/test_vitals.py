@@ -120,6 +120,8 @@ def test_scripts_without_the_library_and_such_that_become_another_program(
         assert first["reason"] == "its script does not use elastic_driver"
         assert (first["text"], first["rank"], first["state"]) == ("", 0, "S")
         go.touch()
+        # Not by asking for stacks: a signal that was sent to the old program would end the new one.
+        job.wait_for("its exec", lambda: Path(f"/proc/{second['pid']}/comm").read_text() == "sleep\n")
         job.wait_for("another program", lambda: taken()[1]["reason"] == "it runs another program by now")
         assert taken()[1]["pid"] == second["pid"]
         job.wait_for("both", lambda: all(worker["vitals"] is not None for worker in client.status()["workers"]))
