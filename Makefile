@@ -5,9 +5,9 @@ export PYTHON
 
 help:
 	@echo "make demo    set everything up and watch a training go on while workers come, go and are killed"
-	@echo "make test    set everything up and run all checks and tests"
+	@echo "make test    set everything up and run all checks and tests that guard a landing"
 	@echo "make setup   set everything up: system packages (as root), .venv, native extension"
-	@echo "make check   all checks and tests, without the set-up; scripts/check --fast is quicker"
+	@echo "make check   the checks and tests for a commit, without the set-up; scripts/check --release runs everything"
 	@echo "make wheel   one wheel in dist/ that brings Gloo along; as portable as this machine's libc is old"
 	@echo "make clean   remove everything that was built, the virtual environment too"
 
@@ -18,7 +18,7 @@ demo: setup
 	@.venv/bin/python examples/demo.py
 
 test: setup
-	@bash scripts/check
+	@bash scripts/check --landing
 
 check:
 	@bash scripts/check

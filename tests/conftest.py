@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import groups
 import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
@@ -85,6 +86,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--group", choices=groups.GROUPS, help="run these tests and those of the groups before, else all")
     parser.addoption("--slow-torchrun", action="store_true", help="run the tests with many agents of torchrun, too")
     parser.addoption(
         "--tensorflow-soak",
@@ -98,6 +100,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="elasticrun",
         help="what starts the jobs of tests/horovod",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if groups.is_left_out(collection_path, config.getoption("--group")) else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped if isinstance(report.longrepr, tuple)]
+    if reasons:
+        terminalreporter.write_line(f"skipped: {groups.why_skipped(reasons)}")
+    left_out = groups.what_is_left_out(config.getoption("--group") or groups.GROUPS[-1])
+    if left_out:
+        terminalreporter.write_line(left_out)
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from elastic_driver.words import Backend
 from elastic_driver.worker.engine.choice import usable_backends
 
-BACKENDS = [
-    pytest.param(backend, marks=pytest.mark.skipif(backend not in usable_backends(), reason="not on this machine"))
-    for backend in Backend
-]
+# Each engine that can be had here: for what each has to get right by itself.
+EACH = usable_backends()
+# The one that workers get: for all that is above the engines.
+FIRST = EACH[:1]

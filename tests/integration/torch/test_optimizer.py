@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS
+from backends import FIRST
 from fake_job import FakeJob, workers_on
 from optimizer_checks import assert_ok, run_checks
 
@@ -42,7 +42,7 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_two_ranks(backend: Backend, check: str) -> None:
     assert_ok(*run_checks(backend, 2, CHECKS), check)
 
@@ -64,7 +64,7 @@ def test_one_rank() -> None:
     assert_ok(*run_checks(Backend.NATIVE, 1, ("one_process",)), "one_process")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_a_rank_that_dies_in_its_backward_pass(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS
+from backends import FIRST
 from optimizer_checks import assert_ok, run_checks
 
 from elastic_driver.words import Backend
@@ -21,7 +21,7 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_two_ranks(backend: Backend, check: str) -> None:
     assert_ok(*run_checks(backend, 2, CHECKS), check)
 

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from backends import BACKENDS
+from backends import FIRST
 from fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
@@ -16,7 +16,7 @@ from elastic_driver.words import Backend, NoticeKind
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_gradients_are_those_of_the_whole_batch(backend: Backend) -> None:
     workers = workers_on(a=2)
     with FakeJob(backend=backend) as job:
@@ -33,7 +33,7 @@ def test_too_many_backward_passes_are_an_error() -> None:
             assert "backward_passes_per_step" in job.wait_end(worker).lines[-1]["error"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_killed_peer_and_joiner_end_bitwise_equal(backend: Backend) -> None:
     workers, late = workers_on(a=3), WorkerId("a", 0, 1)
     with FakeJob(backend=backend) as job:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from backends import BACKENDS
+from backends import EACH
 from fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.words import Backend
@@ -16,7 +16,7 @@ from elastic_driver.words import Backend
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize("program", ["refusals", "loader"])
 def test_a_workers_child_has_its_numbers_and_cannot_act_for_it(backend: Backend, program: str) -> None:
     workers = workers_on(a=2)

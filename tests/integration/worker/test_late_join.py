@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from backends import BACKENDS
+from backends import FIRST
 from fake_job import SUPPORT, FakeJob, Process, workers_on
 
 from elastic_driver.hosts import WorkerId
@@ -39,7 +39,7 @@ def asked(job: FakeJob) -> list[WorkerId]:
     return [request.worker for request in job.requests]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 @pytest.mark.parametrize("planned", [THIRD_OF_THREE, [1, 2, 0, 1, 1, 2]], ids=["as-planned", "elsewhere"])
 def test_members_train_on_until_the_joiner_enters_run(backend: Backend, planned: list[int]) -> None:
     first = workers_on(a=2)
@@ -71,7 +71,7 @@ def test_members_train_on_until_the_joiner_enters_run(backend: Backend, planned:
     assert (request.after_round, request.commits, request.cause) == (0, 0, ReadyCause.START)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_the_first_collective_joins(backend: Backend) -> None:
     member = workers_on(a=1)[0]
     with FakeJob(backend=backend) as job:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from backends import BACKENDS
+from backends import EACH
 from fake_job import FakeJob, workers_on
 from rendezvous_service import IDENTITY, NONCE, Proofs, Service, hello
 
@@ -74,7 +74,7 @@ def test_four_hundred_workers_exchange_in_one_request_each() -> None:
     assert took_s < LIMIT_S / 3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_a_mesh_takes_few_requests_a_worker(backend: Backend) -> None:
     workers, rounds = workers_on(a=2, b=1), 4
     asked: Counter[int] = Counter()

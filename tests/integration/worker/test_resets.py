@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import BACKENDS
+from backends import EACH
 from fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import SlotInfo, WorkerId
@@ -20,7 +20,7 @@ from elastic_driver.worker.state import ObjectState
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_what_was_under_way_at_a_reset_is_freed(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
@@ -36,7 +36,7 @@ def test_what_was_under_way_at_a_reset_is_freed(backend: Backend) -> None:
             assert lines[-1] == {"done": True}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
@@ -53,7 +53,7 @@ def test_nothing_of_a_broken_round_is_written_into_restored_parameters(backend: 
 
 
 @pytest.mark.parametrize("kind", ["completed", "lonely"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_what_is_under_way_at_a_planned_change(backend: Backend, kind: str) -> None:
     """It is completed, and its results are where they were asked for; else the change becomes an unplanned one."""
     first, late = workers_on(a=2), WorkerId("b", 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS
+from backends import EACH
 from fake_job import FakeJob, workers_on
 from namespaces import Namespaces
 
@@ -14,7 +14,7 @@ from elastic_driver.words import Backend, NoticeKind, ReadyCause
 pytestmark = [pytest.mark.integration, pytest.mark.machines]
 
 
-@pytest.mark.parametrize("backend", [each for each in BACKENDS if Backend.NATIVE in each.values])
+@pytest.mark.parametrize("backend", [each for each in EACH if each is Backend.NATIVE])
 def test_both_ends_of_a_cut_tell_the_driver(backend: Backend) -> None:
     """In a round, and when the next one is built with both of them again; without one of them the training goes on."""
     workers = workers_on(node0=1, node1=1, node2=1)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from backends import BACKENDS
+from backends import EACH, FIRST
 from fake_job import PROGRAM, FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
@@ -19,7 +19,7 @@ from elastic_driver.words import Backend, ReadyCause
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize("hosts", [{"a": 3}, {"a": 2, "b": 2}], ids=["one-host", "two-hosts"])
 def test_numpy_collectives_agree_with_numpy(backend: Backend, hosts: dict[str, int]) -> None:
     workers = workers_on(**hosts)
@@ -64,7 +64,7 @@ def test_without_the_native_extension_no_range_can_be_kept() -> None:
     assert "cannot keep to --port-range without the native extension" in done.stderr
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_torch_collectives(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
@@ -72,7 +72,7 @@ def test_torch_collectives(backend: Backend) -> None:
         assert len({job.wait_end(worker).lines[-1]["digest"] for worker in workers}) == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_exit_code_and_exception_are_the_users(backend: Backend) -> None:
     workers = workers_on(a=2)
     for how, code in (("raise", 1), ("exit", 7)):
@@ -84,7 +84,7 @@ def test_exit_code_and_exception_are_the_users(backend: Backend) -> None:
                 assert any("user's own" in text for text in process.noise)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_fork_leaves_the_parents_collectives_alone(backend: Backend) -> None:
     workers = workers_on(a=2)
     with FakeJob(backend=backend) as job:
@@ -95,7 +95,7 @@ def test_fork_leaves_the_parents_collectives_alone(backend: Backend) -> None:
             assert process.noise == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_shutdown_and_init_again(backend: Backend) -> None:
     workers = workers_on(a=2)
     with FakeJob(backend=backend) as job:
@@ -108,7 +108,7 @@ def test_shutdown_and_init_again(backend: Backend) -> None:
         assert {request.after_round for request in job.requests[2:]} == {1}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_rounds_leave_nothing_behind(backend: Backend) -> None:
     workers = workers_on(a=2)
     with FakeJob(backend=backend) as job:

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from backends import BACKENDS
+from backends import EACH, FIRST
 from fake_job import FakeJob, workers_on
 
 from elastic_driver.hosts import WorkerId
@@ -20,7 +20,7 @@ def entries(job: FakeJob, worker: WorkerId) -> list[dict[str, object]]:
     return [line for line in job.processes[worker].lines if "entered" in line]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_killed_peer_costs_the_steps_since_the_last_commit(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend) as job:
@@ -44,7 +44,7 @@ def test_killed_peer_costs_the_steps_since_the_last_commit(backend: Backend) -> 
         assert each[-1]["resets"] == [2]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 def test_planned_growth_and_removal_lose_and_repeat_no_step(backend: Backend) -> None:
     first, late = workers_on(a=2), WorkerId("b", 0, 0)
     with FakeJob(backend=backend) as job:
@@ -77,7 +77,7 @@ def test_planned_growth_and_removal_lose_and_repeat_no_step(backend: Backend) ->
     assert ReadyCause.INTERNAL_ERROR not in causes
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize("stopped", [False, True], ids=["idle-peer", "stopped-peer"])
 def test_abort_ends_a_blocked_collective(backend: Backend, stopped: bool) -> None:
     workers = workers_on(a=3)
@@ -100,7 +100,7 @@ def test_abort_ends_a_blocked_collective(backend: Backend, stopped: bool) -> Non
     assert [lines[-1] for lines in ended] == [{"total": 2}] * 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_peer_that_dies_before_the_contexts_stand(backend: Backend) -> None:
     workers = workers_on(a=3)
     with FakeJob(backend=backend, auto=False) as job:
@@ -163,7 +163,7 @@ def _wait_blocked(job: FakeJob, workers: list[WorkerId]) -> None:
         )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH)
 def test_first_error_spreads_to_ranks_that_are_no_neighbours(backend: Backend) -> None:
     workers = workers_on(a=4)
     with FakeJob(backend=backend, auto=False) as job:  # nobody is told of the death
@@ -177,7 +177,7 @@ def test_first_error_spreads_to_ranks_that_are_no_neighbours(backend: Backend) -
         assert job.wait_end(workers[1]).lines[-1] == {"total": 1}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FIRST)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_process_that_is_blocked_in_a_collective(backend: Backend, number: signal.Signals) -> None:
     workers = workers_on(a=3)
