@@ -49,10 +49,11 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# What stays together: a wheel is built once, a training alone is run once for each example, the checks of an optimizer
-# share a job, and the jobs that hang do so side by side.
+# What stays together: a wheel is built once, a training alone is run once for each example, checks of one program share
+# a job, and the jobs that hang do so side by side.
 _TOGETHER = re.compile(
-    r"(test_wheel)|(hangs/test_\w+)\.py|(test_examples)\.py::.*\[(train_[a-z]+)|(test_optimizer)\.py::(?:(test_three)|test_two_ranks\[([a-z]+))"
+    r"(test_wheel)|(hangs/test_\w+)\.py|(test_examples)\.py::.*\[(train_[a-z]+)"
+    r"|(test_(?:optimizer|sync_batch_norm|other_default_device)\.py::\w+)"
 )
 
 
