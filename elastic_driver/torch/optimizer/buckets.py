@@ -160,6 +160,7 @@ class Bucket:
         self._flat: torch.Tensor | None = None
         self._views: dict[Parameter, torch.Tensor] = {}
         self._offsets: dict[Parameter, int] = {}  # of the views in the buffer, in bytes
+        self._strides: dict[Parameter, tuple[int, ...]] = {}  # of the views; whatever the parameters' become meanwhile
         self._own_references: list[int] = []
         self._own_storage_references = 0
         self._version = 0  # of the buffer's contents, when they were handed over
@@ -363,6 +364,7 @@ class Bucket:
             self._flat = torch.from_numpy(self._engine.allocate(total * width)).view(self._wire)
         self._views = {}
         self._offsets = {param: start * width for param, start in zip(params, starts, strict=True)}
+        self._strides = {param: dense_strides(param) for param in params}
         for param in params:
             self._place(param)
         self._own_references = [_references(view) for view in self._views.values()]
@@ -374,7 +376,7 @@ class Bucket:
         assert self._flat is not None
         start = self._offsets[param] // self._flat.element_size()
         part = self._flat[start : start + param.numel()]
-        self._views[param] = part.as_strided(param.shape, dense_strides(param))
+        self._views[param] = part.as_strided(param.shape, self._strides[param])
 
     def _is_placed(self, param: Parameter, view: torch.Tensor) -> bool:
         """Whether the view is one still. A gradient that was given other ``data``, as module.to() does, is none."""
