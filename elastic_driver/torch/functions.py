@@ -42,19 +42,22 @@ def broadcast_parameters(
     members.context.check()
     given: Any = params  # anything may come
     if isinstance(given, Mapping):
-        for name, value in given.items():
-            if isinstance(value, torch.Tensor):
-                check_can_be_kept(value, str(name))
-                if value.layout is not torch.strided:
-                    raise UnsupportedOperationError(
-                        f"cannot broadcast {name}: it is a sparse tensor; make it dense, or sync a TorchState"
-                    )
-        values = [value for _, value in sorted(given.items())]
+        named = sorted(given.items())
     elif isinstance(given, Iterable) and not isinstance(given, (str, torch.Tensor)):
-        values = [item[1] if isinstance(item, tuple) else item for item in given]
+        named = [item if isinstance(item, tuple) else (f"number {n}", item) for n, item in enumerate(given)]
     else:
         raise ValueError(f"cannot broadcast the parameters of a {type(params).__name__}: give model.state_dict()")
-    broadcast_tensors(members, [value.detach() for value in values if isinstance(value, torch.Tensor)], root_rank)
+    tensors: list[torch.Tensor] = []
+    for name, value, *_ in named:
+        if not isinstance(value, torch.Tensor):
+            continue
+        check_can_be_kept(value, str(name))
+        if value.layout is not torch.strided:
+            raise UnsupportedOperationError(
+                f"cannot broadcast {name}: it is a sparse tensor; make it dense, or sync a TorchState"
+            )
+        tensors.append(value.detach())
+    broadcast_tensors(members, tensors, root_rank)
 
 
 def broadcast_optimizer_state(

@@ -375,9 +375,9 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
 
     Not by ``load_state_dict``, which keeps the tensors it is given (so that the next step would change the saved
     copy) and casts them to the dtype of their parameter (so that they would not be the same bits). An optimizer
-    class with its own ``load_state_dict`` gets its way, with copies.
+    with hooks that make another state of it, or whose class has its own ``load_state_dict``, gets its way, with copies.
     """
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or _has_state_hooks(optimizer):
         optimizer.load_state_dict(copy.deepcopy(tree))
         return
     groups, saved_groups = optimizer.param_groups, tree["param_groups"]
@@ -412,6 +412,14 @@ def set_optimizer(optimizer: torch.optim.Optimizer, tree: Any) -> None:
             # Adam's step lives on the CPU whatever the parameter's device (unless it is capturable).
             device = "cpu" if name == "step" and not _capturable(groups) else str(param.device)
             live[name] = _placed(value, live.get(name), device=device)
+
+
+def _has_state_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its ``state_dict`` is not its state. Hooks after loading do not tell: DistributedOptimizer has one."""
+    return any(
+        getattr(optimizer, f"_optimizer_{hooks}_hooks", None)
+        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre")
+    )
 
 
 def _capturable(groups: Sequence[dict[str, Any]]) -> bool:

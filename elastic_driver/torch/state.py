@@ -14,8 +14,10 @@ from elastic_driver.torch.snapshot import (
     broadcast_tree,
     copy_all,
     flatten,
+    metadata_of,
     optimizer_tree,
     set_optimizer,
+    with_metadata,
 )
 from elastic_driver.worker.rounds.current import current
 from elastic_driver.worker.state import ObjectState, check_attributes, check_names
@@ -57,24 +59,42 @@ class _Handler:
 class _ModelHandler(_Handler):
     @torch.no_grad()
     def set(self, tree: Any) -> None:
-        live = self.value.state_dict()
+        live = self.value.state_dict(keep_vars=True)
         if _convert(self.value, live, tree):
-            live = self.value.state_dict()
-        fits = live.keys() == tree.keys() and all(
-            isinstance(live[name], torch.Tensor)
-            and isinstance(saved, torch.Tensor)
-            and live[name].shape == saved.shape
-            and live[name].dtype == saved.dtype
-            and live[name].layout == saved.layout
-            for name, saved in tree.items()
+            live = self.value.state_dict(keep_vars=True)
+        held = _held(self.value)
+        is_plain = not _has_hooks(self.value)
+        # Only into what the module holds itself: a state_dict may be of its own making.
+        fits = (
+            is_plain
+            and live.keys() == tree.keys()
+            and all(
+                live[name] is held.get(name)
+                and isinstance(saved, torch.Tensor)
+                and live[name].shape == saved.shape
+                and live[name].dtype == saved.dtype
+                and live[name].layout == saved.layout
+                for name, saved in tree.items()
+            )
         )
         if fits:
-            if any(saved.layout is not torch.strided for saved in tree.values()):
-                # The detached ones of a state_dict do not pass on that a sparse tensor has other indices.
-                live = live | {name: tensor for name, tensor in _held(self.value).items() if name in live}
+            # Not by way of the detached ones, which do not pass on that a sparse tensor has other indices.
             copy_all([live[name] for name in tree], list(tree.values()))
-        else:  # extra state of a module, or another shape: the module's own way
-            self.value.load_state_dict(tree)
+            return
+        # The module's own way, for extra state, hooks, other shapes. It copies into parameters and buffers, and may
+        # keep whatever else it is given.
+        kept = {name: value if is_plain and name in held else copy.deepcopy(value) for name, value in tree.items()}
+        self.value.load_state_dict(with_metadata(kept, copy.deepcopy(metadata_of(tree))))
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether it, or a module in it, wants to know of its values being loaded."""
+    return any(
+        one._load_state_dict_pre_hooks
+        or one._load_state_dict_post_hooks
+        or type(one).load_state_dict is not torch.nn.Module.load_state_dict
+        for one in module.modules()
+    )
 
 
 def _held(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -167,6 +167,78 @@ def test_tied_weights_stay_tied() -> None:
     assert model[0].weight.dtype == torch.float32
 
 
+class OfItsOwnMaking(torch.nn.Module):
+    """Its state_dict has tensors that are not its own: a count, a history that it keeps as it comes, half a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.count, self.history = 0, [torch.zeros(1)]
+        self.register_state_dict_post_hook(lambda module, tree, prefix, _: self._scale(tree, f"{prefix}weight", 0.5))
+        self.register_load_state_dict_pre_hook(lambda module, tree, prefix, *_: self._scale(tree, f"{prefix}weight", 2))
+
+    @staticmethod
+    def _scale(tree: Any, name: str, factor: float) -> None:
+        tree[name] = tree[name] * factor
+
+    def get_extra_state(self) -> Any:
+        return [torch.tensor(self.count), self.history]
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count, self.history = int(state[0]), state[1]
+
+
+class Counted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.count = 0
+
+    def get_extra_state(self) -> Any:
+        return torch.tensor(self.count)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = int(state)
+
+
+def test_a_state_dict_of_other_tensors_than_the_modules_comes_back() -> None:
+    model, counted = torch.nn.Sequential(OfItsOwnMaking()), torch.nn.Sequential(Counted())
+    state = TorchState(model, counted=counted)
+    for commits in (1, 2, 3):
+        with torch.no_grad():
+            model[0].weight.fill_(commits)
+            counted[0].weight.fill_(commits)
+        model[0].count = counted[0].count = commits
+        model[0].history[0].fill_(commits)
+        state.commit()
+        for _ in range(2):  # what a restore has given away is no part of the restore point
+            with torch.no_grad():
+                model[0].weight.fill_(9)
+            model[0].count = counted[0].count = 9
+            model[0].history[0].fill_(9)
+            state.restore()
+            assert model[0].weight.tolist() == counted[0].weight.tolist() == [commits] * 2
+            assert (model[0].count, counted[0].count, model[0].history[0].item()) == (commits, commits, commits)
+
+
+def test_an_optimizers_own_hooks_see_its_state_come_back() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+    def scaled(tree: Any, factor: float) -> Any:
+        state = {n: {"momentum_buffer": one["momentum_buffer"] * factor} for n, one in tree["state"].items()}
+        return {**tree, "state": state}
+
+    optimizer.register_state_dict_post_hook(lambda _, tree: scaled(tree, 0.5))
+    optimizer.register_load_state_dict_pre_hook(lambda _, tree: scaled(tree, 2))
+    state = TorchState(model, optimizer)
+    momentum = optimizer.state[model.weight]["momentum_buffer"].tolist()
+    state.restore()
+    assert optimizer.state[model.weight]["momentum_buffer"].tolist() == momentum
+
+
 REFUSED: dict[str, Any] = {
     "meta device": lambda: torch.empty(3, device="meta"),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
@@ -184,6 +256,10 @@ def test_what_cannot_be_kept_is_refused_at_once_by_its_name(kind: str) -> None:
         TorchState(module, step=0)
     with pytest.raises(UnsupportedOperationError, match=r"^cannot keep 0\.odd"):
         broadcast_parameters(module.state_dict(), 0)
+    with pytest.raises(UnsupportedOperationError, match=r"^cannot keep 0\.odd"):
+        broadcast_parameters(module.named_buffers(), 0)
+    with pytest.raises(UnsupportedOperationError, match=r"^cannot keep number 0"):
+        broadcast_parameters(module.buffers(), 0)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
